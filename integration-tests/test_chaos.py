@@ -159,7 +159,7 @@ def test_a_short_run_that_publishes_int8(tmp_path, read, membership):
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read, membership):
     trouble = ("--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
     result = chaos(tmp_path, *membership, *trouble)
-    assert result["trouble"]["second lives"] >= 1
+    assert result["trouble"]["second incarnations"] >= 1
     assert result["trouble"]["kills"] >= 1
     kept = tmp_path / "kept"
     assert read(kept) == ""

@@ -103,22 +103,22 @@ def test_an_example_of_core(name, capsys):
     assert re.fullmatch(wanted(name), capsys.readouterr().out)
 
 
-def test_no_batch_is_learned_twice_in_the_elastic_example_however_long_a_life_is():
-    """Inner state is saved every tenth sync: a life that comes back after it is told to skip few batches, or none."""
+def test_no_batch_is_learned_twice_in_the_elastic_example_however_long_a_incarnation_is():
+    """Inner state is saved every tenth sync: an incarnation that comes back after it is told to skip few batches, or none."""
     example = runpy.run_path(str(PACKAGES / "diloco-core/examples/elastic_run.py"))
     module = example["train"].__globals__
-    batch, lives = module["batch"], {}
+    batch, incarnations = module["batch"], {}
 
     def noted(rank, number):
-        lives.setdefault((rank, threading.current_thread().name), []).append(number)
+        incarnations.setdefault((rank, threading.current_thread().name), []).append(number)
         return batch(rank, number)
 
     module.update(batch=noted, OUTER_STEPS=14)
     train = module["train"]
     module["train"] = lambda exchange, fails_after=None: train(exchange, fails_after and 12)
     example["main"]()
-    assert len(lives) == 3
-    for numbers in lives.values():
+    assert len(incarnations) == 3
+    for numbers in incarnations.values():
         assert numbers == sorted(set(numbers))
         assert len(numbers) >= 120
 

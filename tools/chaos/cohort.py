@@ -23,8 +23,8 @@ FINISHED, FENCED = 0, 3
 
 
 @dataclass
-class Life:
-    """One life of a rank.
+class Incarnation:
+    """One incarnation of a rank.
 
     Attributes:
         number: Its number in the cohort.
@@ -47,7 +47,7 @@ class Life:
 
 @dataclass
 class Ends:
-    """How lives ended."""
+    """How incarnations ended."""
 
     finished: int = 0
     fenced: int = 0
@@ -64,15 +64,15 @@ class Cohort:
     Args:
         folder: For logs and the stop file.
         replicas: How many ranks.
-        settings: What every life is told besides its rank; see :class:`worker.Settings`.
+        settings: What every incarnation is told besides its rank; see :class:`worker.Settings`.
         environment: Environment variables for all of them.
 
     Attributes:
         outages: Whether the store has been away for some time; to be set.
-        ends: How lives ended.
+        ends: How incarnations ended.
         violations: Ends that nothing explains, a sentence each.
-        current: The rightful life of every rank, as far as can be told from outside.
-        zombies: Lives that have been replaced and have not ended yet.
+        current: The rightful incarnation of every rank, as far as can be told from outside.
+        zombies: Incarnations that have been replaced and have not ended yet.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Cohort:
         self.outages: Callable[[], bool] = lambda: False
         self.ends = Ends()
         self.violations: list[str] = []
-        self.current: dict[int, Life] = {}
-        self.zombies: list[Life] = []
+        self.current: dict[int, Incarnation] = {}
+        self.zombies: list[Incarnation] = []
         self._folder = folder
         self._settings = settings
         self._environment = environment
-        self._lives: list[Life] = []
+        self._incarnations: list[Incarnation] = []
         self._lines: list[dict[str, Any]] = []
         self._read: dict[Path, int] = {}
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -119,29 +119,29 @@ class Cohort:
                 pipe.close()
 
     @property
-    def lives(self) -> int:
-        """How many lives there have been."""
-        return len(self._lives)
+    def incarnations(self) -> int:
+        """How many incarnations there have been."""
+        return len(self._incarnations)
 
     def start(self, rank: int) -> None:
-        """Begin a life of a rank; the one before it, if it still lives, is a zombie from now on."""
+        """Begin an incarnation of a rank; the one before it, if it still lives, is a zombie from now on."""
         before = self.current.get(rank)
         if before is not None and before.status is None:
             self.zombies.append(before)
-        life = Life(len(self._lives), rank)
-        self._lives.append(life)
-        self.current[rank] = life
+        incarnation = Incarnation(len(self._incarnations), rank)
+        self._incarnations.append(incarnation)
+        self.current[rank] = incarnation
         arguments = {
             "rank": rank,
             "world_size": self.replicas,
-            "life": life.number,
+            "incarnation": incarnation.number,
             "log": str(self._folder / f"{rank}.jsonl"),
             "stop": str(self._folder / "stop"),
             **self._settings,
         }
         self._ask(
             {
-                "start": life.number,
+                "start": incarnation.number,
                 "arguments": arguments,
                 "errors": str(self._folder / f"{rank}.err"),
             }
@@ -160,32 +160,34 @@ class Cohort:
             )
         return dict(json.loads(path.with_suffix(".json").read_text()))
 
-    def kill(self, life: Life) -> None:
+    def kill(self, incarnation: Incarnation) -> None:
         """Kill -9."""
-        life.killed = True
-        life.wake_at = None
-        self._signal(life, signal.SIGKILL)
+        incarnation.killed = True
+        incarnation.wake_at = None
+        self._signal(incarnation, signal.SIGKILL)
 
-    def stop(self, life: Life, seconds: float, wake_after: int) -> None:
-        """SIGSTOP; and SIGCONT after so many seconds, when the life that follows it has made ``wake_after`` syncs."""
-        life.wake_at = time.monotonic() + seconds
-        life.wake_after = wake_after
-        self._signal(life, signal.SIGSTOP)
+    def stop(self, incarnation: Incarnation, seconds: float, wake_after: int) -> None:
+        """SIGSTOP; and SIGCONT after so many seconds, when the incarnation that follows it has made ``wake_after`` syncs."""
+        incarnation.wake_at = time.monotonic() + seconds
+        incarnation.wake_after = wake_after
+        self._signal(incarnation, signal.SIGSTOP)
 
     def look_after(self) -> None:
         """Wake who has slept enough, start the dead again, and judge how they ended. To be called often."""
         now = time.monotonic()
-        for life in [
-            life for life in self._lives if life.wake_at is not None and now >= life.wake_at
+        for incarnation in [
+            incarnation
+            for incarnation in self._incarnations
+            if incarnation.wake_at is not None and now >= incarnation.wake_at
         ]:
-            successor = self.current[life.rank]
+            successor = self.current[incarnation.rank]
             if (
-                successor is life
-                or self._syncs(successor) >= life.wake_after
+                successor is incarnation
+                or self._syncs(successor) >= incarnation.wake_after
                 or successor.status is not None
             ):
-                life.wake_at = None
-                self._signal(life, signal.SIGCONT)
+                incarnation.wake_at = None
+                self._signal(incarnation, signal.SIGCONT)
         while True:
             try:
                 answer = self._answers.get_nowait()
@@ -195,28 +197,35 @@ class Cohort:
                 raise RuntimeError(
                     "the process that starts the replicas has ended; see its errors above"
                 )
-            life = self._lives[answer["number"]]
+            incarnation = self._incarnations[answer["number"]]
             if "pid" in answer:
-                life.pid = answer["pid"]
+                incarnation.pid = answer["pid"]
             else:
-                self._ended(life, answer["status"])
+                self._ended(incarnation, answer["status"])
 
     def settled(self) -> bool:
-        """Whether nobody is stopped, no zombie is left, and every rank has made a sync in its present life or has finished."""
-        if self.zombies or any(life.wake_at is not None for life in self._lives):
+        """Whether nobody is stopped, no zombie is left, and every rank has made a sync in its present incarnation or has finished."""
+        if self.zombies or any(
+            incarnation.wake_at is not None for incarnation in self._incarnations
+        ):
             return False
         return self.has_synced()
 
     def has_synced(self) -> bool:
-        """Whether every rank has made a sync in its present life, or has finished."""
-        return all(self._syncs(life) or life.status == FINISHED for life in self.current.values())
+        """Whether every rank has made a sync in its present incarnation, or has finished."""
+        return all(
+            self._syncs(incarnation) or incarnation.status == FINISHED
+            for incarnation in self.current.values()
+        )
 
     def finished(self) -> bool:
         """Whether every rank has finished and no zombie is left."""
-        return not self.zombies and all(life.status == FINISHED for life in self.current.values())
+        return not self.zombies and all(
+            incarnation.status == FINISHED for incarnation in self.current.values()
+        )
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the lives have logged, in the order of the events of every rank."""
+        """What the incarnations have logged, in the order of the events of every rank."""
         for log in sorted(self._folder.glob("*.jsonl")):
             with log.open("rb") as file:
                 file.seek(self._read.get(log, 0))
@@ -228,13 +237,13 @@ class Cohort:
     def describe(self) -> str:
         """Where the ranks are, in words."""
         last = {
-            line["life"]: f"{line['event']} {line.get('report', line).get('sync', '')}"
+            line["incarnation"]: f"{line['event']} {line.get('report', line).get('sync', '')}"
             for line in self.lines()
         }
-        lives = [*self.current.values(), *self.zombies]
+        incarnations = [*self.current.values(), *self.zombies]
         return ", ".join(
-            f"rank {life.rank} (life {life.number}): {last.get(life.number, 'nothing')}"
-            for life in lives
+            f"rank {incarnation.rank} (incarnation {incarnation.number}): {last.get(incarnation.number, 'nothing')}"
+            for incarnation in incarnations
         )
 
     def end_after(self, syncs: int) -> None:
@@ -243,67 +252,80 @@ class Cohort:
         draft.write_text(str(syncs))
         draft.replace(self._folder / "stop")
 
-    def _ended(self, life: Life, status: int) -> None:
-        life.status = status
-        beside = [other for other in self.zombies if other.rank == life.rank and other is not life]
-        if status == FENCED and life is self.current[life.rank] and beside:
-            # Of two lives that begin at the same time, the one that was started first may claim last.
-            self.current[life.rank] = beside[-1]
+    def _ended(self, incarnation: Incarnation, status: int) -> None:
+        incarnation.status = status
+        beside = [
+            other
+            for other in self.zombies
+            if other.rank == incarnation.rank and other is not incarnation
+        ]
+        if status == FENCED and incarnation is self.current[incarnation.rank] and beside:
+            # Of two incarnations that begin at the same time, the one that was started first may claim last.
+            self.current[incarnation.rank] = beside[-1]
             self.zombies.remove(beside[-1])
-            self.zombies.append(life)
-        zombie = life in self.zombies
+            self.zombies.append(incarnation)
+        zombie = incarnation in self.zombies
         if zombie:
-            self.zombies.remove(life)
+            self.zombies.remove(incarnation)
         if status == FINISHED:
             self.ends.finished += 1
-        elif status == -signal.SIGKILL and life.killed:
+        elif status == -signal.SIGKILL and incarnation.killed:
             self.ends.killed += 1
         elif status == FENCED and zombie:
             self.ends.fenced += 1
         else:
-            self._complain(life, status, zombie)
+            self._complain(incarnation, status, zombie)
         if status != FINISHED and not zombie:
-            self.start(life.rank)
+            self.start(incarnation.rank)
 
-    def _complain(self, life: Life, status: int, zombie: bool) -> None:
+    def _complain(self, incarnation: Incarnation, status: int, zombie: bool) -> None:
         """An end that nothing explains."""
         own = [
-            line for line in self.lines() if line["life"] == life.number and line["event"] == "end"
+            line
+            for line in self.lines()
+            if line["incarnation"] == incarnation.number and line["event"] == "end"
         ]
         how = own[-1]["how"] if own else f"status {status}"
         text = own[-1]["text"] if own else "it left no word"
-        if how == "StoreUnavailableError" and self.outages() and life.number not in self._entered():
+        if (
+            how == "StoreUnavailableError"
+            and self.outages()
+            and incarnation.number not in self._entered()
+        ):
             self.ends.refused += 1  # connecting to a store that is away fails soon, by design
             return
         self.ends.errors[how] = self.ends.errors.get(how, 0) + 1
         who = (
-            f"the zombie (life {life.number}) of rank {life.rank}"
+            f"the zombie (incarnation {incarnation.number}) of rank {incarnation.rank}"
             if zombie
-            else f"rank {life.rank} (life {life.number})"
+            else f"rank {incarnation.rank} (incarnation {incarnation.number})"
         )
         if len(self.violations) < 100:
             self.violations.append(f"{who} ended with {how}: {text}")
         if len(self.ends.errors) > 50 or sum(self.ends.errors.values()) > 200:
             raise RuntimeError("replicas end with errors again and again; the last one: " + text)
 
-    def _syncs(self, life: Life) -> int:
-        """How many syncs a life has made."""
-        return sum(line["life"] == life.number and line["event"] == "sync" for line in self.lines())
+    def _syncs(self, incarnation: Incarnation) -> int:
+        """How many syncs an incarnation has made."""
+        return sum(
+            line["incarnation"] == incarnation.number and line["event"] == "sync"
+            for line in self.lines()
+        )
 
     def _entered(self) -> set[int]:
-        """Numbers of the lives that have joined the run."""
-        return {line["life"] for line in self.lines() if line["event"] == "enter"}
+        """Numbers of the incarnations that have joined the run."""
+        return {line["incarnation"] for line in self.lines() if line["event"] == "enter"}
 
     def _ask(self, command: dict[str, Any]) -> None:
         if self._nursery.stdin is not None:
             self._nursery.stdin.write((json.dumps(command) + "\n").encode())
             self._nursery.stdin.flush()
 
-    def _signal(self, life: Life, number: int) -> None:
-        if life.pid is not None and life.status is None:
+    def _signal(self, incarnation: Incarnation, number: int) -> None:
+        if incarnation.pid is not None and incarnation.status is None:
             # The nursery may have seen its end, which is still on the way to us: then there is no such process.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(life.pid, number)
+                os.kill(incarnation.pid, number)
 
     def _listen(self) -> None:
         if self._nursery.stdout is not None:

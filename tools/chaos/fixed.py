@@ -2,7 +2,7 @@
 
 A replica contributes to the shards that it updates itself without sending anything, so no reader of the store alone can
 recompute them. Here every replica writes its whole contribution to a folder before a sync; what it sends has to be a part of
-that, and every outer step what these make. If a life dies in the middle of a sync, the part that it did not send dies with it:
+that, and every outer step what these make. If an incarnation dies in the middle of a sync, the part that it did not send dies with it:
 the header of the shard says so, and the part counts as if nothing had been learned.
 """
 
@@ -30,7 +30,7 @@ def leave_contributions(exchange: Any, folder: Path) -> None:
 
     Args:
         exchange: What ``connect`` returned.
-        folder: Where to; files are named after sync, rank and life.
+        folder: Where to; files are named after sync, rank and incarnation.
     """
     import torch
     from safetensors.torch import save_file
@@ -48,10 +48,10 @@ def leave_contributions(exchange: Any, folder: Path) -> None:
             for piece in job.layout.chunks(shard, CHUNK_BYTES):
                 whole = groups[piece.group][piece.start : piece.stop]
                 whole.copy_(read(piece, torch.empty_like(whole)))
-        life = f"{exchange.position.sync + 1:08}.{exchange.rank:05}.{exchange.epoch:04}"
+        incarnation = f"{exchange.position.sync + 1:08}.{exchange.rank:05}.{exchange.epoch:04}"
         save_file(
             {str(index): values for index, values in enumerate(groups)},
-            folder / f"{life}.safetensors",
+            folder / f"{incarnation}.safetensors",
         )
         return begin(job, **options)
 
@@ -138,7 +138,7 @@ class FixedReader(Reader):
             self.findings.expect(
                 "lost parts",
                 (rank, epoch) in named and shard % self.manifest["world_size"] == int(rank),
-                f"{key} is without the part of rank {rank} in life {epoch}, which has none in it",
+                f"{key} is without the part of rank {rank} in incarnation {epoch}, which has none in it",
             )
             if (rank, epoch) not in named or before is None:
                 return None
@@ -154,7 +154,7 @@ class FixedReader(Reader):
         path = self._contributions / f"{sync:08}.{rank:05}.{epoch:04}.safetensors"
         if not path.exists():
             raise Broken(
-                f"life {epoch} of rank {rank} is in sync {sync}, and has not left its contribution in {path}"
+                f"incarnation {epoch} of rank {rank} is in sync {sync}, and has not left its contribution in {path}"
             )
         return tensors(path.read_bytes(), path.name)[0]
 

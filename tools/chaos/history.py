@@ -92,7 +92,7 @@ class History:
     def _came_back(self, key: str, data: bytes) -> bool:
         """Whether a shard was written with a rank's own part once, and without it once, and was deleted in between.
 
-        In fixed runs a life that was stopped holds its own part, and the one that took its place does not. Nobody uses what comes
+        In fixed runs an incarnation that was stopped holds its own part, and the one that took its place does not. Nobody uses what comes
         back: who has read it looks ahead in the log first.
         """
         if key not in self._removed or not key.endswith(".safetensors"):

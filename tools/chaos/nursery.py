@@ -1,7 +1,7 @@
-"""Starts lives quickly: torch is imported once, and every life is a fork of this process.
+"""Starts incarnations quickly: torch is imported once, and every incarnation is a fork of this process.
 
 Reads a line of JSON per command on stdin, ``{"start": number, "arguments": {…}, "errors": path}``; with ``"export": true``
-it is an export of the run, not a life. Answers on stdout with ``{"number", "pid"}`` at once and ``{"number", "status"}``
+it is an export of the run, not an incarnation. Answers on stdout with ``{"number", "pid"}`` at once and ``{"number", "status"}``
 at the end (a negative status: killed by that signal).
 """
 
@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-import torch  # noqa: F401 - every life needs it
+import torch  # noqa: F401 - every incarnation needs it
 import worker
 
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def fork(command: dict[str, Any]) -> int:
-    """Begin a life."""
+    """Begin an incarnation."""
     pid = os.fork()
     if pid:
         return pid

@@ -47,7 +47,7 @@ class Log:
             Broken: A record is missing or damaged.
         """
         previous = run = xxhash.xxh3_64_hexdigest(manifest_bytes)
-        lives = self._objects.stored("claims")
+        incarnations = self._objects.stored("claims")
         counted: list[dict[int, int]] = [{} for _ in self._fragments]
         last = max((int(Path(key).stem) for key in self._objects.stored("commits")), default=0)
         for sync in range(1, last + 1):
@@ -76,7 +76,7 @@ class Log:
                 f"{key} does not follow the record before it",
             )
             previous = xxhash.xxh3_64_hexdigest(data)
-            self._check_members(key, commit, counted[fragment], lives)
+            self._check_members(key, commit, counted[fragment], incarnations)
             positions = {rank: position for rank, position in commit["positions"] if position}
             self._findings.expect(
                 "positions",
@@ -88,7 +88,7 @@ class Log:
                 self.positions[rank] = max(position, self.positions.get(rank, 0))
 
     def _check_members(
-        self, key: str, commit: dict[str, Any], counted: dict[int, int], lives: set[str]
+        self, key: str, commit: dict[str, Any], counted: dict[int, int], incarnations: set[str]
     ) -> None:
         members = commit["members"]
         ranks = [member["rank"] for member in members]
@@ -108,9 +108,11 @@ class Log:
             agrees = named is not None and own == tuple(map(int, named.groups()[:5]))
             agrees = agrees and (named[6], named[7]) == (commit["base"], self._schema(commit))
             self._findings.expect("keys", agrees, f"{key} names {member['key']} for {own}")
-            life = f"claims/{rank:05}/{member['epoch']:04}.json"
+            incarnation = f"claims/{rank:05}/{member['epoch']:04}.json"
             self._findings.expect(
-                "lives", life in lives, f"{key} counts a life without a claim: {life}"
+                "incarnations",
+                incarnation in incarnations,
+                f"{key} counts an incarnation without a claim: {incarnation}",
             )
             before = counted.get(rank, 0)
             self._findings.expect(

@@ -27,7 +27,7 @@ from damage import BucketShelf, Damage, FolderShelf, Shelf
 from faults import RATES, Fault, Faults
 from fixed import FixedReader
 from history import FolderWatcher, History
-from lives import LifeReader
+from incarnations import IncarnationReader
 from objects import Objects
 from proxy import FaultProxy
 from reader import Reader
@@ -183,19 +183,19 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
             except (TimeoutError, RuntimeError) as error:
                 problems.append(f"{error}")
         lines = cohort.lines()
-    objects, lives = (
+    objects, incarnations = (
         Objects(folder / "store", folder / "history", history.damaged()),
-        LifeReader(lines),
+        IncarnationReader(lines),
     )
     reader = (
         Reader(objects) if arguments.elastic else FixedReader(objects, folder / "contributions")
     )
     reader.read()
-    lives.read(digests(reader))
+    incarnations.read(digests(reader))
     if quality:
         reader.compare_export(folder / "model.safetensors")
     for rank, first, stop in sorted(reader.gaps):
-        if not lives.explains(rank, first, stop, arguments.delay):
+        if not incarnations.explains(rank, first, stop, arguments.delay):
             problems.append(
                 f"the inner steps {first} to {stop} of rank {rank} are in no record, and nobody dropped them"
             )
@@ -203,7 +203,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "store": arguments.store,
         "seconds": round(time.monotonic() - started, 1),
         "syncs": len(reader.commits),
-        "lives": cohort.lives,
+        "incarnations": cohort.incarnations,
         "trouble": trouble.counts,
         "damage": damage.counts,
         "ends": dataclasses.asdict(cohort.ends),
@@ -212,13 +212,13 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "deleted": history.deleted,
         "dropped": sum(stop - first for _, first, stop in reader.gaps),
         **quality,
-        "checks": {**reader.findings.counts, **lives.counts},
+        "checks": {**reader.findings.counts, **incarnations.counts},
         "violations": [
             *problems,
             *cohort.violations,
             *history.violations,
             *reader.findings.violations,
-            *lives.violations,
+            *incarnations.violations,
         ],
     }
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from cohort import Cohort, Life
+    from cohort import Cohort, Incarnation
 
 _LONGEST_STOP = 10.0
 _SHORTEST_STOP = 0.5
@@ -46,7 +46,7 @@ class Trouble:
         now = time.monotonic()
         for moment, rank in [entry for entry in self._awaited if entry[0] <= now]:
             self._awaited.remove((moment, rank))
-            self._count("second lives")
+            self._count("second incarnations")
             cohort.start(rank)
         for what, every, do in (
             ("kill", self.kill_every, self._kill),
@@ -66,7 +66,7 @@ class Trouble:
         """Whether everything that was asked for has happened at least once."""
         asked = {
             "kills": self.kill_every,
-            "second lives": self.stop_every,
+            "second incarnations": self.stop_every,
             "damages": self.damage_every,
         }
         return all(name in self.counts for name, every in asked.items() if every)
@@ -79,7 +79,7 @@ class Trouble:
 
     def _may(self, cohort: Cohort, what: str) -> bool:
         """Whether all ranks are there, so that a quorum is left; mostly well under way, so that the run makes progress."""
-        there = [life for life in cohort.current.values() if self._awake(life)]
+        there = [incarnation for incarnation in cohort.current.values() if self._awake(incarnation)]
         if len(there) < cohort.replicas or (what != "kill" and cohort.zombies):
             return False
         self._hasty.setdefault(what, self.chance.random() < 0.2)
@@ -88,8 +88,8 @@ class Trouble:
     def _kill(self, cohort: Cohort) -> None:
         if "kills" in self.counts and self.chance.random() < 0.15:
             self._count("kills of all")
-            for life in list(cohort.current.values()):
-                cohort.kill(life)
+            for incarnation in list(cohort.current.values()):
+                cohort.kill(incarnation)
             return
         self._count("kills")
         cohort.kill(cohort.current[self.chance.randrange(cohort.replicas)])
@@ -97,11 +97,11 @@ class Trouble:
     def _damage(self, cohort: Cohort) -> None:
         """While all sleep, an object is damaged; then they are killed, and those who come after them have to read it."""
         self._count("damages")
-        for life in list(cohort.current.values()):
-            cohort.stop(life, 1e9, 0)
+        for incarnation in list(cohort.current.values()):
+            cohort.stop(incarnation, 1e9, 0)
         self.damage()
-        for life in list(cohort.current.values()):
-            cohort.kill(life)
+        for incarnation in list(cohort.current.values()):
+            cohort.kill(incarnation)
 
     def _stop(self, cohort: Cohort) -> None:
         victim = cohort.current[self.chance.randrange(cohort.replicas)]
@@ -109,10 +109,10 @@ class Trouble:
             self.grace * _SHORTEST_STOP * (_LONGEST_STOP / _SHORTEST_STOP) ** self.chance.random()
         )
         self._count("stops")
-        if "second lives" in self.counts and self.chance.random() < 0.25:
+        if "second incarnations" in self.counts and self.chance.random() < 0.25:
             cohort.stop(victim, seconds, 0)
             return
-        # A second life begins while it sleeps, or just after it has woken up. Often it sleeps until that one is well under
+        # A second incarnation begins while it sleeps, or just after it has woken up. Often it sleeps until that one is well under
         # way: only then does the zombie wake up in a world that has gone on without it.
         wake_after = self.chance.choice([0, 0, 1, 3, 6])
         cohort.stop(victim, seconds, wake_after)
@@ -120,8 +120,12 @@ class Trouble:
         self._awaited.append((time.monotonic() + self.chance.uniform(0, latest), victim.rank))
 
     @staticmethod
-    def _awake(life: Life) -> bool:
-        return life.status is None and life.pid is not None and life.wake_at is None
+    def _awake(incarnation: Incarnation) -> bool:
+        return (
+            incarnation.status is None
+            and incarnation.pid is not None
+            and incarnation.wake_at is None
+        )
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1

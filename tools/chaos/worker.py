@@ -1,6 +1,6 @@
-"""One life of a replica: it trains until the run has made as many syncs as the stop file asks for.
+"""One incarnation of a replica: it trains until the run has made as many syncs as the stop file asks for.
 
-Exit statuses: 0, finished; 3, a newer life of the rank has taken over; 4, another named error; 1, anything else.
+Exit statuses: 0, finished; 3, a newer incarnation of the rank has taken over; 4, another named error; 1, anything else.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FINISHED, FAILED, FENCED, NAMED = 0, 1, 3, 4
 
 @dataclass(frozen=True)
 class Settings:
-    """What a life is told.
+    """What an incarnation is told.
 
     Attributes:
         uri: Where the replicas meet.
         rank: Which replica it is.
         world_size: How many there are.
-        life: Which life of the rank it is, as the one who starts them counts.
+        incarnation: Which incarnation of the rank it is, as the one who starts them counts.
         log: Where it leaves a JSON line per event.
         stop: Once this file exists, it says after how many syncs to end.
         min_replicas: As in ``connect``; None for fixed membership.
@@ -55,7 +55,7 @@ class Settings:
     uri: str
     rank: int
     world_size: int
-    life: int
+    incarnation: int
     log: str
     stop: str
     min_replicas: int | None
@@ -75,10 +75,10 @@ class Settings:
 
 
 class Log:
-    """A line of JSON per event, each written by one call, so that two lives of a rank can share a file."""
+    """A line of JSON per event, each written by one call, so that two incarnations of a rank can share a file."""
 
     def __init__(self, settings: Settings) -> None:
-        self._own = {"rank": settings.rank, "life": settings.life, "pid": os.getpid()}
+        self._own = {"rank": settings.rank, "incarnation": settings.incarnation, "pid": os.getpid()}
         self._file = os.open(settings.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def __call__(self, event: str, **fields: Any) -> None:
@@ -221,7 +221,7 @@ def examine(uri: str, world_size: int, path: str) -> int:
 
 
 def live(arguments: dict[str, Any]) -> int:
-    """One life; returns its exit status, and says in the log why it ended."""
+    """One incarnation; returns its exit status, and says in the log why it ended."""
     settings = Settings(**arguments)
     log = Log(settings)
     log("start")

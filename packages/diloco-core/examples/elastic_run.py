@@ -1,6 +1,6 @@
 """An elastic run: one of three replicas fails, is started again, and the run does not mind.
 
-The replicas are threads here, as in ``plain_loop.py``. In life the failure is a machine that is taken away, and whoever
+The replicas are threads here, as in ``plain_loop.py``. In incarnation the failure is a machine that is taken away, and whoever
 launched the replica (Kubernetes, say) starts it again.
 """
 
@@ -18,11 +18,11 @@ OUTER_STEPS = 8
 
 
 class MachineIsGoneError(Exception):
-    """What happens to rank 2 in its first life."""
+    """What happens to rank 2 in its first incarnation."""
 
 
 def batch(rank, number):
-    """One batch of this rank's data. It depends on its number alone, so no life of the rank takes another one's batches."""
+    """One batch of this rank's data. It depends on its number alone, so no incarnation of the rank takes another one's batches."""
     generator = torch.Generator().manual_seed(1_000_000 * rank + number)
     wanted = torch.linspace(-1, 1, 16)
     x = torch.randn(32, 16, generator=generator)
@@ -51,7 +51,7 @@ def join(folder, rank):
     return connect(f"{folder}/run", rank=rank, world_size=REPLICAS, min_replicas=2, grace=30)
 
 
-def with_a_second_life(folder):
+def with_a_second_incarnation(folder):
     """What a replica does, and what its launcher does when it fails."""
 
     def replica(exchange):
@@ -70,7 +70,7 @@ def main():
     """Train, lose a replica, get it back, and take the model out of the store."""
     with tempfile.TemporaryDirectory() as folder:
         exchanges = [join(folder, rank) for rank in range(REPLICAS)]
-        ends = run_replicas(with_a_second_life(folder), exchanges)
+        ends = run_replicas(with_a_second_incarnation(folder), exchanges)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end

@@ -50,7 +50,7 @@ def random_run(seed, kinds):
     return wrong(schedule, SimulatedTraining(4, (40,), 2))[0]
 
 
-#: How lives end that meet an end of the run, and what follows for the run.
+#: How incarnations end that meet an end of the run, and what follows for the run.
 ENDED = ("raised ReplicaLostError", "raised RunExistsError", "not every rank came to the end", LATE)
 
 
@@ -84,7 +84,7 @@ def random_ended_run(seed):
         )
         settings = Fixed(size, LOST_AFTER, resume, chance.choice([0.0, 60.0]))
         seen = len(read_log(store)[0]) if resume else 0
-        outcome = simulate(training, schedule, settings, store=store, most_lives=2)
+        outcome = simulate(training, schedule, settings, store=store, most_incarnations=2)
         found += [
             what
             for what in violations(outcome, training)
@@ -108,7 +108,7 @@ def _against_the_end(outcome, log, *, resume):
             continue
         late = [each for each in record.members if each.epoch <= fence.get(each.rank, 0)]
         if late:
-            found.append(f"lives from before an end went past it: {late}")
+            found.append(f"incarnations from before an end went past it: {late}")
     lost = [error for error in outcome.results.values() if isinstance(error, ReplicaLostError)]
     if lost and not ended:
         found.append(f"a rank was given up, and the log does not say so: {lost}")

@@ -14,22 +14,22 @@ MANIFEST = "manifest.json"
 
 _RANK = "(?P<rank>[0-9]{5})"
 _SYNC = "(?P<sync>[0-9]{8})"
-_LIFE = "(?P<life>[0-9]{4,7})"
+_INCARNATION = "(?P<incarnation>[0-9]{4,7})"
 _FRAGMENT = "(?P<fragment>[0-9]{3})"
 _SHARD = "(?P<shard>[0-9]{5})"
 _COPY = r"(?P<copy>\.copy)?"
 _GENERATION = re.compile(r"generations/[^/]*/(.*)")
 _PATTERNS = {
     "manifest": rf"manifest{_COPY}\.json",
-    "claim": rf"claims/{_RANK}/{_LIFE}\.json",
+    "claim": rf"claims/{_RANK}/{_INCARNATION}\.json",
     "beat": rf"beats/{_RANK}",
-    "note": rf"deltas/{_SYNC}/hint\.{_RANK}\.{_LIFE}\.leave",
+    "note": rf"deltas/{_SYNC}/hint\.{_RANK}\.{_INCARNATION}\.leave",
     "meeting": rf"meetings/{_RANK}\.json",
     "commit": rf"commits/{_SYNC}\.json",
-    "contribution": rf"deltas/{_SYNC}/{_RANK}\.{_LIFE}\..*\.safetensors",
+    "contribution": rf"deltas/{_SYNC}/{_RANK}\.{_INCARNATION}\..*\.safetensors",
     "state": rf"(?:state/{_SYNC}|initial/[0-9a-f]{{16}})/{_FRAGMENT}\.{_SHARD}\.safetensors",
     "done": rf"state/{_SYNC}/{_FRAGMENT}\.done\.json",
-    "inner": rf"inner/{_RANK}/{_LIFE}\.{_SYNC}\.safetensors",
+    "inner": rf"inner/{_RANK}/{_INCARNATION}\.{_SYNC}\.safetensors",
     "unsynced": r"unsynced/[^/]*/[0-9]{5}\.safetensors",
 }
 
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
         kind: What the object is; "" if the key says nothing.
         sync: The number of the sync that it belongs to; 0 for the initial values.
         rank: The rank that has written it, or that holds a shard, with as many shards as ranks.
-        life: The life (epoch) that has written it, where the key says that.
+        incarnation: The incarnation (epoch) that has written it, where the key says that.
         fragment: The fragment that it is of, where the key says that.
         copy: Whether it is the copy of another object.
     """
@@ -49,7 +49,7 @@ class Kept(NamedTuple):
     kind: str
     sync: int | None = None
     rank: int | None = None
-    life: int | None = None
+    incarnation: int | None = None
     fragment: int | None = None
     copy: bool = False
 
@@ -65,11 +65,11 @@ def kept(key):
                 said["rank"] = said["shard"]
             if key.startswith("initial/"):
                 said["sync"] = 0
-            sync, rank, life, fragment = (
+            sync, rank, incarnation, fragment = (
                 None if said.get(name) is None else int(said[name])
-                for name in ("sync", "rank", "life", "fragment")
+                for name in ("sync", "rank", "incarnation", "fragment")
             )
-            return Kept(kind, sync, rank, life, fragment, bool(said.get("copy")))
+            return Kept(kind, sync, rank, incarnation, fragment, bool(said.get("copy")))
     return Kept("")
 
 
@@ -102,9 +102,9 @@ def copy_key(key):
     return f"{name}.copy.{ending}"
 
 
-def claim_key(rank, life=1):
-    """The key of the claim of a rank by one of its lives."""
-    return f"claims/{rank:05}/{life:04}.json"
+def claim_key(rank, incarnation=1):
+    """The key of the claim of a rank by one of its incarnations."""
+    return f"claims/{rank:05}/{incarnation:04}.json"
 
 
 def beat_key(rank):
@@ -112,9 +112,9 @@ def beat_key(rank):
     return f"beats/{rank:05}"
 
 
-def note_key(sync, rank, life=1):
-    """The key of the note that says how a life has ended, which has adopted the sync before this one."""
-    return f"deltas/{sync:08}/hint.{rank:05}.{life:04}.leave"
+def note_key(sync, rank, incarnation=1):
+    """The key of the note that says how an incarnation has ended, which has adopted the sync before this one."""
+    return f"deltas/{sync:08}/hint.{rank:05}.{incarnation:04}.leave"
 
 
 def meeting_key(rank):
@@ -132,9 +132,9 @@ def state_key(sync, rank, fragment=0):
     return f"state/{sync:08}/{fragment:03}.{rank:05}.safetensors"
 
 
-def inner_key(rank, life, sync):
-    """The key of what a life of a rank has saved of its inner state after a sync."""
-    return f"inner/{rank:05}/{life:04}.{sync:08}.safetensors"
+def inner_key(rank, incarnation, sync):
+    """The key of what an incarnation of a rank has saved of its inner state after a sync."""
+    return f"inner/{rank:05}/{incarnation:04}.{sync:08}.safetensors"
 
 
 def fields(key, record):

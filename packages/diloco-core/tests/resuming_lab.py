@@ -50,7 +50,7 @@ class Experiment:
             model[1].running_mean.add_(0.25 * (1 + rank))
 
     def whole(self, exchange):
-        """All steps in one life: what the model and the outer loop hold at the end."""
+        """All steps in one incarnation: what the model and the outer loop hold at the end."""
         model, inner, outer = self.parts(exchange)
         with outer:
             self.steps(model, inner, exchange.rank, range(STEPS))

@@ -1,4 +1,4 @@
-"""A model of a run of either policy, to try every order of events: lives walk the real decision functions, one request at a time.
+"""A model of a run of either policy, to try every order of events: incarnations walk the real decision functions, one request at a time.
 
 Who is in a sync, who computes what, which state is complete and what may go is decided by the functions of the package; only
 reading and writing is played here. A state is not a tensor but the batches that it has counted, so that one which is counted
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 
-from round_life import (
+from round_incarnation import (
     NONCE,
     REMEMBERED,
     RUN,
     SIZE,
-    Life,
+    Incarnation,
     Violation,
     checksum,
 )
@@ -31,14 +31,14 @@ from diloco_core._run._settings import Fixed
 
 
 class World:
-    """The store, the lives, and what must hold.
+    """The store, the incarnations, and what must hold.
 
     Args:
         ranks: How many ranks there are.
         quorum: How many must contribute.
         late: What becomes of contributions that come too late.
-        retention: How many syncs a life may lag.
-        broken: What lives do wrong, for tests that see it found out.
+        retention: How many syncs an incarnation may lag.
+        broken: What incarnations do wrong, for tests that see it found out.
         fixed: Whether all ranks are in every sync, and no rank sends its part of the shard that it updates.
     """
 
@@ -50,40 +50,40 @@ class World:
         self.counted = {}
         self.shards, self.broken = ranks, frozenset(broken)
         self.objects, self.sizes, self.past = {}, {}, [{}]
-        self.lives, self.log, self.writes = [], {}, []
+        self.incarnations, self.log, self.writes = [], {}, []
         self.states = {0: [()] * ranks}
         for shard in range(ranks):
             self._write(shard_key(0, 0, shard, NONCE), ())
 
     def start(self, rank):
-        """A new life of a rank begins, whatever becomes of the ones before it."""
-        self.lives.append(Life(self, rank, f"{rank}/{len(self.lives)}"))
-        return self.lives[-1]
+        """A new incarnation of a rank begins, whatever becomes of the ones before it."""
+        self.incarnations.append(Incarnation(self, rank, f"{rank}/{len(self.incarnations)}"))
+        return self.incarnations[-1]
 
-    def step(self, life, *, behind=0, torn=False):
-        """Carry out the request of a life, and let it go on to its next one.
+    def step(self, incarnation, *, behind=0, torn=False):
+        """Carry out the request of an incarnation, and let it go on to its next one.
 
         Args:
-            life: Which.
+            incarnation: Which.
             behind: By how many writes a listing is old.
-            torn: A put is cut off in the middle, and the life ends.
+            torn: A put is cut off in the middle, and the incarnation ends.
         """
-        if life.request is None:
+        if incarnation.request is None:
             return
-        if torn and life.request.kind == "put":
-            self._write(life.request.key, (), size=SIZE // 2)
-            life.request = None
+        if torn and incarnation.request.kind == "put":
+            self._write(incarnation.request.key, (), size=SIZE // 2)
+            incarnation.request = None
             return
-        life.go_on(self._answer(life.request, behind))
+        incarnation.go_on(self._answer(incarnation.request, behind))
 
     def deliver_again(self, number):
         """The network delivers a write once more."""
         if self.writes:
             self._answer(self.writes[number % len(self.writes)], 0)
 
-    def flip(self, life):
-        """A bit flips in the memory of a life before its next sync; where one contribution is enough, nobody could tell."""
-        life.flips = self.quorum > 1 and not self.fixed
+    def flip(self, incarnation):
+        """A bit flips in the memory of an incarnation before its next sync; where one contribution is enough, nobody could tell."""
+        incarnation.flips = self.quorum > 1 and not self.fixed
 
     def record(self, data):
         """A record of the log as it was read."""
@@ -93,18 +93,18 @@ class World:
         """Number of the last sync that is decided."""
         return max(self.log, default=0)
 
-    def check_state(self, life):
-        """A life has adopted a sync: it holds what the log says."""
-        # In a fixed run a shard that was deleted may come back with other bytes; then the life has been replaced.
-        if self.fixed and self.is_replaced(life.rank, life.epoch):
+    def check_state(self, incarnation):
+        """An incarnation has adopted a sync: it holds what the log says."""
+        # In a fixed run a shard that was deleted may come back with other bytes; then the incarnation has been replaced.
+        if self.fixed and self.is_replaced(incarnation.rank, incarnation.epoch):
             return
-        if life.state.values != self.states[life.state.sync]:
+        if incarnation.state.values != self.states[incarnation.state.sync]:
             raise Violation(
-                f"life {life.name} holds {life.state.values} after sync {life.state.sync}"
+                f"incarnation {incarnation.name} holds {incarnation.state.values} after sync {incarnation.state.sync}"
             )
 
     def is_replaced(self, rank, epoch):
-        """Whether a newer life of a rank has claimed it."""
+        """Whether a newer incarnation of a rank has claimed it."""
         return claim_key(rank, epoch + 1) in self.objects
 
     def _answer(self, request, behind):
@@ -200,7 +200,7 @@ class World:
                 raise Violation(f"{key} is not what the log says")
 
     def _may_be(self, sync, shard, data):
-        """Whether its owner may publish this in a fixed run: without its own part only if that is lost with an earlier life."""
+        """Whether its owner may publish this in a fixed run: without its own part only if that is lost with an earlier incarnation."""
         own, before = self.log[sync].members[shard], self.states[sync - 1][shard]
         counted = self.counted[sync]
         full, rest = (
@@ -216,7 +216,9 @@ def walk(world, seed, steps):
     for rank in world.ranks:
         world.start(rank)
     for _ in range(steps):
-        living = [life for life in world.lives if life.request is not None]
+        living = [
+            incarnation for incarnation in world.incarnations if incarnation.request is not None
+        ]
         what = chance.random()
         if what < 0.02 or not living:
             world.start(chance.choice(world.ranks))
@@ -229,34 +231,36 @@ def walk(world, seed, steps):
         elif what < 0.08:
             world.flip(chance.choice(living))
         else:
-            life = chance.choice(living)
+            incarnation = chance.choice(living)
             hurry(
-                life, overdue=chance.random() < 0.2, elapsed=chance.choice([0.0, 0.0, 10.0, 30.0])
+                incarnation,
+                overdue=chance.random() < 0.2,
+                elapsed=chance.choice([0.0, 0.0, 10.0, 30.0]),
             )
             for _ in range(chance.choice([1, 1, 3, 8, 20])):
-                world.step(life, behind=chance.choice([0, 0, 0, 2, 6]))
+                world.step(incarnation, behind=chance.choice([0, 0, 0, 2, 6]))
     settle(world)
 
 
-def hurry(life, *, overdue=False, elapsed=0.0):
-    """Time passes for a life."""
-    life.overdue = life.overdue or overdue
-    life.elapsed = max(life.elapsed, elapsed)
+def hurry(incarnation, *, overdue=False, elapsed=0.0):
+    """Time passes for an incarnation."""
+    incarnation.overdue = incarnation.overdue or overdue
+    incarnation.elapsed = max(incarnation.elapsed, elapsed)
 
 
 def settle(world, rounds=400):
-    """From any situation a run gets on: new lives of as many ranks as are needed complete two more syncs."""
-    for life in world.lives:
-        life.request = None
+    """From any situation a run gets on: new incarnations of as many ranks as are needed complete two more syncs."""
+    for incarnation in world.incarnations:
+        incarnation.request = None
     goal = world.last() + 2
     ranks = [(world.last() + number) % len(world.ranks) for number in range(world.quorum)]
-    lives = [world.start(rank) for rank in ranks]
+    incarnations = [world.start(rank) for rank in ranks]
     for number in range(rounds):
-        for life in lives:
-            hurry(life, overdue=number > 20, elapsed=float(number))
-            world.step(life)
-        if all(life.state.sync >= goal for life in lives):
+        for incarnation in incarnations:
+            hurry(incarnation, overdue=number > 20, elapsed=float(number))
+            world.step(incarnation)
+        if all(incarnation.state.sync >= goal for incarnation in incarnations):
             return
     raise Violation(
-        f"the run does not get on: {[(life.name, life.state.sync, life.request) for life in lives]}"
+        f"the run does not get on: {[(incarnation.name, incarnation.state.sync, incarnation.request) for incarnation in incarnations]}"
     )

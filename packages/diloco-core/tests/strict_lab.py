@@ -69,7 +69,7 @@ class Process(Connection):
 
 @dataclass
 class Run:
-    """One run with all of its lives; every call of :meth:`live` starts all of its ranks once.
+    """One run with all of its incarnations; every call of :meth:`live` starts all of its ranks once.
 
     Attributes:
         limits: For some ranks, limits of :class:`Timing` for processes that are started from now on.
@@ -83,7 +83,7 @@ class Run:
     syncs: int = 6
     options: dict = field(default_factory=dict)
     store: SimulatedStore = field(default_factory=SimulatedStore)
-    lives: int = 0
+    incarnations: int = 0
     wishes: dict = field(default_factory=dict)  # outer learning rates, by (rank, inner step)
     behind: int = 0
     chunk: int = 64
@@ -112,7 +112,7 @@ class Run:
     def overtaken(self, sleeps, at, seed=0, alive=None):
         """Start all ranks, let some hang (rank, operation, seconds), and resume the run at a time. What all processes came to.
 
-        Those in ``alive``, a rank or (rank, life), give a sign of life every so many seconds, ten times.
+        Those in ``alive``, a rank or (rank, incarnation), give a sign of life every so many seconds, ten times.
         """
         faults = [
             Fault(rank, 1, operation, "zombie", seconds) for rank, operation, seconds in sleeps
@@ -135,7 +135,7 @@ class Run:
         return results
 
     def simulate(self, processes, seed=0, alive=None, events=None, **more):
-        self.lives += 1
+        self.incarnations += 1
         scheduler = Scheduler()
         for rank, seconds in (alive or {}).items():
             key = keys_lab.beat_key(*rank) if isinstance(rank, tuple) else keys_lab.beat_key(rank)
@@ -154,7 +154,7 @@ class Run:
                 before=self.before,
                 rank=rank,
                 faults=faults,
-                chance=random.Random(f"{self.lives}/{seed}/{number}"),
+                chance=random.Random(f"{self.incarnations}/{seed}/{number}"),
                 replace=lambda: None,
             )
             limits = {

@@ -46,7 +46,7 @@ def test_any_field_and_any_key(tmp_path, request, membership, act):
 
 @pytest.mark.processes
 def test_a_state_that_names_no_shards(tmp_path):
-    """A life that resumes reads its record in more places than where it is loaded."""
+    """An incarnation that resumes reads its record in more places than where it is loaded."""
     assert met(tmp_path, "sharded", "resume", 99, 0, "('sums',) []") == {}
 
 

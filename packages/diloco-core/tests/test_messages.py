@@ -64,7 +64,7 @@ def test_a_number_that_is_text_is_told_from_one_that_is_not():
 def test_a_damaged_manifest_says_what_to_do(resume):
     settings = {"grace": 5.0, "topology": "sharded"}
     outcome = simulate(
-        SimulatedTraining(syncs=1), Schedule(1), Elastic(1, **settings), most_lives=1
+        SimulatedTraining(syncs=1), Schedule(1), Elastic(1, **settings), most_incarnations=1
     )
     for key in (MANIFEST, copy_key(MANIFEST)):
         outcome.store.damage(key, outcome.store.objects[key] + b"\n")
@@ -73,7 +73,7 @@ def test_a_damaged_manifest_says_what_to_do(resume):
         Schedule(1),
         Elastic(1, resume=resume, **settings),
         store=outcome.store,
-        most_lives=1,
+        most_incarnations=1,
     )
     (error,) = later.errors().values()
     assert isinstance(error, CorruptedObjectError)

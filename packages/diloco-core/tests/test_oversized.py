@@ -37,9 +37,9 @@ def elastic(store, topology, syncs=SYNCS, *, resume=False):
     training = SimulatedTraining(syncs=syncs, sizes=(12,), sync_every=2, save_every=2)
     settings = Elastic(2, grace=5.0, topology=topology, resume=resume)
     outcome = simulate(
-        training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
     )
-    return {life: type(error) for life, error in outcome.errors().items()}
+    return {incarnation: type(error) for incarnation, error in outcome.errors().items()}
 
 
 def fixed(store, syncs=SYNCS, *, resume=False, kills=()):

@@ -16,7 +16,7 @@ DilocoError (diloco_protocol)
     └── SyncError                             a sync cannot be completed
         ├── SyncTimeoutError (TimeoutError)   some ranks did not contribute in time
         ├── ReplicaLostError                  a replica died or failed
-        ├── FencedError                       a newer life of this rank has taken over
+        ├── FencedError                       a newer incarnation of this rank has taken over
         ├── DivergedError                     this replica computes other values than the others
         ├── ModelChangedError                 a tensor of the model cannot be synced any more
         ├── NonFiniteUpdateError (ArithmeticError) a sync would make a tensor NaN or infinite
@@ -143,13 +143,13 @@ class ReplicaLostError(SyncError):
 
 
 class FencedError(SyncError):
-    """Raised when a newer life of this replica's rank has claimed the rank's place; this life must stop.
+    """Raised when a newer incarnation of this replica's rank has claimed the rank's place; this incarnation must stop.
 
     A replica that ends with it is not started again by its launch: it would take the place back, and so on for ever.
 
     Attributes:
         rank: The rank.
-        epoch: The number of the life that must stop.
+        epoch: The number of the incarnation that must stop.
     """
 
     replaced = True

@@ -16,7 +16,7 @@ from ._retry import NOTICE_SECONDS
 WATCH_EVERY = 8
 """Once in so many syncs, replicas check what has to stay in the store while a run goes on.
 
-Each life checks its claim, the manifest and its copy. Each check is one small request. The planner counts these requests too.
+Each incarnation checks its claim, the manifest and its copy. Each check is one small request. The planner counts these requests too.
 """
 
 _STOP_SECONDS = 5.0

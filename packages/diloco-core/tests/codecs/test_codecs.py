@@ -78,7 +78,7 @@ def exchanges_of(kind, folder):
     if kind == "in process":
         return in_process(REPLICAS)
     elastic = {} if kind == "fixed" else {"min_replicas": REPLICAS, "topology": kind}
-    # Lives of an elastic run may cut what they handle as they like.
+    # Incarnations of an elastic run may cut what they handle as they like.
     chunks = [64, 64, 64] if kind == "fixed" else [64, 256, 2**20]
     return [
         connect(folder, rank=rank, world_size=REPLICAS, chunk_bytes=chunks[rank], **elastic)

@@ -47,7 +47,7 @@ def over_store(folder, ranks=2, **options):
 
 
 def until(last, exchange, outer_state=None, **options):
-    """Train up to a number of inner steps in all lives; what the model holds, and with ``outer_state`` the loop's state."""
+    """Train up to a number of inner steps in all incarnations; what the model holds, and with ``outer_state`` the loop's state."""
     model = make()
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     with DiLoCo(model, inner, exchange, **{"sync_every": 2, "flush": "none", **options}) as outer:
@@ -280,7 +280,7 @@ def test_an_update_that_is_not_finite_is_not_published(tmp_path):
     ],
 )
 @pytest.mark.parametrize("membership", [{}, {"min_replicas": 1, "grace": 30.0}])
-def test_replicas_and_lives_need_the_same(other, setting, membership, tmp_path):
+def test_replicas_and_incarnations_need_the_same(other, setting, membership, tmp_path):
     for begun, resumed in ((INT8, other), (other, INT8)):
         folder = tmp_path / begun["state_codec"] / str(len(list(tmp_path.iterdir())))
         train(make, over_store(folder, **membership), **begun)

@@ -142,7 +142,7 @@ def test_whoever_begins_in_place_of_rank_0_is_waited_for_too(prefix):
 
 def test_one_who_dies_in_the_upload_costs_one_grace(caplog):
     def train(node):
-        if (node.rank, node.life) == (0, 1):
+        if (node.rank, node.incarnation) == (0, 1):
             slow(node, "unsynced/", 100.0)
             put = node.connection.put
 

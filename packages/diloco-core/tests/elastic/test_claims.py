@@ -1,4 +1,4 @@
-"""Claims that vanish: no two lives of a rank play one epoch unnoticed."""
+"""Claims that vanish: no two incarnations of a rank play one epoch unnoticed."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from diloco_core._wire._sealed import seal
 
 
 def _next(store, rank=0):
-    """The epoch that the next life of a rank claims."""
+    """The epoch that the next incarnation of a rank claims."""
     scheduler, found = Scheduler(), []
     run = run_of(store) if MANIFEST in store.objects else ""
     connection = Connection(store, scheduler)
@@ -45,20 +45,20 @@ def _next(store, rank=0):
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_claim_vanishes_while_its_life_sleeps(topology):
-    """The next life takes the epoch after it all the same, and the sleeper stops."""
+def test_a_claim_vanishes_while_its_incarnation_sleeps(topology):
+    """The next incarnation takes the epoch after it all the same, and the sleeper stops."""
 
     store, training = SimulatedStore(), SimulatedTraining(syncs=10, sizes=(40,), save_every=1)
 
     def train(node):
-        if (node.rank, node.life) == (0, 2):
+        if (node.rank, node.incarnation) == (0, 2):
             store.remove(claim_key(0, 1))
         return training(node)
 
     fault = Fault(0, 1, 42, "zombie", 12.0)
     schedule = Schedule(2, faults=[fault], restart_after=9.0, latency=0.01)
     outcome = simulate(
-        train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_lives=3
+        train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_incarnations=3
     )
     assert violations(outcome, training) == []
     assert isinstance(outcome.results[0, 1], FencedError)
@@ -68,7 +68,7 @@ def test_a_claim_vanishes_while_its_life_sleeps(topology):
 
 @pytest.fixture(scope="module")
 def ended():
-    """The store of a run whose first lives have ended."""
+    """The store of a run whose first incarnations have ended."""
     store, training = SimulatedStore(), SimulatedTraining(syncs=3, sizes=(40,), save_every=1)
     simulate(training, Schedule(2), Elastic(2, grace=5.0), store=store)
     return store.objects
@@ -77,7 +77,7 @@ def ended():
 @pytest.mark.parametrize(
     "trace", ["inner", "contribution", "hint", "wish", "record", "record of another run"]
 )
-def test_each_trace_of_an_earlier_life_counts(ended, trace):
+def test_each_trace_of_an_earlier_incarnation_counts(ended, trace):
     store = SimulatedStore()
     for key, data in ended.items():
         if key.startswith("inner/") and trace != "inner":
@@ -104,7 +104,7 @@ def test_each_trace_of_an_earlier_life_counts(ended, trace):
     assert _next(store) == 2
 
 
-def test_there_are_no_gaps_that_would_hide_a_later_life_from_an_earlier_one():
+def test_there_are_no_gaps_that_would_hide_a_later_incarnation_from_an_earlier_one():
     store = SimulatedStore()
     store.write(claim_key(0, 2), b"whatever")
     store.write(inner_key(0, 5, 7), b"")
@@ -138,21 +138,21 @@ def _sleeper(meddle, seconds=20.0, syncs=6):
         return training(node)
 
     settings = Elastic(1, grace=5.0, topology="sharded")
-    outcome = simulate(train, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(train, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1)
     return outcome, store
 
 
 KEY = claim_key(0, 1)
 
 
-def test_another_life_has_taken_the_same_epoch():
+def test_another_incarnation_has_taken_the_same_epoch():
     """Nothing of this one was left when it did."""
     other = seal(
         "claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1}
     )
     outcome, store = _sleeper(lambda store: store.damage(KEY, other))
     assert isinstance(outcome.results[0, 1], FencedError)
-    assert "another life of rank 0" in str(outcome.results[0, 1])
+    assert "another incarnation of rank 0" in str(outcome.results[0, 1])
     assert commit_key(4) not in store.objects
     assert store.objects[KEY] == other
 

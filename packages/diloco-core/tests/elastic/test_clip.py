@@ -41,7 +41,9 @@ def test_norms_that_are_damaged_at_rest_decide_nothing(topology, which):
     training = SimulatedTraining(4, clip=True)
     store = Rotten("deltas/", which, first_norm)
     settings = Elastic(2, grace=2.0, topology=topology)
-    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=2)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=2
+    )
     assert store.harmed
     errors = outcome.errors()
     assert {type(error) for error in errors.values()} <= {CorruptedObjectError}

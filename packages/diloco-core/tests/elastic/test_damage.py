@@ -82,7 +82,7 @@ class _Run:
         )
 
     def resumed(self, key, data):
-        """What comes of it with other bytes in place of an object, or none: errors by life, and what else is wrong."""
+        """What comes of it with other bytes in place of an object, or none: errors by incarnation, and what else is wrong."""
         store = SimulatedStore()
         for name, whole in self.objects.items():
             store.write(name, whole)
@@ -95,7 +95,11 @@ class _Run:
             **self.coding,
         )
         outcome = simulate(
-            training, Schedule(2, seed=1, latency=0.01), self.settings, store=store, most_lives=1
+            training,
+            Schedule(2, seed=1, latency=0.01),
+            self.settings,
+            store=store,
+            most_incarnations=1,
         )
         wrong = [
             what
@@ -276,7 +280,9 @@ def test_the_first_state_is_made_again_from_the_initial_one(topology):
     simulate(before, Schedule(2, latency=0.01), settings, store=store)
     store.damage("state/00000001/000.00001.safetensors", b"")
     training = SimulatedTraining(syncs=3, sizes=(40,), salts=dict(before.salts))
-    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
+    )
     assert violations(outcome, training) == []
 
 
@@ -334,7 +340,7 @@ def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_
     training, store = SimulatedTraining(syncs=4, sizes=(40,)), _FlipsOnce()
     settings = Elastic(2, grace=5.0, topology="sharded")
     outcome = simulate(
-        training, Schedule(members, latency=0.01), settings, store=store, most_lives=1
+        training, Schedule(members, latency=0.01), settings, store=store, most_incarnations=1
     )
     assert violations(outcome, training) == []
 
@@ -349,20 +355,20 @@ def test_a_shard_is_not_written_again_from_other_values():
     def train(node):
         node.exchange.leave = lambda: None
         training(node)
-        life = node.exchange._life
+        incarnation = node.exchange._incarnation
         whole = store.objects[key]
         store.damage(key, b"")
-        rewrite_shard(life, life.fragments[0], 3, 0, None)
+        rewrite_shard(incarnation, incarnation.fragments[0], 3, 0, None)
         assert store.objects[key] == whole
-        life.fragments[0].job.copy[0].add_(1)
-        rewrite_shard(life, life.fragments[0], 3, 0, None)
+        incarnation.fragments[0].job.copy[0].add_(1)
+        rewrite_shard(incarnation, incarnation.fragments[0], 3, 0, None)
 
     outcome = simulate(
         train,
         Schedule(1, latency=0.01),
         Elastic(1, grace=5.0, topology="sharded"),
         store=store,
-        most_lives=1,
+        most_incarnations=1,
     )
     assert isinstance(outcome.results[0, 1], CorruptedObjectError)
     assert "the values that it computes are not the same" in str(outcome.results[0, 1])

@@ -15,8 +15,8 @@ def run(schedule, elastic, **training):
     return outcome, trained
 
 
-def fates(training, rank=1, life=1):
-    return [report.contribution for report in training.reports[rank, life]]
+def fates(training, rank=1, incarnation=1):
+    return [report.contribution for report in training.reports[rank, incarnation]]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
@@ -66,14 +66,16 @@ def test_nobody_waits_long_for_those_who_have_left(steps):
         ended[node.rank] = node.connection.clock() - seconds[node.rank]
         return outer.committed
 
-    outcome = simulate(train, Schedule(2, latency=0.01), Elastic(2, grace=10.0), most_lives=1)
+    outcome = simulate(
+        train, Schedule(2, latency=0.01), Elastic(2, grace=10.0), most_incarnations=1
+    )
     assert outcome.errors() == {}
     assert set(outcome.results.values()) == {1}
     assert ended[0] < 25.0, "two graces, and not the 600 s of sync_timeout"
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_a_new_life_goes_on_after_the_steps_that_no_sync_counts(fragments):
+def test_a_new_incarnation_goes_on_after_the_steps_that_no_sync_counts(fragments):
     """It is saved when a sync is adopted, with the steps that were taken while that was under way. They are not repeated."""
     begun = []
 
@@ -96,7 +98,7 @@ def test_a_new_life_goes_on_after_the_steps_that_no_sync_counts(fragments):
                 for tensor in model:
                     tensor.grad = torch.ones(4)
                 inner.step()
-                if node.life == 1 and outer.inner_steps == 7:
+                if node.incarnation == 1 and outer.inner_steps == 7:
                     raise KeyError("the end")
         return outer.inner_steps
 

@@ -145,7 +145,7 @@ def test_the_newest_change_is_made_again_with_the_same_bytes(stopped, sync, how,
         }
         store.remove(key) if how == "gone" else store.damage(key, damaged[how])
 
-    outcome, wrong, store = _resumed(stopped, damage, syncs=10, most_lives=1)
+    outcome, wrong, store = _resumed(stopped, damage, syncs=10, most_incarnations=1)
     assert wrong == []
     assert outcome.errors() == {}
     assert store.objects[key] == whole
@@ -163,7 +163,7 @@ def test_a_whole_state_is_made_again_from_the_changes_before_it(stopped):
     def damage(store):
         store.damage(key, late_bit(whole))
 
-    outcome, wrong, store = _resumed((training, store), damage, syncs=7, most_lives=1)
+    outcome, wrong, store = _resumed((training, store), damage, syncs=7, most_incarnations=1)
     assert (wrong, outcome.errors()) == ([], {})
     assert store.contents[key] == whole
     assert store.objects.get(key, whole) == whole
@@ -176,7 +176,7 @@ def test_an_older_change_that_is_lost_is_said_and_a_run_can_go_back_before_it(st
     def damage(store):
         store.damage(key, _in_update(store.objects[key]))
 
-    outcome, _, _ = _resumed(stopped, damage, most_lives=1)
+    outcome, _, _ = _resumed(stopped, damage, most_incarnations=1)
     errors = [
         error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)
     ]
@@ -196,7 +196,7 @@ def test_damage_of_older_outer_state_costs_nothing(stopped):
     def damage(store):
         store.damage(key, late_bit(store.objects[key]))
 
-    outcome, wrong, _ = _resumed(stopped, damage, most_lives=1)
+    outcome, wrong, _ = _resumed(stopped, damage, most_incarnations=1)
     assert (wrong, outcome.errors()) == ([], {})
 
 
@@ -239,7 +239,7 @@ def test_values_that_changed_in_memory_are_read_again(element, reloads, message,
     store = Spoiling()
     with caplog.at_level(logging.ERROR, "diloco_core"):
         outcome, wrong = _run(
-            training, store, 3, Elastic(2, grace=20.0, topology="sharded"), most_lives=1
+            training, store, 3, Elastic(2, grace=20.0, topology="sharded"), most_incarnations=1
         )
     assert wrong == []
     assert outcome.errors() == {}
@@ -252,16 +252,16 @@ def test_values_that_changed_in_memory_are_read_again(element, reloads, message,
 
 def test_outer_state_that_changed_in_memory_is_read_again(caplog):
     class Flips(_Remembering):
-        def gradient(self, rank, life, step, size):
-            if (rank, life, step) == (1, 1, 6):
+        def gradient(self, rank, incarnation, step, size):
+            if (rank, incarnation, step) == (1, 1, 6):
                 (job,) = self.jobs[1]
                 for chunk in job.layout.chunks(1, 2**20):
                     job.outer_state(chunk)["update_residual"][-1] += 2**-10
-            return SimulatedTraining.gradient(rank, life, step, size)
+            return SimulatedTraining.gradient(rank, incarnation, step, size)
 
     training = Flips(6, (70,), state_codec="e2m1", full_state_every=3)
     with caplog.at_level(logging.ERROR, "diloco_core"):
-        outcome, wrong = _run(training, SimulatedStore(), 2, most_lives=1)
+        outcome, wrong = _run(training, SimulatedStore(), 2, most_incarnations=1)
     assert (wrong, outcome.errors()) == ([], {})
     (message,) = {record.getMessage() for record in caplog.records}
     assert "the outer optimizer's state of shard 1 of fragment 0 has changed in memory" in message
@@ -274,8 +274,8 @@ def test_encoded_bytes_are_kept_of_own_shards_only():
 
     def train(node):
         done = training(node)
-        fragments = training.fragments if node.rank == 1 else node.exchange._life.fragments
-        jobs = [progress.job for progress in node.exchange._life.fragments]
+        fragments = training.fragments if node.rank == 1 else node.exchange._incarnation.fragments
+        jobs = [progress.job for progress in node.exchange._incarnation.fragments]
         assert fragments
         held[node.rank] = {
             (index, number)
@@ -310,7 +310,7 @@ def test_nothing_of_a_damaged_change_is_added(monkeypatch):
 
     def trouble():
         training, store = _training(6), _FlipsOnce()
-        outcome, wrong = _run(training, store, 3, most_lives=1)
+        outcome, wrong = _run(training, store, 3, most_incarnations=1)
         reloaded = [
             report for each in training.reports.values() for report in each if report.reloaded
         ]
@@ -330,6 +330,6 @@ def test_nothing_is_loaded_after_a_change_that_is_missing(stopped, monkeypatch):
     """A state is not there as long as any object that it is made of is not."""
     monkeypatch.setattr(_load, "_TRIES", 1)
     key = shard_key(7, 0, 0, "")
-    outcome, _, _ = _resumed(stopped, lambda store: store.remove(key), most_lives=1)
+    outcome, _, _ = _resumed(stopped, lambda store: store.remove(key), most_incarnations=1)
     assert all(isinstance(error, CorruptedObjectError) for error in outcome.errors().values())
     assert any(key in str(error) for error in outcome.errors().values())

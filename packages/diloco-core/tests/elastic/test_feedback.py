@@ -19,8 +19,8 @@ def run(schedule, elastic, **training):
     return trained, violations(outcome, trained)
 
 
-def fates(training, rank=1, life=1):
-    return [report.contribution for report in training.reports[rank, life]]
+def fates(training, rank=1, incarnation=1):
+    return [report.contribution for report in training.reports[rank, incarnation]]
 
 
 LATE = Schedule(2, latency=0.01)
@@ -49,10 +49,10 @@ def run_killed(operation=59, **training):
     return found
 
 
-def test_a_new_life_goes_on_with_what_was_saved():
+def test_a_new_incarnation_goes_on_with_what_was_saved():
     training, wrong = run_killed()
     assert wrong == []
-    assert not any(life == 2 for _, life, _ in training.feedback.said)
+    assert not any(incarnation == 2 for _, incarnation, _ in training.feedback.said)
     first = min(
         (key for key in training.feedback.before if key[:2] == (1, 2)), key=lambda key: key[3]
     )

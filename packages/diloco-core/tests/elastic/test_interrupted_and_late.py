@@ -36,22 +36,22 @@ class Other(SimulatedTraining):
     """The same model, and other gradients."""
 
     @staticmethod
-    def gradient(rank, life, step, size):
-        return SimulatedTraining.gradient(rank + 1, life, step, size)
+    def gradient(rank, incarnation, step, size):
+        return SimulatedTraining.gradient(rank + 1, incarnation, step, size)
 
 
 class Failing(SimulatedTraining):
     """Training that fails in its fourth step."""
 
     @staticmethod
-    def gradient(rank, life, step, size):
+    def gradient(rank, incarnation, step, size):
         if step == 3:
             raise ZeroDivisionError
-        return SimulatedTraining.gradient(rank, life, step, size)
+        return SimulatedTraining.gradient(rank, incarnation, step, size)
 
 
 def _run(training, trouble, *args, **options):
-    """A simulated run in which ``trouble(node)`` prepares every life."""
+    """A simulated run in which ``trouble(node)`` prepares every incarnation."""
 
     def train(node):
         trouble(node)
@@ -79,7 +79,9 @@ def _fault(node, request, prefix, kind, seconds=0.0):
         if due and key.startswith(prefix):
             due.clear()
             number = node.connection.operations + 1
-            node.connection._faults[number] = Fault(node.rank, node.life, number, kind, seconds)
+            node.connection._faults[number] = Fault(
+                node.rank, node.incarnation, number, kind, seconds
+            )
 
     _before(node, request, act)
 
@@ -126,12 +128,14 @@ class TestUpdates:
         key, publishers = shard_key(2, 0, 3, ""), []
 
         def trouble(node):
-            if node.rank == 3 and node.life == 1:
+            if node.rank == 3 and node.incarnation == 1:
                 _fault(node, "create", key, "kill before")
             _before(
                 node,
                 "create",
-                lambda other: publishers.append((node.rank, node.life)) if other == key else None,
+                lambda other: publishers.append((node.rank, node.incarnation))
+                if other == key
+                else None,
             )
 
         training = SimulatedTraining(syncs=4, sizes=(400,))
@@ -143,12 +147,12 @@ class TestUpdates:
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-class TestLivesOfARank:
-    def test_what_a_new_life_learned_is_dropped_where_the_record_names_the_one_before(
+class TestIncarnationsOfARank:
+    def test_what_a_new_incarnation_learned_is_dropped_where_the_record_names_the_one_before(
         self, topology
     ):
         def trouble(node):
-            if (node.rank, node.life) == (1, 1):
+            if (node.rank, node.incarnation) == (1, 1):
                 _fault(node, "put", deltas(2), "zombie", 2.5)
 
         training = SimulatedTraining(syncs=6, sizes=(40,))
@@ -160,16 +164,16 @@ class TestLivesOfARank:
         assert _epochs(outcome.store, 2) == {0: 1, 1: 1, 2: 1}
         assert _epochs(outcome.store, 3) == {0: 1, 1: 2, 2: 1}
 
-    def test_what_the_life_before_has_contributed_is_not_learned_again(self, topology):
+    def test_what_the_incarnation_before_has_contributed_is_not_learned_again(self, topology):
         def trouble(node):
-            if (node.rank, node.life) == (1, 1):
+            if (node.rank, node.incarnation) == (1, 1):
                 _fault(node, "put", deltas(2), "kill after")
 
         training, store = SimulatedTraining(syncs=6, sizes=(40,), pauses={(0, 3): 9.0}), Watched()
         elastic = Elastic(2, grace=30.0, topology=topology)
         outcome = _run(training, trouble, Schedule(3, restart_after=0.5), elastic, store=store)
         assert violations(outcome, training) == []
-        assert (1, 2) in {(rank, life) for rank, life, _ in training.entered[2]}
+        assert (1, 2) in {(rank, incarnation) for rank, incarnation, _ in training.entered[2]}
         first = training.reports[1, 2][0]
         assert (first.sync, first.inner_steps, first.contribution) == (3, 2, "counted")
         assert _epochs(store, 2) == {0: 1, 1: 1, 2: 1}
@@ -181,7 +185,7 @@ class TestWaiting:
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_the_grace_is_met_to_the_point(self, topology):
         def trouble(node):
-            if node.rank == 2 and node.life == 1:
+            if node.rank == 2 and node.incarnation == 1:
                 _fault(node, "put", deltas(2), "kill before")
 
         training = SimulatedTraining(syncs=3, sizes=(40,))
@@ -253,7 +257,7 @@ class TestPublishedState:
         outcome.store.write(*foreign)
         again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
         outcome = simulate(
-            again, Schedule(3), elastic, store=outcome.store, most_lives=1, limit=200.0
+            again, Schedule(3), elastic, store=outcome.store, most_incarnations=1, limit=200.0
         )
         assert violations(outcome, again) == []
         assert "its checksums are not those in the record of its state" in caplog.text
@@ -278,7 +282,9 @@ class TestPublishedState:
 
         training, store = SimulatedTraining(syncs=4, sizes=(400,)), Watched(swap)
         elastic = Elastic(2, grace=30.0, topology="sharded")
-        outcome = simulate(training, Schedule(3), elastic, store=store, most_lives=1, limit=200.0)
+        outcome = simulate(
+            training, Schedule(3), elastic, store=store, most_incarnations=1, limit=200.0
+        )
         assert "a checksum is wrong" in caplog.text
         assert outcome.errors() == {}, "its author does what the others cannot"
         assert violations(outcome, training) == []
@@ -297,7 +303,7 @@ class TestEnding:
             trouble,
             Schedule(2),
             Elastic(1, grace=5.0),
-            most_lives=1,
+            most_incarnations=1,
         )
         assert {type(result) for result in outcome.results.values()} == {
             ZeroDivisionError if wrong else int
@@ -320,18 +326,18 @@ class TestEnding:
             trouble,
             Schedule(2),
             Elastic(1, grace=5.0),
-            most_lives=1,
+            most_incarnations=1,
         )
         assert sorted(closed) == [0, 1]
 
 
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 1.8])
 @pytest.mark.parametrize(("sync", "step"), [(3, 2), (4, 3), (5, 4), (6, 5)])
-def test_a_life_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(
+def test_a_incarnation_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(
     seconds, sync, step
 ):
     def trouble(node):
-        if (node.rank, node.life) == (1, 1):
+        if (node.rank, node.incarnation) == (1, 1):
             _fault(node, "put", f"{deltas(sync)}00001.", "zombie", seconds)
 
     training = SimulatedTraining(syncs=9, sizes=(40, 30), sync_every=4, pauses={(1, step): 13.0})
@@ -355,6 +361,6 @@ def test_an_initial_state_that_is_left_over_late_does_not_stay_for_good(monkeypa
         return SimulatedTraining(syncs=10, sizes=(12,))(node)
 
     settings = Elastic(1, grace=30.0, topology="sharded", retention=1)
-    assert simulate(train, Schedule(1), settings, store=store, most_lives=1).errors() == {}
+    assert simulate(train, Schedule(1), settings, store=store, most_incarnations=1).errors() == {}
     assert left not in store.objects
     assert not store.below("initial")

@@ -20,7 +20,7 @@ class Measured(SimulatedTraining):
 
     def __call__(self, node):
         store, add = self.store, self.samples.append
-        reports = self.reports.setdefault((node.rank, node.life), [])
+        reports = self.reports.setdefault((node.rank, node.incarnation), [])
 
         class Samples(list):
             def append(self, report):
@@ -42,7 +42,7 @@ class Measured(SimulatedTraining):
                         )
                     )
 
-        self.reports[node.rank, node.life] = Samples(reports)
+        self.reports[node.rank, node.incarnation] = Samples(reports)
         return super().__call__(node)
 
 

@@ -25,7 +25,7 @@ def _run(syncs, sizes=(40,), settings=_SETTINGS, ranks=1):
         node.exchange.leave = lambda: None
         training(node)
 
-    simulate(train, Schedule(ranks, latency=0.01), settings, store=store, most_lives=1)
+    simulate(train, Schedule(ranks, latency=0.01), settings, store=store, most_incarnations=1)
     return training, store
 
 
@@ -33,7 +33,7 @@ def _resume(before, store, syncs, resume, settings=_SETTINGS, **options):
     training = SimulatedTraining(syncs=syncs, sizes=before.sizes, salts=dict(before.salts))
     schedule = Schedule(1, latency=0.01, **options)
     outcome = simulate(
-        training, schedule, replace(settings, resume=resume), store=store, most_lives=1
+        training, schedule, replace(settings, resume=resume), store=store, most_incarnations=1
     )
     return outcome, training
 
@@ -90,8 +90,8 @@ def test_a_rollback_that_has_brought_nothing_is_not_written_again(monkeypatch):
     _lose(store, 7)
     take = _elastic_catchup._take_newest
 
-    def nothing_helps(life):
-        take(life)
+    def nothing_helps(incarnation):
+        take(incarnation)
         return CorruptedObjectError("this is damaged for another reason")
 
     monkeypatch.setattr(_elastic_catchup, "_take_newest", nothing_helps)
@@ -123,7 +123,7 @@ def test_a_number_is_closed_by_what_can_be_read(still_counts):
     assert store.objects[commit_key(last)] == whole
 
 
-def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
+def test_two_incarnations_that_go_back_at_the_same_time(monkeypatch):
     """One meets the other's rollback while it looks which states are whole, and looks again."""
     before, store = _run(4, settings=_SHARDED)
     _lose(store, 4)
@@ -155,7 +155,7 @@ def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
     assert [record.sync for record in _rollbacks(store)] == [4, 5]
 
 
-def test_a_life_that_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
+def test_a_incarnation_that_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
     """It slept meanwhile, and what it would look at has been removed."""
     before, store = _run(4, settings=_SHARDED)
     for key in list(store.objects):
@@ -194,7 +194,7 @@ def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost()
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-def test_a_life_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
+def test_a_incarnation_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
     before, store = _run(6, settings=_SHARDED, ranks=2)
     for key in list(store.objects):
         if key.startswith(("state/00000006/00", "deltas/00000006/")):
@@ -211,7 +211,7 @@ def test_a_life_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
         return training(node)
 
     schedule = Schedule(2, latency=0.01, starts=[0.0, 1.0])
-    outcome = simulate(train, schedule, _SHARDED, store=store, most_lives=1)
+    outcome = simulate(train, schedule, _SHARDED, store=store, most_incarnations=1)
     assert [record.sync for record in _rollbacks(store)] == [7]
     wrong = [
         what

@@ -32,7 +32,7 @@ def _run(meddle, sync=4, syncs=9, grace=5.0, **options):
     training, store = SimulatedTraining(syncs=syncs, sizes=(12,), **options), _Meddled(sync, meddle)
     settings = Elastic(2, grace=grace, topology="sharded")
     outcome = simulate(
-        training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
     )
     return outcome, training
 
@@ -67,7 +67,7 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
     again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
     settings = Elastic(2, grace=5.0, topology="sharded")
     outcome = simulate(
-        again, Schedule(2, latency=0.01), settings, store=outcome.store, most_lives=1
+        again, Schedule(2, latency=0.01), settings, store=outcome.store, most_incarnations=1
     )
     assert violations(outcome, again) == []
 
@@ -107,7 +107,7 @@ def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume
     _HARMS[harm](store, MANIFEST)
     again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
     settings = Elastic(2, grace=5.0, topology="sharded", resume=resume)
-    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert violations(outcome, again) == []
     assert store.objects[MANIFEST] == store.decided[MANIFEST]
     assert f"It is written again from its copy {COPY}" in caplog.text
@@ -120,7 +120,9 @@ def test_without_both_the_error_says_what_to_do(harm):
     store.damage(COPY, store.objects[COPY][:90])
     settings = Elastic(2, grace=5.0, topology="sharded")
     training = SimulatedTraining(syncs=11, sizes=(12,))
-    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
+    )
     kind = RunExistsError if harm == "gone" else CorruptedObjectError
     for rank in (0, 1):
         error = outcome.results[rank, 1]
@@ -147,7 +149,7 @@ def test_nothing_is_written_over_what_another_run_has_written_meanwhile():
         return SimulatedTraining(syncs=9, sizes=(12,))(node)
 
     settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(train, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(train, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == manifest
 
@@ -159,7 +161,9 @@ def test_a_copy_alone_is_a_leftover():
     store.write(COPY, first.store.objects[COPY])
     training = SimulatedTraining(syncs=9, sizes=(12,))
     settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
+    )
     assert violations(outcome, training) == []
     assert store.objects[COPY] == store.objects[MANIFEST] == store.decided[MANIFEST]
     assert store.objects[COPY] != first.store.objects[COPY]
@@ -204,7 +208,7 @@ def test_who_dies_before_it_has_written_the_copy_leaves_no_other_one():
     store.write(COPY, first.store.objects[COPY])
     training = SimulatedTraining(syncs=3, sizes=(12,))
     settings = Elastic(2, grace=5.0, topology="sharded")
-    simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    simulate(training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert seen == [False]
 
 
@@ -259,7 +263,7 @@ def test_somebody_else_is_faster():
 
     settings = Elastic(2, grace=5.0, topology="sharded")
     outcome = simulate(
-        train, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+        train, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
     )
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == foreign
@@ -280,7 +284,7 @@ def test_it_is_read_every_eighth_sync_once_in_a_grace_and_at_the_end_only(grace)
         node.connection.get = counted
         return SimulatedTraining(syncs=20, sizes=(12,))(node)
 
-    simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=grace), most_lives=1)
+    simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=grace), most_incarnations=1)
     begun = sum(time < 1.0 for time in reads)
     assert begun in {2, 3}, "reading it until it is there"
     if grace > 100.0:

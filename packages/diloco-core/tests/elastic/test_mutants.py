@@ -61,7 +61,7 @@ def decide_from_own_listing(monkeypatch):
 
     def mutant(self):
         found = wait(self)
-        chosen = self._round.valid(self._life.store.list(deltas(self._sync)))
+        chosen = self._round.valid(self._incarnation.store.list(deltas(self._sync)))
         if not isinstance(found, tuple) or not chosen:
             return found
         members = tuple(chosen.values())
@@ -70,11 +70,11 @@ def decide_from_own_listing(monkeypatch):
             self._sync,
             self._index,
             self._base,
-            self._life.standing.previous,
+            self._incarnation.standing.previous,
             members,
             positions,
             self._progress.outer_steps + 1,
-            run=self._life.run,
+            run=self._incarnation.run,
         ), found[1]
 
     monkeypatch.setattr(StoreSync, "_wait", mutant)
@@ -82,8 +82,8 @@ def decide_from_own_listing(monkeypatch):
 
 def no_incarnation(monkeypatch):
     monkeypatch.setattr(_joining, "claim", lambda *_: (1, b""))
-    monkeypatch.setattr(_exchange_elastic, "check_claim", lambda life: None)
-    monkeypatch.setattr(_exchange_elastic, "watch_claim", lambda life: None)
+    monkeypatch.setattr(_exchange_elastic, "check_claim", lambda incarnation: None)
+    monkeypatch.setattr(_exchange_elastic, "watch_claim", lambda incarnation: None)
 
 
 def record_before_payload(monkeypatch):
@@ -106,9 +106,9 @@ def record_before_payload(monkeypatch):
 
     def act_then_put(self, decision):
         left = leaves(self, decision)
-        if self._life.store.held is not None:
-            key, whole = self._life.store.held
-            put(self._life.store, key, lambda: whole)
+        if self._incarnation.store.held is not None:
+            key, whole = self._incarnation.store.held
+            put(self._incarnation.store, key, lambda: whole)
         return left
 
     monkeypatch.setattr(Patient, "put", late)
@@ -132,9 +132,9 @@ def overwrite_instead_of_create(monkeypatch):
 
 
 def no_replay(monkeypatch):
-    def skip(life):
-        while (found := read_commit(life, life.sync + 1)) is not None:
-            life.standing.skip(*found)
+    def skip(incarnation):
+        while (found := read_commit(incarnation, incarnation.sync + 1)) is not None:
+            incarnation.standing.skip(*found)
 
     monkeypatch.setattr(_elastic_catchup, "replay", skip)
 
@@ -164,7 +164,7 @@ def done_before_the_shards(monkeypatch):
 
     def early(self):
         if self._shares.designated:
-            _elastic_adopt.write_done(self._life, self._commit)
+            _elastic_adopt.write_done(self._incarnation, self._commit)
         return run(self)
 
     monkeypatch.setattr(Adoption, "run", early)

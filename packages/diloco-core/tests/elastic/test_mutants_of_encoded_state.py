@@ -19,7 +19,7 @@ from simulated import (
 from diloco_core import Elastic
 from diloco_core._arithmetic._coded import encode_update
 from diloco_core._outer import _fragment
-from diloco_core._run._life import _life
+from diloco_core._run._incarnation import _incarnation
 from diloco_core._run._records._rules import newest_done
 from diloco_core._run._settings import Fixed
 from diloco_core._run._states import _publish as _elastic_publish
@@ -89,7 +89,7 @@ def the_owner_keeps_its_exact_values(monkeypatch):
 
 
 def _without_sums(monkeypatch):
-    """Nobody compares what comes of a change with what its owner holds, which would make a life load again."""
+    """Nobody compares what comes of a change with what its owner holds, which would make an incarnation load again."""
 
     def add(self, reader, origin, expected):
         data, offset = self._update.read(reader, origin, self.chunk_bytes), 0
@@ -103,9 +103,9 @@ def _without_sums(monkeypatch):
 
 
 def start_from_a_state_that_is_not_whole(monkeypatch):
-    """A life takes the newest change for the whole state: it adds it to the values that it begins with."""
+    """An incarnation takes the newest change for the whole state: it adds it to the values that it begins with."""
     _without_sums(monkeypatch)
-    monkeypatch.setattr(_life, "made_of", lambda sync, *_: [sync])
+    monkeypatch.setattr(_incarnation, "made_of", lambda sync, *_: [sync])
 
 
 def collect_whole_states_too_early(monkeypatch):
@@ -122,7 +122,7 @@ def collect_changes_that_are_needed(monkeypatch):
 
 
 def add_to_a_stale_base(monkeypatch):
-    """A life that has begun to compute a shard adds the published change to what it has computed so far."""
+    """An incarnation that has begun to compute a shard adds the published change to what it has computed so far."""
     _without_sums(monkeypatch)
     monkeypatch.setattr(_result, "read_values", lambda *_, **__: None)
     monkeypatch.setattr(_compute.Computation, "_is_same", lambda self, shard: False)

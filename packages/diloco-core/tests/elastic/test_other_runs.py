@@ -1,4 +1,4 @@
-"""Nothing of another run under the same prefix becomes part of a model: not of a life that still runs, not of copies."""
+"""Nothing of another run under the same prefix becomes part of a model: not of an incarnation that still runs, not of copies."""
 
 import itertools
 from types import SimpleNamespace
@@ -22,8 +22,8 @@ class _Other(SimulatedTraining):
     """The same model, and other gradients."""
 
     @staticmethod
-    def gradient(rank, life, step, size):
-        return SimulatedTraining.gradient(rank + 1, life, step, size)
+    def gradient(rank, incarnation, step, size):
+        return SimulatedTraining.gradient(rank + 1, incarnation, step, size)
 
 
 class _Remembering(SimulatedStore):
@@ -61,11 +61,11 @@ class _Reused:
         )
         schedule = Schedule(3, starts=[_EMPTIED, _LATE, 0.0], latency=0.01, restart_after=1.0)
         self.outcome = simulate(
-            self.train, schedule, settings, store=self.store, limit=2000.0, most_lives=2
+            self.train, schedule, settings, store=self.store, limit=2000.0, most_incarnations=2
         )
 
     def train(self, node):
-        if (node.rank, node.life) == (2, 1):
+        if (node.rank, node.incarnation) == (2, 1):
             if isinstance(self.hang, tuple):
                 self.stand_still(node, *self.hang)
             real = node.connection._request
@@ -80,7 +80,7 @@ class _Reused:
 
             node.connection._request = request
             return self.old(node)
-        if (node.rank, node.life) == (0, 1):
+        if (node.rank, node.incarnation) == (0, 1):
             for key in list(self.store.objects):
                 self.store.remove(key)
             self.store.decided.clear()
@@ -98,11 +98,11 @@ class _Reused:
         setattr(node.connection, operation, hung)
 
     def errors(self):
-        """Of the lives of the new run."""
+        """Of the incarnations of the new run."""
         return {key: error for key, error in self.outcome.errors().items() if key != (2, 1)}
 
     def wrong(self):
-        """What is wrong with the new run, other than that lives of it ended by an error."""
+        """What is wrong with the new run, other than that incarnations of it ended by an error."""
         run = run_of(self.store)
         for key, data in list(self.store.decided.items()):
             sync = commit_sync(key)
@@ -111,7 +111,7 @@ class _Reused:
         return [
             what
             for what in violations(self.outcome, self.new)
-            if not what.startswith(("life ", "not every rank"))
+            if not what.startswith(("incarnation ", "not every rank"))
         ]
 
 
@@ -126,7 +126,7 @@ def _named(errors):
 
 
 def _stops(topology, hang):
-    """A life that stands still for longer than a grace, and wakes up when its prefix is that of another run."""
+    """An incarnation that stands still for longer than a grace, and wakes up when its prefix is that of another run."""
     reused = _Reused(topology, hang, 15.0)
     assert reused.wrong() == []
     error = reused.outcome.results[2, 1]
@@ -156,7 +156,7 @@ def _stops(topology, hang):
         ("sharded", "delete", "state/", ["delete"]),
     ],
 )
-def test_a_life_of_the_run_before_that_wakes_up_late_writes_nothing_more(
+def test_a_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more(
     topology, operation, part, late
 ):
     reused = _stops(topology, (operation, part))
@@ -173,7 +173,9 @@ def test_wherever_it_stands_still(topology):
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_life_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(topology):
+def test_a_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(
+    topology,
+):
     """For a grace it does not look, and goes on with its own log: what it decides becomes part of no other model."""
     reused = _Reused(topology, None, 0.0)
     assert reused.wrong() == []
@@ -239,12 +241,12 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
         store.damage(key, data)
     training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
     outcome = simulate(
-        training, Schedule(2, seed=1, latency=0.01), settings, store=store, most_lives=1
+        training, Schedule(2, seed=1, latency=0.01), settings, store=store, most_incarnations=1
     )
     for error in outcome.errors().values():
         assert isinstance(error, (RunExistsError, CorruptedObjectError)), error
     wrong = violations(outcome, training)
-    assert [what for what in wrong if not what.startswith(("life ", "not every rank"))] == []
+    assert [what for what in wrong if not what.startswith(("incarnation ", "not every rank"))] == []
     if kind in {"inner/", "claims/", "deltas/"}:  # what one would like to have, and can do without
         assert outcome.errors() == {}
     if kind == "inner/" and newer:
@@ -272,15 +274,15 @@ def test_copies_of_another_run_are_not_brought_back(two, caplog):
 
     def train(node):
         result = training(node)
-        life, sync = node.exchange._life, 6
+        incarnation, sync = node.exchange._incarnation, 6
         keys = [done_key(sync, 1), *(shard_key(sync, 1, number, "") for number in range(2))]
         for key in keys:
             store.write(f"kept/{key}", other[key])
             store.remove(key)
         seen.append(
             (
-                bring_back(life),
-                mend_from_copies(life, 1, sync),
+                bring_back(incarnation),
+                mend_from_copies(incarnation, 1, sync),
                 [key for key in keys if key in store.objects],
             )
         )
@@ -288,7 +290,7 @@ def test_copies_of_another_run_are_not_brought_back(two, caplog):
         return result
 
     training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
-    simulate(train, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    simulate(train, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert seen[0] == (False, False, [])
     assert "record of another run" in caplog.text
 
@@ -311,7 +313,7 @@ def test_what_is_of_this_run_is_handed_on():
 
 
 def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own():
-    """A life that has just looked at the manifest finds a record of another run: whose prefix is it?"""
+    """An incarnation that has just looked at the manifest finds a record of another run: whose prefix is it?"""
     for emptied in (True, False):
         store, other = SimulatedStore(), SimulatedStore()
         settings = Elastic(1, grace=50.0, topology="sharded")
@@ -320,20 +322,24 @@ def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own()
             Schedule(1, latency=0.01),
             settings,
             store=other,
-            most_lives=1,
+            most_incarnations=1,
         )
 
         class Meddled(SimulatedTraining):
             @staticmethod
-            def gradient(rank, life, step, size, *, store=store, other=other, emptied=emptied):
+            def gradient(
+                rank, incarnation, step, size, *, store=store, other=other, emptied=emptied
+            ):
                 if step == 5:
                     store.write("commits/00000003.json", other.objects["commits/00000003.json"])
                     if emptied:
                         store.damage("manifest.json", other.objects["manifest.json"])
-                return SimulatedTraining.gradient(rank, life, step, size)
+                return SimulatedTraining.gradient(rank, incarnation, step, size)
 
         training = Meddled(syncs=6, sizes=(12,), save_every=0)
-        outcome = simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+        outcome = simulate(
+            training, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1
+        )
         assert isinstance(outcome.results[0, 1], RunExistsError)
         said = [key for key in store.objects if key.endswith(".leave")]
         assert bool(said) != emptied

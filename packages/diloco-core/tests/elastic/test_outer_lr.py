@@ -18,13 +18,13 @@ from diloco_core import Elastic
 from diloco_core._arithmetic._rate import NO_RATE
 from diloco_core._loop._outer_lr import OuterLr
 from diloco_core._outer._fragment import Fragment
-from diloco_core._run._life._standing import Standing
+from diloco_core._run._incarnation._standing import Standing
 from diloco_core._run._sync._sync import StoreSync
 
 
-def of_its_own(rank, life, sync):
-    """A function that is another one for every life, as on another machine, or after the program was changed."""
-    return 1 / (1 + rank + 2 * life + sync)
+def of_its_own(rank, incarnation, sync):
+    """A function that is another one for every incarnation, as on another machine, or after the program was changed."""
+    return 1 / (1 + rank + 2 * incarnation + sync)
 
 
 def _run(number):
@@ -126,7 +126,7 @@ def test_without_a_rule_some_run_goes_wrong(mutate, first, monkeypatch):
 
 
 def _left_out():
-    """A life is held up while it asks, so that syncs are decided without it: what goes wrong, and the rates in the log."""
+    """An incarnation is held up while it asks, so that syncs are decided without it: what goes wrong, and the rates in the log."""
     training = SimulatedTraining(
         syncs=10, sizes=(40,), pauses={(0, 2): 14.0}, wishes={(0, 1, 2): 0.25}
     )
@@ -147,7 +147,7 @@ def test_a_wish_stands_until_a_sync_counts_its_maker(monkeypatch):
     assert _left_out()[0]
 
 
-def test_the_report_of_a_life_that_was_left_out_says_the_records_rate():
+def test_the_report_of_a_incarnation_that_was_left_out_says_the_records_rate():
     """It takes the published shards, and no outer step of its own; the simulation compares every report with its record."""
     training = SimulatedTraining(8, (40,), pauses={(0, 2): 7.0}, lr=of_its_own)
     settings = Elastic(2, grace=3.0, topology="sharded", retention=9)

@@ -23,7 +23,7 @@ def ended(store, settings, syncs=6, before=None):
     salts = {} if before is None else dict(before.salts)
     training = SimulatedTraining(syncs=syncs, sizes=(40,), sync_every=2, salts=salts)
     outcome = simulate(
-        training, Schedule(2), settings, store=store, most_lives=1, sync_timeout=100.0
+        training, Schedule(2), settings, store=store, most_incarnations=1, sync_timeout=100.0
     )
     return training, outcome
 
@@ -59,6 +59,6 @@ def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypat
 
     monkeypatch.setattr(_publish, "check_shard", read)
     monkeypatch.setattr(_publish, "rewrite_shard", lambda *_: wrote.append("again"))
-    life = SimpleNamespace(newest_done=lambda: [newest])
-    assert _publish._whole_sums(life, SimpleNamespace(sync=1, index=0), 0) is None
+    incarnation = SimpleNamespace(newest_done=lambda: [newest])
+    assert _publish._whole_sums(incarnation, SimpleNamespace(sync=1, index=0), 0) is None
     assert wrote == (["again"] if newest == 1 else [])

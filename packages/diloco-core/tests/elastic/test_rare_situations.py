@@ -40,8 +40,8 @@ def _until(syncs, exchange, step=lambda: None, **options):
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.5, 2.2])
-def test_a_life_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
-    # Life 1 was late, and carries steps 0 to 4; while they are sent, life 2 begins at step 0 and trains two.
+def test_a_incarnation_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
+    # Incarnation 1 was late, and carries steps 0 to 4; while they are sent, incarnation 2 begins at step 0 and trains two.
     training = SimulatedTraining(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
     schedule = Schedule(
         3, faults=[Fault(1, 1, 41, "zombie", seconds)], restart_after=0.1, latency=0.01
@@ -86,14 +86,14 @@ def test_gather_leaving_while_others_collect_what_was_just_published(step):
         def train(node, short=short, long=long):
             return (short if node.rank == 2 else long)(node)
 
-        outcome = simulate(train, schedule, settings, most_lives=1)
+        outcome = simulate(train, schedule, settings, most_incarnations=1)
         assert outcome.errors() == {}
 
 
 def test_a_death_costs_the_survivors_one_grace():
     training = SimulatedTraining(syncs=6, sizes=(40,))
     schedule = Schedule(4, faults=[Fault(2, 1, 55, "kill before")], latency=0.01, restart_after=1e6)
-    simulate(training, schedule, Elastic(2, grace=30.0, topology="sharded"), most_lives=1)
+    simulate(training, schedule, Elastic(2, grace=30.0, topology="sharded"), most_incarnations=1)
     assert sum(report.wait_seconds for report in training.reports[0, 1]) < 30 + 3
 
 
@@ -118,7 +118,9 @@ def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
 
         return net[0].detach().clone()
 
-    outcome = simulate(train, Schedule(2), Elastic(2, grace=5.0, topology="sharded"), most_lives=1)
+    outcome = simulate(
+        train, Schedule(2), Elastic(2, grace=5.0, topology="sharded"), most_incarnations=1
+    )
     first = Commit.from_json(outcome.store.objects[commit_key(1)], 1, "")
     assert (first.members[0].start, first.members[0].stop) == (0, 1)
     assert fates[0] == "open"
@@ -175,7 +177,7 @@ def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypat
 
     def other(self, batch, inputs):
         update(self, batch, inputs)
-        if (self._life.rank, self._commit.sync) == (0, 2) and 0 in batch and not spoiled:
+        if (self._incarnation.rank, self._commit.sync) == (0, 2) and 0 in batch and not spoiled:
             spoiled.append(True)
             self._job.copy[0][3] += 2**-10
 
@@ -226,7 +228,7 @@ def test_a_replica_that_fails_in_the_middle_of_a_sync_is_not_waited_for():
                 run, count = Adoption.run, iter(range(3))
 
                 def fail(adoption):
-                    if adoption._life.rank == 2 and next(count) == 2:
+                    if adoption._incarnation.rank == 2 and next(count) == 2:
                         raise RuntimeError("out of memory")
                     return run(adoption)
 
@@ -236,7 +238,7 @@ def test_a_replica_that_fails_in_the_middle_of_a_sync_is_not_waited_for():
     with pytest.MonkeyPatch.context() as monkeypatch:
         training = Stumbles(syncs=6, sizes=(40,))
         settings = Elastic(2, grace=30.0, topology="gather")
-        simulate(training, Schedule(4, latency=0.01), settings, most_lives=1)
+        simulate(training, Schedule(4, latency=0.01), settings, most_incarnations=1)
     assert training.reports[0, 1][-1].sync == 6
     assert sum(report.wait_seconds for report in training.reports[0, 1]) < 5
 
@@ -260,7 +262,7 @@ def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(topol
     )
     training = SimulatedTraining(syncs=6, sizes=(40,))
     outcome = simulate(
-        training, Schedule(3, latency=0.01), settings, store=Damaging(), most_lives=1
+        training, Schedule(3, latency=0.01), settings, store=Damaging(), most_incarnations=1
     )
     errors = [
         error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)

@@ -28,7 +28,7 @@ class TestRefusals:
             syncs=5, sizes=options.pop("sizes", (40,)), sync_every=options.pop("sync_every", 2)
         )
         outcome = simulate(
-            training, Schedule(world_size), settings, store=store, most_lives=1, **options
+            training, Schedule(world_size), settings, store=store, most_incarnations=1, **options
         )
         return list(outcome.errors().values())
 
@@ -185,11 +185,11 @@ class TestRefusals:
     def test_what_is_not_finite_is_not_sent(self):
         class Bad(SimulatedTraining):
             @staticmethod
-            def gradient(rank, life, step, size):
+            def gradient(rank, incarnation, step, size):
                 return torch.full((size,), float("nan") if rank == 1 and step == 3 else 0.5)
 
         training = Bad(syncs=4, sizes=(40,))
-        outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0), most_lives=1)
+        outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0), most_incarnations=1)
         assert isinstance(outcome.results[1, 1], NonFiniteDeltaError)
         assert outcome.results[1, 1].rank == 1
         assert members_in(outcome.store) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
@@ -202,5 +202,5 @@ class TestRefusals:
             outer = DiLoCo(model, inner, node.exchange, sync_every=1)
             outer.load_state_dict({})
 
-        outcome = simulate(train, Schedule(1), Elastic(1, grace=5.0), most_lives=1)
+        outcome = simulate(train, Schedule(1), Elastic(1, grace=5.0), most_incarnations=1)
         assert "resumed from its store" in str(outcome.results[0, 1])

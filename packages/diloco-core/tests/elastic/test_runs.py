@@ -137,7 +137,7 @@ class TestMembership:
         assert before.items() <= store.objects.items()
         assert not lone.states
 
-    def test_a_newer_life_fences_the_older(self):
+    def test_a_newer_incarnation_fences_the_older(self):
         training = SimulatedTraining(syncs=12, sizes=(40,))
         fault = Fault(1, 1, 60, "zombie", 15.0)
         outcome = simulate(
@@ -147,7 +147,7 @@ class TestMembership:
         error = outcome.results[1, 1]
         assert isinstance(error, FencedError)
         assert (error.rank, error.epoch) == (1, 1)
-        assert "newer life of rank 1" in str(error)
+        assert "newer incarnation of rank 1" in str(error)
 
 
 class TestLateContributions:
@@ -229,11 +229,16 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
         if how == "failed":
             raise RuntimeError("out of memory")
 
-    simulate(train, Schedule(3), settings, store=store, most_lives=1)
+    simulate(train, Schedule(3), settings, store=store, most_incarnations=1)
     for syncs, starts, there in ((6, [0.0, 9.0, 15.0], [0, 1, 2]), (9, [0.0, 9.0, 1e6], [0, 1])):
         training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=dict(before.salts))
         outcome = simulate(
-            training, Schedule(3, starts=starts), settings, store=store, most_lives=1, limit=2000.0
+            training,
+            Schedule(3, starts=starts),
+            settings,
+            store=store,
+            most_incarnations=1,
+            limit=2000.0,
         )
         assert violations(outcome, training) == [] or 1e6 in starts
         members += [there] * 3
@@ -244,7 +249,7 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
     assert sum(wait > 5 for wait in waits) == 1
 
 
-def test_whose_initial_values_were_taken_is_said_to_the_first_life_of_rank_0(caplog):
+def test_whose_initial_values_were_taken_is_said_to_the_first_incarnation_of_rank_0(caplog):
     """Rank 1 begins the run, alone; rank 0 comes when it is over, and once more later."""
     store, settings, salts = SimulatedStore(), Elastic(1, grace=5.0), {}
     told = []

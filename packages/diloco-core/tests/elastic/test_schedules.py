@@ -28,7 +28,7 @@ def _runs(draw):
             st.builds(
                 Fault,
                 rank=st.integers(0, world_size - 1),
-                life=st.integers(1, 2),
+                incarnation=st.integers(1, 2),
                 operation=st.integers(1, 130),
                 kind=st.sampled_from(KINDS),
                 seconds=st.sampled_from([0.5, 5.0, 60.0, 400.0]),
@@ -99,9 +99,9 @@ def _runs(draw):
     return schedule, elastic, sizes, *options, state_codec, full_state_every, groups
 
 
-def _rate(rank, life, sync):
-    """The outer learning rate that every life would take for itself."""
-    return 1 / (1 + rank + life + sync)
+def _rate(rank, incarnation, sync):
+    """The outer learning rate that every incarnation would take for itself."""
+    return 1 / (1 + rank + incarnation + sync)
 
 
 def _check(run):
@@ -186,9 +186,9 @@ def test_an_answer_that_takes_a_minute_and_gets_lost_is_no_outage(at):
 
 
 @pytest.mark.parametrize("at", range(72, 80))
-def test_a_life_says_that_a_residual_is_lost_and_dies_too(at):
-    """The life after it goes on with the zero that was saved, and has nothing to say."""
-    faults = [Fault(3, life, at + life, "kill after") for life in (1, 2)]
+def test_a_incarnation_says_that_a_residual_is_lost_and_dies_too(at):
+    """The incarnation after it goes on with the zero that was saved, and has nothing to say."""
+    faults = [Fault(3, incarnation, at + incarnation, "kill after") for incarnation in (1, 2)]
     schedule = Schedule(4, faults=faults, restart_after=0.1, latency=0.001)
     elastic = Elastic(1, grace=2.0, topology="sharded", retention=1)
     _check((schedule, elastic, (40, 30), "int8", 0, 0.0, True))

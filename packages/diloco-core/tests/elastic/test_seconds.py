@@ -12,7 +12,7 @@ from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, sim
 
 from diloco_core import DiLoCo, Elastic, MismatchError, Seconds, Timing, connect
 from diloco_core._loop._outer_steps import OuterSteps
-from diloco_core._run._life._standing import Standing
+from diloco_core._run._incarnation._standing import Standing
 from diloco_core._run._records._keys import Delta
 from diloco_core._run._sync._adopt import Adoption
 from diloco_core._run._sync._sync import StoreSync
@@ -84,8 +84,8 @@ def _slow_to_adopt(monkeypatch, seconds=10.0):
     run_adoption = Adoption.run
 
     def slow(self):
-        if self._life.rank == 1:
-            self._life.timing.sleep(seconds)
+        if self._incarnation.rank == 1:
+            self._incarnation.timing.sleep(seconds)
         return run_adoption(self)
 
     monkeypatch.setattr(Adoption, "run", slow)
@@ -185,7 +185,7 @@ def _early(*, killed):
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         connection = node.connection
         with DiLoCo(model, inner, node.exchange, sync_every=Seconds(60)) as outer:
-            early = (node.rank, node.life) == (0, 1)
+            early = (node.rank, node.incarnation) == (0, 1)
             while outer.committed < 3 and not (early and outer.inner_steps == 10):
                 node.sleep(2.0)
                 model[0].grad = torch.ones(4)
@@ -205,7 +205,7 @@ def _early(*, killed):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_contribution_before_its_time_shuts_nobody_out(killed):
-    """Who leaves, and who finds a contribution of its earlier life, waits until the others had their time, and then a grace."""
+    """Who leaves, and who finds a contribution of its earlier incarnation, waits until the others had their time, and then a grace."""
     outcome, store = _early(killed=killed)
     assert steps(store)[0] == {0: 10, 1: 30}
     if not killed:
@@ -231,7 +231,7 @@ def test_a_run_keeps_its_seconds():
             Schedule(2),
             Elastic(1, grace=5.0, resume=True),
             store=store,
-            most_lives=1,
+            most_incarnations=1,
         )
         for error in outcome.errors().values():
             assert isinstance(error, MismatchError)
@@ -343,7 +343,7 @@ def test_one_that_never_steps_costs_one_more_window_and_is_named(caplog):
 
 
 def test_who_is_told_to_end_in_a_window_saves_what_the_run_has_counted(tmp_path):
-    """SIGTERM after the window's middle: the next life goes on after the last sync, and repeats what no sync holds."""
+    """SIGTERM after the window's middle: the next incarnation goes on after the last sync, and repeats what no sync holds."""
     now = [1e6]  # as monotonic clocks do, it begins anywhere
     timing = Timing(clock=lambda: now[0])
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -85,11 +85,11 @@ def test_other_files_are_ignored_and_stay(folder, topology):
         retention=1,
     )
     first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
-    outcome = simulate(first, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(first, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert outcome.errors() == {}
     assert violations(outcome, first) == []
     again = SimulatedTraining(syncs=7, sizes=(12, 9), save_every=1, salts=dict(first.salts))
-    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert outcome.errors() == {}
     assert violations(outcome, again) == []
     assert [
@@ -112,7 +112,9 @@ def test_what_is_of_a_run_is_no_stray_file(key, told):
     store = SimulatedStore()
     store.write(key, b"")
     training = SimulatedTraining(syncs=2, sizes=(12,))
-    outcome = simulate(training, Schedule(1), Elastic(1, grace=5.0), store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(1), Elastic(1, grace=5.0), store=store, most_incarnations=1
+    )
     assert isinstance(outcome.results[0, 1], RunExistsError)
     assert told in str(outcome.results[0, 1])
 
@@ -128,10 +130,10 @@ def test_after_a_rollback_too_only_copies_of_the_run_are_taken_for_them():
         def delete(self, keys):
             self.written.append(list(keys))
 
-    life = SimpleNamespace(store=Store(), rank=0)
-    assert not bring_back(life)
-    forget_kept(life, [9, 9])
-    assert life.store.written == []
+    incarnation = SimpleNamespace(store=Store(), rank=0)
+    assert not bring_back(incarnation)
+    forget_kept(incarnation, [9, 9])
+    assert incarnation.store.written == []
 
 
 def test_every_key_has_one_spelling():
@@ -195,7 +197,7 @@ class TestPipes:
         assert key.rpartition("/")[2] in str(error)
         assert path.is_fifo()
 
-    def test_where_the_claim_of_the_next_life_should_be(self, lab, tmp_path):
+    def test_where_the_claim_of_the_next_incarnation_should_be(self, lab, tmp_path):
         uri = str(tmp_path / "run")
         self._pipe(tmp_path, claim_key(0, 2))
         error = self._run(lab, uri, 3)

@@ -1,4 +1,4 @@
-"""A contribution that is damaged before the others have read it: its author lives, and has no need of the copy."""
+"""A contribution that is damaged before the others have read it: its author incarnations, and has no need of the copy."""
 
 import logging
 
@@ -31,7 +31,7 @@ def trained(store, topology, publish_every=1, faults=()):
         Schedule(3, 3, faults=faults),
         settings,
         store=store,
-        most_lives=1,
+        most_incarnations=1,
         sync_timeout=100.0,
     )
 

@@ -1,4 +1,4 @@
-"""A life that sleeps, is replaced and wakes up changes nothing that is not its own, wherever it falls asleep."""
+"""An incarnation that sleeps, is replaced and wakes up changes nothing that is not its own, wherever it falls asleep."""
 
 import pytest
 from simulated import (
@@ -16,7 +16,7 @@ from diloco_core._run._records._keys import inner_key, parse_inner
 
 
 class Guarded(SimulatedStore):
-    """Notes what lives do to the inner state of their successors."""
+    """Notes what incarnations do to the inner state of their successors."""
 
     __slots__ = ("stolen",)
 
@@ -32,7 +32,7 @@ class Guarded(SimulatedStore):
 
 
 def _wrong(operation, seconds, topology="sharded"):
-    """What goes wrong where rank 1 sleeps in one operation, its second life dies, and a third goes on."""
+    """What goes wrong where rank 1 sleeps in one operation, its second incarnation dies, and a third goes on."""
 
     def train(node):
         real = node.connection.delete
@@ -55,7 +55,7 @@ def _wrong(operation, seconds, topology="sharded"):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("seconds", [2.0, 12.0])
-def test_wherever_a_life_sleeps(topology, seconds):
+def test_wherever_a_incarnation_sleeps(topology, seconds):
     # In three saves and between them; the slow test tries every operation.
     assert [_wrong(operation, seconds, topology) for operation in range(29, 70, 9)] == [[]] * 5
 
@@ -63,14 +63,14 @@ def test_wherever_a_life_sleeps(topology, seconds):
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0, 5.0, 12.0, 30.0])
-def test_wherever_and_however_long_a_life_sleeps(topology, seconds):
+def test_wherever_and_however_long_a_incarnation_sleeps(topology, seconds):
     assert [_wrong(operation, seconds, topology) for operation in range(5, 120)] == [[]] * 115
 
 
 @pytest.mark.parametrize("operation", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_it_wakes_up_in_the_middle_of_saving(operation, when):
-    """Rank 0's first life sleeps in its third save; the second one saves meanwhile, and a third takes that over."""
+    """Rank 0's first incarnation sleeps in its third save; the second one saves meanwhile, and a third takes that over."""
     store, slept = SimulatedStore(), []
 
     def sleep(node):
@@ -81,8 +81,8 @@ def test_it_wakes_up_in_the_middle_of_saving(operation, when):
         save = node.exchange.save_inner
 
         def sleepy_save(parts):
-            if node.life > 1 or len(slept) < 2:
-                slept.append(node.life)
+            if node.incarnation > 1 or len(slept) < 2:
+                slept.append(node.incarnation)
                 return save(parts)
             real = getattr(node.connection, operation)
 
@@ -117,13 +117,13 @@ def test_it_wakes_up_in_the_middle_of_saving(operation, when):
 
 
 class Saves(SimulatedTraining):
-    """Remembers which lives saved their inner state."""
+    """Remembers which incarnations saved their inner state."""
 
     def __call__(self, node):
         save = node.exchange.save_inner
 
         def watched(parts):
-            self.saved.add((node.rank, node.life))
+            self.saved.add((node.rank, node.incarnation))
             save(parts)
 
         node.exchange.save_inner = watched
@@ -131,10 +131,10 @@ class Saves(SimulatedTraining):
 
 
 def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog):
-    """Steps of an earlier life are counted that this one never took: its loader does not stand where they end."""
+    """Steps of an earlier incarnation are counted that this one never took: its loader does not stand where they end."""
     overtaken = 0
     for operation in range(30, 46):
-        # As in test_elastic_cases: life 1 carries more steps than life 2 has taken when they are counted.
+        # As in test_elastic_cases: incarnation 1 carries more steps than incarnation 2 has taken when they are counted.
         training = Saves(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
         training.saved = set()
         schedule = Schedule(
@@ -142,7 +142,9 @@ def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog
         )
         assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
         assert (0, 1) in training.saved
-        steps = sorted(step for rank, life, step in training.batches if (rank, life) == (1, 2))
+        steps = sorted(
+            step for rank, incarnation, step in training.batches if (rank, incarnation) == (1, 2)
+        )
         if steps != list(range(steps[0], steps[-1] + 1)):
             overtaken += 1
             assert (1, 2) not in training.saved

@@ -66,7 +66,7 @@ def test_the_bytes_of_a_run_are_those_of_before(kind, tmp_path, monkeypatch):
         "secrets.token_hex",
         lambda size=32: hashlib.sha256(b"%d" % next(drawn)).hexdigest()[: 2 * size],
     )
-    # One life of an elastic run: of several, the quicker one would decide.
+    # One incarnation of an elastic run: of several, the quicker one would decide.
     ranks = 2 if kind == "fixed" else 1
     options = {} if kind == "fixed" else {"min_replicas": 1, "topology": kind, "grace": 1.0}
     exchanges = [

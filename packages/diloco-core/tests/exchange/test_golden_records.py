@@ -33,7 +33,7 @@ from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._run import _claims
 from diloco_core._run._generations import _carrying, _gathering
-from diloco_core._run._life._progress import published_shard
+from diloco_core._run._incarnation._progress import published_shard
 from diloco_core._run._policy._others import Beats, _epoch_of, interval_of, read_beats
 from diloco_core._run._records import _keys
 from diloco_core._run._records._farewell import Farewell, farewell, read_farewell
@@ -211,8 +211,10 @@ def write(store):
     _claims.claim(store, 1, RUN, SETTINGS)
     Beats(store.store, 1, "3", RUN, store.timing).start()
     ask_for_repair(SimpleNamespace(store=store, rank=1, epoch=2, recorded=lambda: [4]))
-    life = SimpleNamespace(store=store, rank=1, epoch=2, standing=SimpleNamespace(rate=RATE))
-    asking = SimpleNamespace(_life=life, _sync=6, _round=SimpleNamespace(schema=SCHEMA))
+    incarnation = SimpleNamespace(store=store, rank=1, epoch=2, standing=SimpleNamespace(rate=RATE))
+    asking = SimpleNamespace(
+        _incarnation=incarnation, _sync=6, _round=SimpleNamespace(schema=SCHEMA)
+    )
     StoreSync._ask(asking, WISH.rate.values)
     put(store, LEFT, [farewell(LEFT, None)])
     put(store, FAILED, [farewell(FAILED, ValueError("no more data"), 1)])
@@ -330,7 +332,7 @@ READ = {
         ending(LEFT, "left"),
         ending(FAILED, "failed", "ValueError: no more data"),
         ending(CAUSED, "failed", "ReplicaLostError: rank 1 is lost", 1),
-        (claim_key(1, 1), lambda store: _claims.life_is_gone(store, 1, 1), True),
+        (claim_key(1, 1), lambda store: _claims.incarnation_is_gone(store, 1, 1), True),
         (claim_key(1, 2), lambda store: _claims.claimed_settings(store, 1, 2), SETTINGS),
         (beat_key(1), beat, (10.0, 3, RUN)),
         (

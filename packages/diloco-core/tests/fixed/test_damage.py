@@ -68,7 +68,7 @@ def test_a_shard_whose_owner_has_left_is_named(harming, harm):
 
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_shard_whose_owner_lives_is_written_again(harming, harm, fragments, caplog):
+def test_a_shard_whose_owner_incarnations_is_written_again(harming, harm, fragments, caplog):
     store = harming(keys_lab.of("state", sync=3, rank=1), HARMS[harm], 1)
     run = Run(2, fragments, store=store)
     assert identical([*run.live(), *Run(2, fragments).live()])

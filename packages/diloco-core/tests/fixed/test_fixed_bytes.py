@@ -95,8 +95,8 @@ def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
 def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, exchanges, tmp_path):
     options = {"sync_every": 4, "flush": "none", **OPTIONS[name]}
     whole = trained(exchanges(tmp_path / "whole", 2), **options)
-    for life, last in enumerate(itertools.chain(stops, [STEPS])):
-        parts = trained(exchanges(tmp_path / "parts", 2, resume=bool(life)), last, **options)
+    for incarnation, last in enumerate(itertools.chain(stops, [STEPS])):
+        parts = trained(exchanges(tmp_path / "parts", 2, resume=bool(incarnation)), last, **options)
     assert [identical(pair) for pair in zip(whole, parts, strict=True)] == [True, True]
 
 

@@ -43,7 +43,7 @@ def test_a_rank_that_is_started_again_goes_on(operation):
 
 def test_one_that_does_not_come_back_in_time_ends_the_run_for_all_by_one_record(caplog):
     caplog.set_level(logging.WARNING)
-    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1)
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1)
     (end,) = ends(outcome)
     assert end.end.missed == 1
     for rank in (0, 2):
@@ -57,11 +57,11 @@ def test_one_that_does_not_come_back_in_time_ends_the_run_for_all_by_one_record(
 
 
 def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
-    """If its new life has claimed the rank before, it has the whole time again, but not more."""
+    """If its new incarnation has claimed the rank before, it has the whole time again, but not more."""
     claimed = 0
     for operation in range(14, 24):
         faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "kill after")
-        outcome, _ = lived(*faults, restart_after=120.0, most_lives=2, return_within=100.0)
+        outcome, _ = lived(*faults, restart_after=120.0, most_incarnations=2, return_within=100.0)
         if isinstance(outcome.results[1, 2], Killed):
             (end,) = ends(outcome)
             assert end.end.missed == 1
@@ -73,7 +73,9 @@ def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
 @pytest.mark.parametrize("operation", [30, 34, 50, 56, 60])
 def test_whoever_waits_no_longer_for_a_rank_that_is_gone_ends_the_run_too(operation):
     """``sync_timeout`` (600 s here) bounds ``return_within``, for contributions as for shards."""
-    outcome, _ = lived(Fault(1, 1, operation, "kill after"), most_lives=1, return_within=10_000.0)
+    outcome, _ = lived(
+        Fault(1, 1, operation, "kill after"), most_incarnations=1, return_within=10_000.0
+    )
     (end,) = ends(outcome)
     assert end.end.missed == 1
     assert 600 < outcome.seconds < 800
@@ -84,14 +86,14 @@ def test_whoever_waits_no_longer_for_a_rank_that_is_gone_ends_the_run_too(operat
 
 def test_while_a_rank_is_waited_for_it_is_said_once_a_minute(caplog):
     caplog.set_level(logging.WARNING)
-    lived(Fault(1, 1, 30, "kill after"), most_lives=1)
+    lived(Fault(1, 1, 30, "kill after"), most_incarnations=1)
     said = [record.getMessage() for record in caplog.records if "Waiting up to" in record.msg]
     assert len(said) == 2 * 5  # by two ranks, in 300 s
 
 
 def test_a_wait_that_the_limit_of_the_sync_ends_is_not_promised_to_last_longer(caplog):
     caplog.set_level(logging.WARNING)
-    lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=1e6)
+    lived(Fault(1, 1, 30, "kill after"), most_incarnations=1, return_within=1e6)
     said = [record.getMessage() for record in caplog.records if "Waiting up to" in record.msg]
     assert said[0].endswith("Waiting up to 600 s for it to be started again (sync_timeout).")
     assert not any("return_within" in text for text in said)
@@ -101,13 +103,13 @@ def test_one_that_comes_back_and_fails_while_it_loads_says_why(monkeypatch):
     """It says so at the sync at which the others wait for it, although it has not come that far."""
     catch_up = _exchange.catch_up
 
-    def failing(life, **options):
-        if life.epoch == 2:
+    def failing(incarnation, **options):
+        if incarnation.epoch == 2:
             raise ValueError("bad disk")
-        catch_up(life, **options)
+        catch_up(incarnation, **options)
 
     monkeypatch.setattr(_exchange, "catch_up", failing)
-    outcome, _ = lived(Fault(1, 1, 75, "kill after"), most_lives=2)
+    outcome, _ = lived(Fault(1, 1, 75, "kill after"), most_incarnations=2)
     assert str(outcome.results[1, 2]) == "bad disk"
     (end,) = ends(outcome)
     assert end.sync > 2
@@ -119,29 +121,31 @@ def test_one_that_fails_while_it_adopts_a_sync_tells_those_who_wait_for_its_shar
     run = Adoption.run
 
     def failing(adoption):
-        if (adoption._life.rank, adoption._commit.sync) == (1, 2):
+        if (adoption._incarnation.rank, adoption._commit.sync) == (1, 2):
             raise ValueError("bad memory")
         run(adoption)
 
     monkeypatch.setattr(Adoption, "run", failing)
-    outcome, _ = lived(most_lives=1, return_within=0.0)
+    outcome, _ = lived(most_incarnations=1, return_within=0.0)
     (end,) = ends(outcome)
     assert "ValueError: bad memory" in end.end.why
     assert outcome.seconds < LOST_AFTER
 
 
 def test_without_an_allowance_the_run_ends_after_lost_after():
-    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=0.0)
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1, return_within=0.0)
     assert len(ends(outcome)) == 1
     assert LOST_AFTER < outcome.seconds < LOST_AFTER + 60
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_process_that_is_known_to_be_dead_is_lost_sooner(monkeypatch, gone):
-    """It ran on this machine. The claim that is asked for is that of the life whose sign of life is missed."""
+    """It ran on this machine. The claim that is asked for is that of the incarnation whose sign of life is missed."""
     asked = []
-    monkeypatch.setattr(_others, "life_is_gone", lambda *life: asked.append(life[1:]) or gone)
-    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, return_within=0.0)
+    monkeypatch.setattr(
+        _others, "incarnation_is_gone", lambda *incarnation: asked.append(incarnation[1:]) or gone
+    )
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1, return_within=0.0)
     assert len(ends(outcome)) == 1
     assert (outcome.seconds < LOST_AFTER) == gone
     assert set(asked) == {(1, 1)}
@@ -149,9 +153,11 @@ def test_a_process_that_is_known_to_be_dead_is_lost_sooner(monkeypatch, gone):
 
 def test_an_ended_run_is_not_joined_without_resume_and_goes_on_with_it():
     training = SimulatedTraining(5, (40, 30), 2)
-    first, _ = lived(Fault(1, 1, 30, "kill after"), most_lives=1, training=training)
+    first, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1, training=training)
     objects = dict(first.store.objects)
-    refused, _ = lived(store=first.store, most_lives=1, training=SimulatedTraining(5, (40, 30), 2))
+    refused, _ = lived(
+        store=first.store, most_incarnations=1, training=SimulatedTraining(5, (40, 30), 2)
+    )
     for result in refused.results.values():
         assert isinstance(result, RunExistsError)
         assert "has ended: rank 1 has shown no sign of life" in str(result)
@@ -163,7 +169,7 @@ def test_an_ended_run_is_not_joined_without_resume_and_goes_on_with_it():
 
 
 def test_one_that_comes_back_too_late_meets_the_end():
-    outcome, _ = lived(Fault(1, 1, 30, "kill after"), restart_after=500.0, most_lives=2)
+    outcome, _ = lived(Fault(1, 1, 30, "kill after"), restart_after=500.0, most_incarnations=2)
     assert len(ends(outcome)) == 1
     assert isinstance(outcome.results[1, 2], RunExistsError)
 
@@ -173,7 +179,7 @@ def test_one_that_has_just_claimed_its_rank_is_not_given_up():
     gone_on = 0
     for operation in range(18, 21):
         faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "delay", 40.0)
-        outcome, _ = lived(*faults, restart_after=170.0, most_lives=2, return_within=100.0)
+        outcome, _ = lived(*faults, restart_after=170.0, most_incarnations=2, return_within=100.0)
         gone_on += outcome.finished
         since = {key: time for time, key, _ in reversed(outcome.store.history)}
         for end in ends(outcome):

@@ -8,7 +8,7 @@ from faults_lab import assert_caught
 from fixed_lab import random_ended_run, random_run
 
 from diloco_core._run import _claims, _exchange
-from diloco_core._run._life._life import Life
+from diloco_core._run._incarnation._incarnation import Incarnation
 from diloco_core._run._policy import _ends
 from diloco_core._run._records._records import read_record
 from diloco_core._run._round._shares import Shares
@@ -33,7 +33,7 @@ def others_take_over_shards(monkeypatch):
 
 
 def own_bytes_in_place_of_the_published_ones(monkeypatch):
-    """What this life has computed counts only if the store holds it."""
+    """What this incarnation has computed counts only if the store holds it."""
     monkeypatch.setattr(
         _compute.Computation, "_is_same", lambda self, shard: bool(_settled(self, shard))
     )
@@ -89,14 +89,14 @@ def shards_are_put(monkeypatch):
 
 
 def an_unknown_answer_counts_as_won(monkeypatch):
-    """What this life has computed counts, whatever the store holds."""
-    create = Life.create
+    """What this incarnation has computed counts, whatever the store holds."""
+    create = Incarnation.create
 
     def mutant(self, key, parts):
         create(self, key, parts)
         return True
 
-    monkeypatch.setattr(Life, "create", mutant)
+    monkeypatch.setattr(Incarnation, "create", mutant)
 
 
 def who_commits_keeps_its_own_list(monkeypatch):
@@ -104,11 +104,11 @@ def who_commits_keeps_its_own_list(monkeypatch):
     create, read, members = _sync.StoreSync._create, _sync.commit_mended, {}
 
     def created(self, own):
-        members[id(self._life), self._sync] = own
+        members[id(self._incarnation), self._sync] = own
         return create(self, own)
 
-    def mutant(life, sync):
-        entry, own = read(life, sync), members.get((id(life), sync))
+    def mutant(incarnation, sync):
+        entry, own = read(incarnation, sync), members.get((id(incarnation), sync))
         if entry is None or own is None:
             return entry
         return replace(entry[0], members=own), entry[1]
@@ -117,8 +117,8 @@ def who_commits_keeps_its_own_list(monkeypatch):
     monkeypatch.setattr(_sync, "commit_mended", mutant)
 
 
-def what_a_former_life_contributed_counts_as_own(monkeypatch):
-    """What this life holds in memory is not what the record names."""
+def what_a_former_incarnation_contributed_counts_as_own(monkeypatch):
+    """What this incarnation holds in memory is not what the record names."""
     fate = _sync.rounds.fate
 
     def mutant(commit, rank, own, **options):
@@ -128,9 +128,9 @@ def what_a_former_life_contributed_counts_as_own(monkeypatch):
     monkeypatch.setattr(_sync.rounds, "fate", mutant)
 
 
-def no_life_is_fenced(monkeypatch):
+def no_incarnation_is_fenced(monkeypatch):
     for module in (_claims, _exchange, _ends, _adopt):
-        monkeypatch.setattr(module, "check_claim", lambda life: None)
+        monkeypatch.setattr(module, "check_claim", lambda incarnation: None)
 
 
 def everything_is_deleted_at_the_commit(monkeypatch):
@@ -154,9 +154,9 @@ def whoever_resumes_passes_every_end(monkeypatch):
     for module in (_ends, _rollback):
         obey = module.obey_end
 
-        def mutant(life, record, obey=obey):
-            if not life.settings.resume:
-                obey(life, record)
+        def mutant(incarnation, record, obey=obey):
+            if not incarnation.settings.resume:
+                obey(incarnation, record)
 
         monkeypatch.setattr(module, "obey_end", mutant)
 
@@ -181,8 +181,8 @@ def an_end_has_a_key_of_its_own(monkeypatch):
         (shards_are_put, 13),
         (an_unknown_answer_counts_as_won, 13),
         (who_commits_keeps_its_own_list, 7),
-        (what_a_former_life_contributed_counts_as_own, 56),
-        (no_life_is_fenced, 34),
+        (what_a_former_incarnation_contributed_counts_as_own, 56),
+        (no_incarnation_is_fenced, 34),
         (everything_is_deleted_at_the_commit, 0),
     ],
 )

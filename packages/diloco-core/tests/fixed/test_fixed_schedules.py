@@ -27,7 +27,7 @@ def _runs(draw):
     fault = st.builds(
         Fault,
         rank=st.integers(0, world_size - 1),
-        life=st.integers(1, 2),
+        incarnation=st.integers(1, 2),
         operation=st.integers(1, 130),
         kind=st.sampled_from(KINDS),
         seconds=st.sampled_from([0.5, 5.0, 60.0]),
@@ -76,7 +76,7 @@ def _check(schedule, options):
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     settings = Fixed(schedule.world_size, LOST_AFTER)
     outcome = simulate(training, schedule, settings, store=store)
-    # What is started in the place of a life that has left is refused: of one that was killed after that, or was taken for dead.
+    # What is started in the place of an incarnation that has left is refused: of one that was killed after that, or was taken for dead.
     late = "has left the run"
     by_rule = [late]
     if any(late in str(result) for result in outcome.results.values()):
@@ -87,7 +87,7 @@ def _check(schedule, options):
 
 
 @pytest.mark.parametrize("seed", [57, 93, 256, 504, 578])
-def test_a_life_that_was_replaced_while_it_hung_is_told_so(seed):
+def test_a_incarnation_that_was_replaced_while_it_hung_is_told_so(seed):
     """It is fenced, and neither waits for what nobody publishes any more nor asks to be started again."""
     kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
     assert random_run(seed, kinds) == []
@@ -104,7 +104,7 @@ _LOADS = Fault(1, 2, 14, "zombie", 3.0), Fault(1, 2, 24, "delay", 60.0)
     ],
     ids=["one that waits", "one that loads"],
 )
-def test_a_life_leaves_the_part_of_a_newer_one_alone(faults, seed):
+def test_a_incarnation_leaves_the_part_of_a_newer_one_alone(faults, seed):
     """The record names the newer one, which holds what it has not sent, and has not published it yet."""
     assert wrong(Schedule(2, seed=seed, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
 
@@ -130,7 +130,7 @@ def test_many_schedules(run):
 
 
 @pytest.mark.parametrize("operation", range(1, 36))
-def test_no_bit_that_flips_on_its_way_while_a_life_begins_ends_it(operation):
+def test_no_bit_that_flips_on_its_way_while_a_incarnation_begins_ends_it(operation):
     fault = Fault(0, 1, operation, "flip")
     schedule = Schedule(2, seed=0, starts=[0.0, 0.0], faults=[fault], latency=0.001)
     _check(schedule, {"sizes": (40,)})

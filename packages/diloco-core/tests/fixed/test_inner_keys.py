@@ -1,4 +1,4 @@
-"""What lives of one rank save of their inner state in a fixed run, under which keys, and what each of them deletes."""
+"""What incarnations of one rank save of their inner state in a fixed run, under which keys, and what each of them deletes."""
 
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,8 @@ from diloco_core._store._patient import Patient
 
 
 @dataclass
-class Life:
-    """What saving needs of a life. Its claim is taken for valid, as by a process that hangs after it has looked at it."""
+class Incarnation:
+    """What saving needs of an incarnation. Its claim is taken for valid, as by a process that hangs after it has looked at it."""
 
     store: Patient
     timing: Timing
@@ -32,53 +32,61 @@ class Life:
 
 
 @pytest.fixture
-def lives(monkeypatch, tmp_path):
-    """Two lives of one rank."""
-    monkeypatch.setattr(_inner, "check_claim", lambda life: None)
-    monkeypatch.setattr(_inner, "check_run", lambda life: None)
-    monkeypatch.setattr(_inner, "_read", lambda life, key: life.store.get(key))
+def incarnations(monkeypatch, tmp_path):
+    """Two incarnations of one rank."""
+    monkeypatch.setattr(_inner, "check_claim", lambda incarnation: None)
+    monkeypatch.setattr(_inner, "check_run", lambda incarnation: None)
+    monkeypatch.setattr(_inner, "_read", lambda incarnation, key: incarnation.store.get(key))
     timing = Timing(sleep=lambda seconds: None)
     store = open_store(str(tmp_path))
-    first = Life(Patient(store, timing), timing)
+    first = Incarnation(Patient(store, timing), timing)
     yield first, replace(first, epoch=2)
     store.close()
 
 
-def save(life, sync):
-    save_inner(replace(life, sync=sync), lambda identity: [f"of life {life.epoch}".encode()])
+def save(incarnation, sync):
+    save_inner(
+        replace(incarnation, sync=sync),
+        lambda identity: [f"of incarnation {incarnation.epoch}".encode()],
+    )
 
 
-def saves(life):
-    """For each save, the sync, and the life that has made it."""
-    kept = map(keys_lab.kept, life.store.list("inner/"))
-    return sorted((saved.sync, saved.life) for saved in kept)
+def saves(incarnation):
+    """For each save, the sync, and the incarnation that has made it."""
+    kept = map(keys_lab.kept, incarnation.store.list("inner/"))
+    return sorted((saved.sync, saved.incarnation) for saved in kept)
 
 
-def test_of_one_sync_that_of_the_newest_life_counts_and_the_one_before_stays(lives):
-    first, second = lives
+def test_of_one_sync_that_of_the_newest_incarnation_counts_and_the_one_before_stays(incarnations):
+    first, second = incarnations
     save(first, 4)
     save(first, 5)
     save(second, 5)
     assert saves(second) == [(4, 1), (5, 2)]
-    assert [each.data for each in saved(second, parse_inner)] == [b"of life 2", b"of life 1"]
+    assert [each.data for each in saved(second, parse_inner)] == [
+        b"of incarnation 2",
+        b"of incarnation 1",
+    ]
 
 
-def test_a_process_that_wakes_up_late_leaves_what_a_later_life_has_saved(lives):
-    first, second = lives
+def test_a_process_that_wakes_up_late_leaves_what_a_later_incarnation_has_saved(incarnations):
+    first, second = incarnations
     save(first, 4)
     save(second, 5)
     save(first, 5)
     assert (5, 2) in saves(first)
     save(first, 6)
     assert (5, 2) in saves(first)
-    assert next(saved(second, parse_inner)).data == b"of life 2", "whatever is of a later sync"
+    assert next(saved(second, parse_inner)).data == b"of incarnation 2", (
+        "whatever is of a later sync"
+    )
     save(second, 6)
     assert saves(second)[-1] == (6, 2)
     assert next(saved(second, parse_inner)).sync == 6
 
 
-def test_of_earlier_syncs_one_stays_to_which_the_run_may_go_back(lives):
-    first, _ = lives
+def test_of_earlier_syncs_one_stays_to_which_the_run_may_go_back(incarnations):
+    first, _ = incarnations
     for sync in range(1, 6):
         save(first, sync)
     assert saves(first) == [(4, 1), (5, 1)]

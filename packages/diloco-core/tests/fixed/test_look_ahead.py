@@ -1,4 +1,4 @@
-"""Before anything uses the shards that a life has read, it looks whether the run is past that sync already."""
+"""Before anything uses the shards that an incarnation has read, it looks whether the run is past that sync already."""
 
 from dataclasses import replace
 
@@ -17,31 +17,33 @@ SYNC = 3
 
 
 def run_in_which(monkeypatch, before=None, after=None):
-    """What becomes of a run of two ranks in which something happens before or after a first life reads the shards of a sync."""
+    """What becomes of a run of two ranks in which something happens before or after a first incarnation reads the shards of a sync."""
     run = Adoption.run
 
     def between(self):
-        happens = self._life.epoch == 1 and self._commit.sync == SYNC
+        happens = self._incarnation.epoch == 1 and self._commit.sync == SYNC
         if happens and before is not None:
-            before(self._life)
+            before(self._incarnation)
         run(self)
         if happens and after is not None:
-            after(self._life, self._commit)
+            after(self._incarnation, self._commit)
 
     monkeypatch.setattr(Adoption, "run", between)
     training = SimulatedTraining(6, (40, 30), 2)
-    outcome = simulate(training, Schedule(2), Fixed(2, 90.0, False, 100.0), most_lives=2)
+    outcome = simulate(training, Schedule(2), Fixed(2, 90.0, False, 100.0), most_incarnations=2)
     return outcome, training
 
 
 def test_an_end_is_obeyed(monkeypatch):
-    def ends(life, commit):
-        if life.rank:
+    def ends(incarnation, commit):
+        if incarnation.rank:
             return
         end = GivenUp(1, 0, "rank 1 has shown no sign of life")
-        states = tuple(progress.sync for progress in life.fragments)
-        record = Rollback(SYNC + 1, states, (), {0: 1, 1: 1}, life.rollback, run=life.run, end=end)
-        life.store.create(commit_key(SYNC + 1), record.to_json)
+        states = tuple(progress.sync for progress in incarnation.fragments)
+        record = Rollback(
+            SYNC + 1, states, (), {0: 1, 1: 1}, incarnation.rollback, run=incarnation.run, end=end
+        )
+        incarnation.store.create(commit_key(SYNC + 1), record.to_json)
 
     outcome, training = run_in_which(monkeypatch, after=ends)
     assert isinstance(outcome.results[0, 1], ReplicaLostError)
@@ -49,16 +51,16 @@ def test_an_end_is_obeyed(monkeypatch):
     assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]
 
 
-def test_a_life_that_was_replaced_stops(monkeypatch):
-    """The next sync is decided with the newer life, which also deletes what this one may still read."""
+def test_a_incarnation_that_was_replaced_stops(monkeypatch):
+    """The next sync is decided with the newer incarnation, which also deletes what this one may still read."""
 
-    def replaced(life, commit):
-        if life.rank:
+    def replaced(incarnation, commit):
+        if incarnation.rank:
             return
         members = tuple(replace(each, sync=SYNC + 1, epoch=2) for each in commit.members)
         following = replace(commit, sync=SYNC + 1, members=members)
-        life.store.create(claim_key(0, 2), lambda: [b"{}"])
-        life.store.create(commit_key(SYNC + 1), following.to_json)
+        incarnation.store.create(claim_key(0, 2), lambda: [b"{}"])
+        incarnation.store.create(commit_key(SYNC + 1), following.to_json)
 
     outcome, training = run_in_which(monkeypatch, after=replaced)
     assert isinstance(outcome.results[0, 1], FencedError)
@@ -67,19 +69,19 @@ def test_a_life_that_was_replaced_stops(monkeypatch):
 
 @pytest.mark.parametrize("always", [False, True])
 def test_a_state_that_the_next_record_was_not_made_from_is_loaded_again(monkeypatch, always):
-    """Rank 1 dies when the sync is decided, and its next life begins with the state before."""
+    """Rank 1 dies when the sync is decided, and its next incarnation begins with the state before."""
     load, loads = _catchup.load, []
 
-    def dies(life):
-        if life.rank:
+    def dies(incarnation):
+        if incarnation.rank:
             raise Killed
 
-    def other_bytes(life):
-        load(life)
-        if life.epoch == 2:
-            loads.append(life.sync)
+    def other_bytes(incarnation):
+        load(incarnation)
+        if incarnation.epoch == 2:
+            loads.append(incarnation.sync)
             if always or len(loads) < 3:
-                life.fragments[0].sums[0] ^= 1
+                incarnation.fragments[0].sums[0] ^= 1
 
     monkeypatch.setattr(_catchup, "load", other_bytes)
     outcome, training = run_in_which(monkeypatch, before=dies)

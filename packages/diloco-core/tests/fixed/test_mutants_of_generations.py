@@ -73,8 +73,8 @@ def nobody_asks_whether_the_others_have_ended(monkeypatch):
 
 
 def what_is_carried_is_not_verified(monkeypatch):
-    def mutant(life, key, _):
-        return life.store.read(key, lambda reader: _bytes(reader))
+    def mutant(incarnation, key, _):
+        return incarnation.store.read(key, lambda reader: _bytes(reader))
 
     monkeypatch.setattr(_carrying, "verified", mutant)
 

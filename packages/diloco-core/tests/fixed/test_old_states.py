@@ -29,7 +29,7 @@ def survives(run, fragments, at_least):
     steps = set()
     for key in published(run):
         again = type(run)(2, fragments, syncs=at_least + 2, store=copy.deepcopy(run.store))
-        again.lives = run.lives
+        again.incarnations = run.incarnations
         again.store.objects[key] = flip(again.store.objects[key], 4 * len(run.store.objects[key]))
         seen = {}
         assert identical(again.live(resume="newest-whole", seen=seen)), key
@@ -62,8 +62,8 @@ def test_of_a_run_that_was_killed_in_the_middle_of_a_sync(make, fragments, opera
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_however_often_it_is_resumed_nothing_piles_up(make, fragments):
     run, counts = make(2, fragments), []
-    for life in range(8):
-        run.live(resume=life > 0, until=4 + life)
+    for incarnation in range(8):
+        run.live(resume=incarnation > 0, until=4 + incarnation)
         counts.append(len(published(run)))
     assert not published(run, copies=True), "they are deleted with the first states"
     assert max(counts) <= 2 * 2 * fragments

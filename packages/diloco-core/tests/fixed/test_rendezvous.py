@@ -163,7 +163,7 @@ class TestMeeting:
         refused = Unequal(2)
         assert [type(result) for result in refused.live()] == [MismatchError] * 2
         limits = {rank: {"return_within": 300.0} for rank in range(2)}
-        run = Run(2, store=refused.store, options={"outer_lr": 0.5}, lives=1, limits=limits)
+        run = Run(2, store=refused.store, options={"outer_lr": 0.5}, incarnations=1, limits=limits)
         assert identical([*run.live(starts=starts), *Run(2, options={"outer_lr": 0.5}).live()])
 
     def test_check_refuses_other_initial_values(self, lab, tmp_path, exchanges_in):

@@ -128,7 +128,7 @@ def test_a_run_with_encoded_state_can_be_resumed_wherever_it_was_stopped(seed, n
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments, new_store):
-    """However many syncs each life takes: what a life deletes is needed by none of the next ones."""
+    """However many syncs each incarnation takes: what an incarnation deletes is needed by none of the next ones."""
     wanted = Run(2, fragments, syncs=13, options=ENCODED).live()
     for first, second in [(4, 9), (5, 6), (6, 12), (7, 10)]:
         run = Run(2, fragments, syncs=13, options=ENCODED, store=new_store())
@@ -166,7 +166,7 @@ def test_who_wakes_up_late_changes_nothing_of_encoded_state(seed, new_store, cap
     "seed", [pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow) for seed in range(100)]
 )
 def test_who_wakes_up_late_changes_nothing(seed, new_store, caplog):
-    """All replicas of the earlier life, or some, hang anywhere, and wake up while the run goes on without them."""
+    """All replicas of the earlier incarnation, or some, hang anywhere, and wake up while the run goes on without them."""
     late_ones_change_nothing(seed, new_store, caplog)
 
 
@@ -187,7 +187,7 @@ def late_ones_change_nothing(seed, new_store, caplog, options=None):
     assert identical(run.live(resume=True))
 
 
-def test_ranks_may_have_had_different_numbers_of_lives(new_store):
+def test_ranks_may_have_had_different_numbers_of_incarnations(new_store):
     """An attempt in which one rank was alone, one that was killed while it began, and then all of them."""
     run = Run(3, store=new_store())
     run.live(until=2)
@@ -222,7 +222,7 @@ def test_nor_is_an_error_before_the_first_sync(resume):
     assert same(run.live(resume=resume, starts=[0.0, 60.0]), Run(2).live())
 
 
-def test_what_earlier_lives_left_behind_goes(new_store):
+def test_what_earlier_incarnations_left_behind_goes(new_store):
     run = Run(2, store=new_store())
     run.live((0, 60, "kill before"), (1, 64, "kill after"))
     run.live(resume=True)
@@ -234,7 +234,7 @@ def test_what_earlier_lives_left_behind_goes(new_store):
 
 @pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("sync", [2, 4])
-def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(kind, sync):
+def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_incarnation(kind, sync):
     """It hangs before one of the requests with which it saves: it looks who holds its rank, writes, and tidies up."""
     run, saving, hung = Run(2, adam=True, syncs=6), [], []
 
@@ -255,9 +255,11 @@ def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(ki
     assert hung
     assert identical(later)
     for saved in (5, 6):
-        assert keys_lab.kept(key := newest_saved(run, saved)).life == 2, key
+        assert keys_lab.kept(key := newest_saved(run, saved)).incarnation == 2, key
     assert identical(run.live(resume=True, until=8))
-    assert {keys_lab.kept(key).life for key in keys_lab.keys_of(run.store.objects, "inner")} == {3}
+    assert {
+        keys_lab.kept(key).incarnation for key in keys_lab.keys_of(run.store.objects, "inner")
+    } == {3}
 
 
 def newest_saved(run, sync):

@@ -17,7 +17,7 @@ from diloco_core import DiLoCo
 
 @dataclass
 class Loaded(Run):
-    """A run that goes on from a checkpoint: first one life that makes it, then lives on another prefix."""
+    """A run that goes on from a checkpoint: first one incarnation that makes it, then incarnations on another prefix."""
 
     outer: dict = field(default_factory=dict)
     saved: dict = field(default_factory=dict)
@@ -118,7 +118,7 @@ def test_no_single_damaged_object_ends_it():
     run.live(until=2, load=True)
     run.live(until=3, resume=True)
     for key in keys_of(run.store.objects, "state"):
-        again = Loaded(2, 2, store=copy.deepcopy(run.store), lives=run.lives)
+        again = Loaded(2, 2, store=copy.deepcopy(run.store), incarnations=run.incarnations)
         again.store.objects[key] = flip(again.store.objects[key], 4 * len(run.store.objects[key]))
         assert identical(again.live(until=4, resume="newest-whole")), key
 
@@ -136,7 +136,7 @@ class Two(torch.optim.Optimizer):
 
 @dataclass
 class TwoOptimizers(Run):
-    """A run with two inner optimizers. Its lives make a checkpoint, or load it and are killed at once."""
+    """A run with two inner optimizers. Its incarnations make a checkpoint, or load it and are killed at once."""
 
     half: bool = False
     saved: dict = field(default_factory=dict)

@@ -33,15 +33,15 @@ def harm(run, key, how):
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
-@pytest.mark.parametrize("lives", [1, 2])
+@pytest.mark.parametrize("incarnations", [1, 2])
 @pytest.mark.parametrize("of", [0, 1], ids=["manifest", "copy"])
-def test_one_of_the_two_is_enough(stopped, tmp_path, how, lives, of):
-    if lives == 2:
+def test_one_of_the_two_is_enough(stopped, tmp_path, how, incarnations, of):
+    if incarnations == 2:
         stopped.live(resume=True, until=5)
     both = manifests(stopped)
     assert stopped.store.objects[both[0]] == stopped.store.objects[both[1]]
     harm(stopped, both[of], how)
-    steps = {1: 3, 2: 5}[lives]
+    steps = {1: 3, 2: 5}[incarnations]
     assert export(in_folder(stopped, tmp_path / "run"), tmp_path / "model") == steps
     seen = {}
     assert identical([*stopped.live(resume=True, seen=seen), *Run(2).live()])

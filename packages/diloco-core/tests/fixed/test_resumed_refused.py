@@ -39,7 +39,7 @@ def stopped(new_store):
     return run
 
 
-class TestWhatLives:
+class TestWhatIncarnations:
     """Where a store cannot decide, a process inside a living run is refused."""
 
     @pytest.fixture
@@ -126,7 +126,7 @@ class TestWhatLives:
         dead.before = away
         assert self.seconds(dead) > 220.0 + LOST_AFTER
 
-    def test_one_rank_alone_does_not_come_back_while_another_lives(self):
+    def test_one_rank_alone_does_not_come_back_while_another_incarnations(self):
         """Rank 1 was killed; rank 0 waits for it, and has not noticed that yet."""
         run = Generations(2)
         processes = [(0, 0.0, [], False), (1, 0.0, [Fault(1, 1, 40, "kill after")], False)]

@@ -15,7 +15,7 @@ from diloco_core import DiLoCo
 
 @dataclass
 class Batches(Run):
-    """A run whose lives train until each rank has taken so many inner steps."""
+    """A run whose incarnations train until each rank has taken so many inner steps."""
 
     def train(self, exchange, until, steps=(11, 11), seen=None, **more):
         net = self.net()
@@ -59,7 +59,7 @@ def test_a_rank_that_parted_takes_up_its_steps(new_store, caplog):
 
 
 def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
-    """Rank 1 was stopped during its last save, and has gone on after the next life had ended."""
+    """Rank 1 was stopped during its last save, and has gone on after the next incarnation had ended."""
     run, seen = Batches(2), {}
     run.live(steps=(8, 8))
     late = {key: run.store.objects[key] for key in keys_of(run.store.objects, "inner", rank=1)}
@@ -70,13 +70,13 @@ def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
     assert seen == {0: (9, 0), 1: (9, 0)}
 
 
-def test_of_one_sync_that_of_the_newest_life_counts_and_the_one_before_stays(new_store):
+def test_of_one_sync_that_of_the_newest_incarnation_counts_and_the_one_before_stays(new_store):
     """Which is what is left where the newest one is damaged."""
     run, seen = Batches(1, options={"save_inner_every": 1}, store=new_store()), {}
     run.live(steps=(8,))
     run.live(resume=True, steps=(9,))
     saved = keys_of(newest(run.store.objects), "inner")
-    assert [(kept(key).sync, kept(key).life) for key in saved] == [(1, 1), (2, 2)]
+    assert [(kept(key).sync, kept(key).incarnation) for key in saved] == [(1, 1), (2, 2)]
     run.live(resume=True, steps=(9,), seen=seen)
     assert seen == {0: (9, 0)}
     for key in keys_of(newest(run.store.objects), "inner", sync=2):

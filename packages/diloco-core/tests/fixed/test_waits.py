@@ -1,4 +1,4 @@
-"""How long a sync of all ranks waits and what it says then; and records that are taken away while a run lives."""
+"""How long a sync of all ranks waits and what it says then; and records that are taken away while a run incarnations."""
 
 import itertools
 
@@ -189,7 +189,7 @@ def test_the_log_says_once_a_minute_who_has_not_come(tmp_path, caplog, exchanges
 @pytest.mark.parametrize(
     "gone", [[keys_lab.MANIFEST], [keys_lab.claim_key(0), keys_lab.claim_key(1)]]
 )
-def test_records_that_are_taken_away_while_a_run_lives(lab, tmp_path, gone):
+def test_records_that_are_taken_away_while_a_run_incarnations(lab, tmp_path, gone):
     """Nobody in the run needs them any more, and it ends as it would have; nobody else mistakes the prefix for a free one."""
 
     def replica(exchange, harm):

@@ -254,7 +254,7 @@ def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(
 ):
     caplog.set_level("INFO", logger="diloco_core")
 
-    def life(lr, syncs):
+    def incarnation(lr, syncs):
         net = torch.nn.Linear(3, 2)
         inner = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.5)
         if scheduler:
@@ -266,10 +266,10 @@ def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(
             inner.step()
         return inner.param_groups[0]["lr"]
 
-    first = life(0.25, 1)
-    assert life(0.25, 2) == first
+    first = incarnation(0.25, 1)
+    assert incarnation(0.25, 2) == first
     assert "that were saved" not in caplog.text
-    assert life(0.125, 3) == first
+    assert incarnation(0.125, 3) == first
     (record,) = [record for record in caplog.records if "that were saved" in record.message]
     assert record.levelname == ("INFO" if scheduler else "WARNING")
     assert f"optimizer group 0: lr={first} (not {first / 2})" in record.message

@@ -80,10 +80,10 @@ def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     assert loader.seen == list(range(1, 13))
 
 
-def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_saved_later(
+def test_what_is_counted_while_a_incarnation_begins_is_passed_over_and_its_state_is_saved_later(
     tmp_path, monkeypatch, caplog
 ):
-    """The life before it had contributed to sync 4, and ended before anybody decided that."""
+    """The incarnation before it had contributed to sync 4, and ended before anybody decided that."""
     finish = StoreSync.finish
 
     def interrupted(self):
@@ -101,14 +101,14 @@ def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_sav
     # Not (4, ...): the caller has no loop yet when that sync is adopted, and the loader does not stand where it stood.
     assert reports == [(5, 5, 10), (6, 6, 12)]
     assert loader.seen == list(range(1, 13))
-    assert "an earlier life of this rank took and this one did not" not in caplog.text
+    assert "an earlier incarnation of this rank took and this one did not" not in caplog.text
     assert (tmp_path / inner_key(0, 2, 6)).exists(), (
         "the data loader stands where the counted steps end"
     )
 
 
 def test_several_optimizers_are_all_saved(tmp_path):
-    def life(steps):
+    def incarnation(steps):
         net = torch.nn.Linear(3, 2)
         inner = [
             torch.optim.AdamW([net.weight], lr=0.1),
@@ -126,8 +126,8 @@ def test_several_optimizers_are_all_saved(tmp_path):
             saved = [[dict(state) for state in optimizer.state.values()] for optimizer in inner]
         return restored, saved
 
-    _, saved = life(3)
-    restored, _ = life(4)
+    _, saved = incarnation(3)
+    restored, _ = incarnation(4)
     for wanted, found in zip(saved, restored, strict=True):
         assert wanted[0].keys() == found[0].keys()
         assert all(torch.equal(wanted[0][name], found[0][name]) for name in wanted[0])
@@ -135,7 +135,7 @@ def test_several_optimizers_are_all_saved(tmp_path):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_state_is_laid_out_in_memory_as_the_parameters_are(tmp_path, fused):
-    def life(name, steps):
+    def incarnation(name, steps):
         torch.manual_seed(5)
         net = torch.nn.Sequential(
             torch.nn.Conv2d(4, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
@@ -155,8 +155,8 @@ def test_state_is_laid_out_in_memory_as_the_parameters_are(tmp_path, fused):
                 inner.zero_grad()
         return net, inner
 
-    life("parts", 2)
-    (whole, _), (parts, inner) = life("whole", 6), life("parts", 6)
+    incarnation("parts", 2)
+    (whole, _), (parts, inner) = incarnation("whole", 6), incarnation("parts", 6)
     for wanted, found in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(wanted, found)
         assert inner.state[found]["exp_avg"].stride() == found.stride()
@@ -269,16 +269,20 @@ class TestDamage:
 
 def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
     """Else a loader that is restored would stand behind batches that were never counted."""
-    lives = {}
+    incarnations = {}
 
     def train(node):
         net, loader = torch.nn.ParameterList([torch.zeros(4)]), Loader()
         inner = torch.optim.SGD(net.parameters(), lr=1.0)
         options = {"stateful": {"loader": loader}, "save_inner_every": 1}
         with DiLoCo(net, inner, node.exchange, sync_every=2, **options) as outer:
-            lives[node.rank, node.life] = outer.inner_steps, outer.batches_to_skip, loader.position
+            incarnations[node.rank, node.incarnation] = (
+                outer.inner_steps,
+                outer.batches_to_skip,
+                loader.position,
+            )
             while outer.committed < 8:
-                first = (node.rank, node.life) == (1, 1)
+                first = (node.rank, node.incarnation) == (1, 1)
                 if first and outer.inner_steps == 7:
                     raise RuntimeError("crash")
                 node.sleep(
@@ -289,12 +293,12 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
                 inner.step()
 
     simulate(train, Schedule(3, restart_after=1.0), Elastic(2, grace=4.0))
-    steps, skip, position = lives[1, 2]
+    steps, skip, position = incarnations[1, 2]
     assert steps == 4
     assert position + skip == steps, "the loader stands where the counted steps end"
 
 
-def test_a_life_with_a_successor_saves_nothing():
+def test_a_incarnation_with_a_successor_saves_nothing():
     """It would do no harm, but it is told, and its bytes would only lie there."""
 
     def train(node):
@@ -306,21 +310,21 @@ def test_a_life_with_a_successor_saves_nothing():
         exchange.save_inner(lambda identity: [identity.encode()])
         whole = len(f"{run_of(store)}/{inner_key(0, 1, 0)}")
         assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
-        node.connection.create(claim_key(0, 2), b"a newer life")
+        node.connection.create(claim_key(0, 2), b"a newer incarnation")
         with pytest.raises(FencedError):
             exchange.save_inner(lambda identity: [b"x"])
         assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
         return "seen"
 
     store = SimulatedStore()
-    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), store=store, most_lives=1)
+    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), store=store, most_incarnations=1)
     assert outcome.results == {(0, 1): "seen"}
 
 
 class TestALoaderThatIsNotSaved:
     """``batches_to_skip`` counts from the restored state, so a loader that starts anew would give earlier batches again."""
 
-    def _life(self, tmp_path, caplog, **options):
+    def _incarnation(self, tmp_path, caplog, **options):
         net = torch.nn.Linear(3, 2)
         inner = torch.optim.SGD(net.parameters(), lr=0.01)
         if options.pop("scheduled", False):
@@ -339,8 +343,8 @@ class TestALoaderThatIsNotSaved:
     @pytest.mark.parametrize("scheduled", [False, True])
     def test_is_warned_of_once_by_whoever_asks(self, tmp_path, caplog, scheduled):
         options = {"scheduled": scheduled}
-        assert self._life(tmp_path, caplog, **options) == (0, [])
-        skip, (warning,) = self._life(tmp_path, caplog, **options)
+        assert self._incarnation(tmp_path, caplog, **options) == (0, [])
+        skip, (warning,) = self._incarnation(tmp_path, caplog, **options)
         assert skip == 0
         assert "The 6 batches before that are not counted" in warning
         assert "pass it in stateful=, or choose batches by outer.inner_steps" in warning
@@ -349,15 +353,15 @@ class TestALoaderThatIsNotSaved:
         "options", [{"stateful": {"loader": Loader()}}, {"save_inner_every": 0}]
     )
     def test_is_not_warned_of_where_the_number_is_right(self, tmp_path, caplog, options):
-        self._life(tmp_path, caplog, **options)
-        skip, warnings = self._life(tmp_path, caplog, **options)
+        self._incarnation(tmp_path, caplog, **options)
+        skip, warnings = self._incarnation(tmp_path, caplog, **options)
         assert skip == (0 if "stateful" in options else 6)
         assert not warnings
 
 
 @pytest.mark.parametrize("options", [{"min_replicas": 1}, {}], ids=["elastic", "fixed"])
 class TestTheFirstSave:
-    def life(self, tmp_path, stop, given=None, **options):
+    def incarnation(self, tmp_path, stop, given=None, **options):
         """Trains until a sync, and is killed there, without a chance to save; returns the saves after each sync."""
         exchange = connect(str(tmp_path), rank=0, world_size=1, **options)
         model = torch.nn.Linear(3, 1)
@@ -382,16 +386,18 @@ class TestTheFirstSave:
         return saves, inner.state_dict()
 
     def test_comes_at_the_first_sync(self, tmp_path, options):
-        saves, _ = self.life(tmp_path, 9, **options)
+        saves, _ = self.incarnation(tmp_path, 9, **options)
         changed = [bool(now - before) for before, now in itertools.pairwise(saves)]
         assert changed == [True, False, False, True, False, False, True, False], "syncs 1, 4 and 7"
 
     def test_an_optimizer_that_has_state_is_not_said_to_begin_anew(self, tmp_path, options, caplog):
-        _, state = self.life(tmp_path, 2, **options)
+        _, state = self.incarnation(tmp_path, 2, **options)
         shutil.rmtree(tmp_path / "inner")
         for given in (None, state):
             caplog.clear()
-            self.life(tmp_path, 4 if given is None else 6, given, **{**options, "resume": True})
+            self.incarnation(
+                tmp_path, 4 if given is None else 6, given, **{**options, "resume": True}
+            )
             shutil.rmtree(tmp_path / "inner")
             (said,) = [line for line in caplog.messages if "fresh inner state" in line]
             assert ("The optimizers keep the state that they were given; the" in said) is bool(

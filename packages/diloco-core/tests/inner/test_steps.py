@@ -256,7 +256,7 @@ class TestSeveralOptimizers:
         assert sum(r.inner_steps for r in reports) == 20
 
     def test_a_sync_within_a_step_counts_it(self, lab):
-        """It holds what was learned in that step: a life that begins there must not take it again."""
+        """It holds what was learned in that step: an incarnation that begins there must not take it again."""
         model, two = self.parts(lab)
         saved = []
 

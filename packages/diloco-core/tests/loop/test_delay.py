@@ -384,7 +384,7 @@ class TestResuming:
 
     STEPS = 13
 
-    def life(self, lab, exchange, until, *, stop=False, **given):
+    def incarnation(self, lab, exchange, until, *, stop=False, **given):
         """Train up to a number of inner steps; ``stop`` ends as a process that is killed. What the model held after each step."""
         model = lab.fill(lab.small_model())
         inner = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -404,7 +404,7 @@ class TestResuming:
     @pytest.mark.parametrize(("delay", "stop"), [(0, 4), (1, 4), (1, 7), (2, 3), (2, 6)])
     def test_where_nothing_is_under_way_it_goes_on_as_if_not_stopped(self, lab, delay, stop):
         def whole(exchange):
-            return self.life(lab, exchange, self.STEPS, delay=delay)
+            return self.incarnation(lab, exchange, self.STEPS, delay=delay)
 
         place = f"memory://delay/resume/{delay}/{stop}"
 
@@ -413,11 +413,11 @@ class TestResuming:
 
         wanted = lab.run(whole, exchanges("store", 2))
         lab.run(
-            lambda exchange: self.life(lab, exchange, stop, stop=True, delay=delay),
+            lambda exchange: self.incarnation(lab, exchange, stop, stop=True, delay=delay),
             [opened(rank, False) for rank in range(2)],
         )
         runs = lab.run(
-            lambda exchange: self.life(lab, exchange, self.STEPS, delay=delay),
+            lambda exchange: self.incarnation(lab, exchange, self.STEPS, delay=delay),
             [opened(rank, True) for rank in range(2)],
         )
         for (steps, end), (wanted_steps, wanted_end) in zip(runs, wanted, strict=True):
@@ -434,11 +434,11 @@ class TestResuming:
             return StoreExchange(open_store(place), rank, 2, resume=resume)
 
         lab.run(
-            lambda exchange: self.life(lab, exchange, stop, stop=True, delay=2),
+            lambda exchange: self.incarnation(lab, exchange, stop, stop=True, delay=2),
             [opened(rank, False) for rank in range(2)],
         )
         runs = lab.run(
-            lambda exchange: self.life(lab, exchange, self.STEPS, delay=2),
+            lambda exchange: self.incarnation(lab, exchange, self.STEPS, delay=2),
             [opened(rank, True) for rank in range(2)],
         )
         assert lab.identical([end for _, end in runs])

@@ -204,15 +204,15 @@ class TestWithoutAFlush:
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_in_elastic_runs_too(self, lab, tmp_path, topology):
-        def life(steps):
+        def incarnation(steps):
             exchange = StoreExchange(
                 open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0, topology=topology)
             )
             return skipping(lab, (0,), steps, sync_every=2, flush="none")(exchange)
 
-        held, committed = life(5)
+        held, committed = incarnation(5)
         assert committed == 2
-        again, committed = life(1)
+        again, committed = incarnation(1)
         assert committed == 2
         assert lab.identical([held, again]), "what was dropped was never in the run"
 

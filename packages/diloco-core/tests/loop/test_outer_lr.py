@@ -309,17 +309,19 @@ class TestGoingOn:
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_an_elastic_run_that_is_resumed_replays_what_is_recorded(self, topology):
-        """Its two lives have functions of their own; in the simulated runs, so have all lives."""
+        """Its two incarnations have functions of their own; in the simulated runs, so have all incarnations."""
         store, settings = (
             SimulatedStore(),
             Elastic(2, topology=topology, publish_every=3 if topology == "gather" else None),
         )
-        first = SimulatedTraining(syncs=5, sizes=(40,), lr=lambda rank, life, sync: 0.9 / sync)
+        first = SimulatedTraining(
+            syncs=5, sizes=(40,), lr=lambda rank, incarnation, sync: 0.9 / sync
+        )
         simulate(first, Schedule(2), settings, store=store)
         second = SimulatedTraining(
             syncs=8,
             sizes=(40,),
-            lr=lambda rank, life, sync: 0.125 if sync > 5 else 0.01,
+            lr=lambda rank, incarnation, sync: 0.125 if sync > 5 else 0.01,
             salts=dict(first.salts),
             wishes={(1, 1, 13): 0.5},
         )

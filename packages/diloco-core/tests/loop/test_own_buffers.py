@@ -1,4 +1,4 @@
-"""With ``buffers="none"`` each rank has its own, and gets them back with its inner state in the next life."""
+"""With ``buffers="none"`` each rank has its own, and gets them back with its inner state in the next incarnation."""
 
 import copy
 
@@ -18,7 +18,7 @@ def exchanges(kind, uri, resume):
     return [StoreExchange(store, rank, 2, Elastic(2)) for rank, store in enumerate(stores)]
 
 
-def life(lab, exchange, until, policy="none", every=1):
+def incarnation(lab, exchange, until, policy="none", every=1):
     net = lab.fill(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     with DiLoCo(
@@ -39,7 +39,7 @@ def test_buffers_that_were_never_saved_are_spoken_of(lab, caplog, kind, policy):
     for until, resume in (2, False), (3, True):
         caplog.clear()
         lab.run(
-            lambda e, until=until: life(lab, e, until, policy, every=0),
+            lambda e, until=until: incarnation(lab, e, until, policy, every=0),
             exchanges(kind, uri, resume),
         )
     told = [record for record in caplog.records if "fresh inner state" in record.getMessage()]
@@ -55,8 +55,8 @@ def same(ours, theirs):
 @pytest.mark.parametrize("kind", ["fixed", "elastic"])
 def test_they_come_back(lab, kind):
     uri = f"memory://own-buffers/{kind}"
-    first = lab.run(lambda exchange: life(lab, exchange, 2), exchanges(kind, uri, False))
-    second = lab.run(lambda exchange: life(lab, exchange, 3), exchanges(kind, uri, True))
+    first = lab.run(lambda exchange: incarnation(lab, exchange, 2), exchanges(kind, uri, False))
+    second = lab.run(lambda exchange: incarnation(lab, exchange, 3), exchanges(kind, uri, True))
     for (_, ended), (began, _) in zip(first, second, strict=True):
         assert same(ended, began)
     assert not same(first[0][1], first[1][1])

@@ -115,10 +115,10 @@ class TestTheEnd:
         assert "'bias'" in caplog.text
 
     def test_it_is_what_export_writes(self, lab, tmp_path):
-        def life():
+        def incarnation():
             return [StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))]
 
-        ((held, committed),) = self.runs(lab, another_step, life())
+        ((held, committed),) = self.runs(lab, another_step, incarnation())
         export(tmp_path / "run", tmp_path / "model.safetensors")
         written = load_file(tmp_path / "model.safetensors")
         written["gap"] = written["gap"].nan_to_num()
@@ -160,7 +160,7 @@ class TestTheEndOfAnElasticRun:
             }, outer.inner_steps
 
         settings = Elastic(2, grace=5.0, topology="sharded", late=late)
-        outcome = simulate(replica, Schedule(replicas), settings, most_lives=1)
+        outcome = simulate(replica, Schedule(replicas), settings, most_incarnations=1)
         for key, data in outcome.store.objects.items():
             (tmp_path / "run" / key).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "run" / key).write_bytes(data)

@@ -25,7 +25,7 @@ def opened(kind, uri, resume):
     return StoreExchange(store, 0, 1, Elastic(1))
 
 
-def life(lab, exchange, make, steps, *, killed=False, every=10, after=False):
+def incarnation(lab, exchange, make, steps, *, killed=False, every=10, after=False):
     """Train up to a number of inner steps. The learning rate of every step, and the model."""
     net = lab.fill(torch.nn.Linear(3, 2))
     inner = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
@@ -55,22 +55,24 @@ def life(lab, exchange, make, steps, *, killed=False, every=10, after=False):
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.filterwarnings(
     "ignore:Detected call of:UserWarning"
-)  # torch does not know of earlier lives
+)  # torch does not know of earlier incarnations
 def test_it_is_stepped_up_to_the_inner_step(lab, kind, name, killed):
-    """Saved after every second sync, so that a life begins with a schedule that is behind the run by as much as a sync."""
+    """Saved after every second sync, so that an incarnation begins with a schedule that is behind the run by as much as a sync."""
     make, place = SCHEDULES[name], f"memory://schedules/{kind}/{name}/{killed}".replace(" ", "-")
-    wanted = life(lab, opened(kind, f"{place}/whole", False), make, 14)
+    wanted = incarnation(lab, opened(kind, f"{place}/whole", False), make, 14)
     rates = []
     for number, steps in enumerate((6, 10, 14)):
         exchange = opened(kind, f"{place}/stopped", bool(number))
-        rates += life(lab, exchange, make, steps, killed=killed and steps < 14, every=2)
+        rates += incarnation(lab, exchange, make, steps, killed=killed and steps < 14, every=2)
     assert rates == wanted
     assert len({rate for _, rate in rates}) > 3
 
 
 def test_a_step_after_the_last_sync_is_saved_when_the_block_is_left(lab):
     make, place = SCHEDULES["cosine"], "memory://schedules/after"
-    wanted = life(lab, opened("fixed", f"{place}/whole", False), make, 12, every=1, after=True)
-    first = life(lab, opened("fixed", f"{place}/left", False), make, 6, every=1, after=True)
-    rest = life(lab, opened("fixed", f"{place}/left", True), make, 12, every=1, after=True)
+    wanted = incarnation(
+        lab, opened("fixed", f"{place}/whole", False), make, 12, every=1, after=True
+    )
+    first = incarnation(lab, opened("fixed", f"{place}/left", False), make, 6, every=1, after=True)
+    rest = incarnation(lab, opened("fixed", f"{place}/left", True), make, 12, every=1, after=True)
     assert first + rest == wanted

@@ -149,7 +149,7 @@ class TestOpenWishes:
         assert caplog.records == []
 
 
-def test_a_wish_of_a_life_that_has_just_come_is_not_taken_for_overruled():
+def test_a_wish_of_a_incarnation_that_has_just_come_is_not_taken_for_overruled():
     """The run's rate was changed before it came. Its first sync is decided without it, with that rate, and is no answer."""
     store, settings = SimulatedStore(), Elastic(1, grace=3.0, topology="sharded", retention=9)
     first = SimulatedTraining(syncs=2, sizes=(4,), wishes={(0, 1, 0): 0.5})

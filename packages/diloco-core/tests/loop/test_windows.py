@@ -57,8 +57,8 @@ class TestSeconds:
 
 
 @st.composite
-def lives(draw):
-    """How long each step of a life takes, how long after a send its record is seen, and how it is cut."""
+def incarnations(draw):
+    """How long each step of an incarnation takes, how long after a send its record is seen, and how it is cut."""
     steps = draw(st.lists(st.integers(1, 40), min_size=1, max_size=50))
     seen_after = draw(st.lists(st.integers(0, 90), min_size=40, max_size=40))
     windows = Windows(
@@ -69,11 +69,13 @@ def lives(draw):
     return windows, steps, seen_after
 
 
-@given(lives(), st.sets(st.integers(1, 50)))
+@given(incarnations(), st.sets(st.integers(1, 50)))
 @example((Windows(Seconds(60.0), 2, 1), [10] * 20, [3] * 40), set())
-def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_later(life, half):
+def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_later(
+    incarnation, half
+):
     """As an outer loop uses it, against the rule: time T/F since the record was seen, s - 1 applied, and a step taken."""
-    windows, steps, seen_after = life
+    windows, steps, seen_after = incarnation
     now = seen = applied = 0
     sent, sends, boundaries = None, [], [0]
     for step, seconds in enumerate(steps, 1):

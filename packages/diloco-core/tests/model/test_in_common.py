@@ -60,7 +60,7 @@ class TestWhatReplicasHaveInCommon:
             assert isinstance(result, MismatchError)
 
     def test_a_late_joiner_of_an_elastic_run(self, lab, tmp_path):
-        def life(rank, change=lambda model: None):
+        def incarnation(rank, change=lambda model: None):
             exchange = StoreExchange(open_store(str(tmp_path)), rank, 2, Elastic(1, grace=1.0))
             model = lab.fill(Net())
             change(model)
@@ -70,14 +70,14 @@ class TestWhatReplicasHaveInCommon:
                 model.cache.add_(1)
             return outer.committed
 
-        assert life(0) == 1
+        assert incarnation(0) == 1
         for change in (
             lambda model: model.base.bias.data.add_(1),
             lambda model: model.cache.add_(1),
         ):
             with pytest.raises(MismatchError, match="with values"):
-                life(1, change)
-        assert life(1) == 2
+                incarnation(1, change)
+        assert incarnation(1) == 2
 
     def test_nothing_of_it_is_copied_whole(self, lab, monkeypatch):
         """A frozen model may fill the memory."""

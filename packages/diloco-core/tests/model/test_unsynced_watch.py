@@ -225,7 +225,7 @@ def _objects(folder):
 
 
 def _alone(lab, folder):
-    """One life of a run with one replica, and the values that it ended with."""
+    """One incarnation of a run with one replica, and the values that it ended with."""
     model = Part(lab)
     inner = torch.optim.SGD([model.trained], lr=0.1)
     resume = (folder / "run").exists()

@@ -44,7 +44,7 @@ FATES = ["counted", "carried", "dropped", "none", "foreign", "open", "gone back"
 
 @given(st.lists(st.tuples(st.sampled_from(FATES), st.booleans()), max_size=12))
 def test_what_was_counted_and_what_remains_is_what_was_learned(events):
-    """Also over restarts: a new life goes on with what was saved last, or with zero if another contribution counted since."""
+    """Also over restarts: a new incarnation goes on with what was saved last, or with zero if another contribution counted since."""
     residual, position, step = make(), 0, 0
     offered_to_run = torch.zeros(
         SIZE, dtype=torch.float64
@@ -104,7 +104,7 @@ def test_what_is_offered_holds_the_residual_times_its_decay():
     assert residual.tag == 4
 
 
-def test_another_life_s_contribution_with_the_same_end_leaves_nothing():
+def test_another_incarnation_s_contribution_with_the_same_end_leaves_nothing():
     """Its steps are the same, but what was lost of it is not known here."""
     residual = make()
     residual.offer(learned(0), 2)

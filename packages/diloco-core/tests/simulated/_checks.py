@@ -37,11 +37,11 @@ def violations(
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
     or not at all, and no batch learned twice by a rank. Their models hold what the rules of delay and mixing say. What a codec
     has lost of a contribution is sent later, never twice, and is not lost without a word. Contributions, and the steps taken
-    while they were under way, tile the steps of a life; shares are those of the contributions; and where syncs go by the time,
+    while they were under way, tile the steps of an incarnation; shares are those of the contributions; and where syncs go by the time,
     each contribution is sent at the first boundary between two steps after it. The log is a chain, with a quorum in
-    every record. A life that has not agreed to go back does not go on after a rollback, and one that has a successor saves
+    every record. An incarnation that has not agreed to go back does not go on after a rollback, and one that has a successor saves
     nothing. Encoded state follows from the state before it and the contributions, as published, to the last bit, and is the same
-    bytes whenever it is written. No replica waits past the deadline. Every rank gets to the end, and no life ends by an error
+    bytes whenever it is written. No replica waits past the deadline. Every rank gets to the end, and no incarnation ends by an error
     unless a newer one took its place.
 
     Args:
@@ -50,15 +50,15 @@ def violations(
         deadline: Virtual seconds that a replica may spend in one step.
     """
     problems = [
-        f"life {key} raised {error!r}"
+        f"incarnation {key} raised {error!r}"
         for key, error in outcome.errors().items()
         if not isinstance(error, FencedError)
     ]
     if not outcome.finished:
         problems.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
     problems += [
-        f"{what} (rank {rank}, life {life})"
-        for (rank, life), wrong in training.mixed.items()
+        f"{what} (rank {rank}, incarnation {incarnation})"
+        for (rank, incarnation), wrong in training.mixed.items()
         for what in wrong
     ]
     if training.longest > deadline:
@@ -67,7 +67,8 @@ def violations(
         return [*problems, "there is no manifest"]
     problems += [f"{key} was written again with other content" for key in outcome.store.changed]
     problems += [
-        f"{key} was saved by a life that had a successor" for key in outcome.store.intrusions
+        f"{key} was saved by an incarnation that had a successor"
+        for key in outcome.store.intrusions
     ]
     log, broken = read_log(outcome.store)
     problems += broken
@@ -84,14 +85,14 @@ def violations(
         made_again = filterfalse(partial(was_passed, outcome.store), outcome.store.differing)
         problems += [f"{key} was made again with other bytes" for key in made_again]
     for sync, states in [*sorted(training.states.items()), *sorted(training.entered.items())]:
-        for rank, life, copies in states:
+        for rank, incarnation, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
                 problems.append(
-                    f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}"
+                    f"after sync {sync}, rank {rank} (incarnation {incarnation}) differs from rank {states[0][0]}"
                 )
             if not all(map(torch.equal, copies, recomputed.values.get(sync, copies))):
                 problems.append(
-                    f"after sync {sync}, rank {rank} (life {life}) does not hold what was published"
+                    f"after sync {sync}, rank {rank} (incarnation {incarnation}) does not hold what was published"
                 )
             if sync in expected:
                 far = max(
@@ -99,7 +100,7 @@ def violations(
                 )
                 if not far < tolerance:
                     problems.append(
-                        f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says"
+                        f"after sync {sync}, rank {rank} (incarnation {incarnation}) is {far:.3g} off what the log says"
                     )
     steps = training.outer_steps(log)
     problems += [
@@ -114,16 +115,16 @@ def violations(
 
 
 def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Contributions that do not tile the steps of their lives, and reports with other shares or rates than the records."""
+    """Contributions that do not tile the steps of their incarnations, and reports with other shares or rates than the records."""
     problems = []
     commits = {record.sync: record for record in log if isinstance(record, Commit)}
-    for (rank, life), timeline in training.timelines.items():
-        who = f"(rank {rank}, life {life})"
+    for (rank, incarnation), timeline in training.timelines.items():
+        who = f"(rank {rank}, incarnation {incarnation})"
         claims = {
             sync: (member.start, member.stop)
             for sync, commit in commits.items()
             for member in commit.members
-            if (member.rank, training.salts.get((rank, member.epoch))) == (rank, life)
+            if (member.rank, training.salts.get((rank, member.epoch))) == (rank, incarnation)
         }
         problems += [f"{what} {who}" for what in timeline.not_tiled(claims)]
         for adoption in timeline.adoptions:
@@ -153,20 +154,21 @@ def wrong_windows(store: SimulatedStore, training: SimulatedTraining) -> list[st
     window = training.sync_every.value / len(training.sizes)
     sent = list(filter(None, (Delta.parse(key) for _, key, size in store.history if size)))
     problems = []
-    for (rank, life), timeline in training.timelines.items():
+    for (rank, incarnation), timeline in training.timelines.items():
         stops = {
             delta.sync: delta.stop
             for delta in sent
             if (delta.rank, delta.epoch) == (rank, timeline.epoch)
         }
         problems += [
-            f"{what} (rank {rank}, life {life})" for what in timeline.not_in_time(stops, window)
+            f"{what} (rank {rank}, incarnation {incarnation})"
+            for what in timeline.not_in_time(stops, window)
         ]
     return problems
 
 
 def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Records whose outer learning rate is neither that of the record before, nor a wish, nor what a life's function returns."""
+    """Records whose outer learning rate is neither that of the record before, nor a wish, nor what an incarnation's function returns."""
     in_force: dict[int, Commit] = {}  # by fragment
     by_sync: dict[int, Commit] = {}
     steps, problems = training.outer_steps(log), []
@@ -184,8 +186,8 @@ def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining
             right = last is not None and record.rate == last.rate
         elif record.rate.number == number:
             right = rates in {
-                training.rates(rank, life, steps[record.sync])
-                for (rank, _), life in training.salts.items()
+                training.rates(rank, incarnation, steps[record.sync])
+                for (rank, _), incarnation in training.salts.items()
             }
         else:
             wish = (record.rate.rank, record.rate.epoch, rates[0])
@@ -217,7 +219,7 @@ def ignored_wishes(log: Sequence[Commit | Rollback], training: SimulatedTraining
 
 
 def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Lives that went on after a rollback that they had not agreed to."""
+    """Incarnations that went on after a rollback that they had not agreed to."""
     fence: dict[int, int] = {}
     problems = []
     for record in log:
@@ -242,9 +244,9 @@ def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining)
         if isinstance(commit, Rollback) or commit.sync in given_up:
             continue
         for member in commit.members:
-            life = training.salts.get((member.rank, member.epoch), 0)
+            incarnation = training.salts.get((member.rank, member.epoch), 0)
             for step in range(member.start, member.stop):
-                batch = training.batches.get((member.rank, life, step))
+                batch = training.batches.get((member.rank, incarnation, step))
                 if batch is None:
                     continue  # of a simulation before this one
                 key = commit.fragment, member.rank, batch
@@ -299,7 +301,7 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
 
 
 def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
-    """What is missing in a store: to go on with its run, or for a life that lags no more than it may.
+    """What is missing in a store: to go on with its run, or for an incarnation that lags no more than it may.
 
     The two newest complete states of every fragment must be there (the initial one is one) with all that they are made of, and
     everything that was committed after the older of them. Published states of the last ``retention`` syncs must stay, in the

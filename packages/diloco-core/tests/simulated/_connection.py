@@ -23,11 +23,11 @@ class Connection:
         shared: The objects.
         scheduler: The time.
         rank: Whose process.
-        life: Which of its lives.
+        incarnation: Which of its incarnations.
         faults: What goes wrong in it.
         latency: Mean seconds that a request takes.
         chance: Source of latencies.
-        replace: Starts the next life of the rank.
+        replace: Starts the next incarnation of the rank.
     """
 
     near = False
@@ -42,7 +42,7 @@ class Connection:
         scheduler: Scheduler,
         *,
         rank: int = 0,
-        life: int = 1,
+        incarnation: int = 1,
         faults: Sequence[Fault] = (),
         latency: float = 0.02,
         chance: random.Random | None = None,
@@ -60,7 +60,9 @@ class Connection:
         self.saw: dict[str, float] = {}
         self._shared = shared
         self._scheduler = scheduler
-        self._faults = {f.operation: f for f in faults if (f.rank, f.life) == (rank, life)}
+        self._faults = {
+            f.operation: f for f in faults if (f.rank, f.incarnation) == (rank, incarnation)
+        }
         self._latency = latency
         self._chance = chance or random.Random(0)
         self._replace = replace

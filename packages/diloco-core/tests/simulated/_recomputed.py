@@ -20,7 +20,7 @@ from diloco_core._arithmetic._weights import shares
 from diloco_core._codecs._codec import Codec
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._fragment import Fragment
-from diloco_core._run._life._progress import published_shard, publishes_whole
+from diloco_core._run._incarnation._progress import published_shard, publishes_whole
 from diloco_core._run._records._keys import MANIFEST, Delta, claim_key, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback
@@ -46,7 +46,7 @@ class Recomputed:
 
 
 Own = Mapping[tuple[int, int, int], torch.Tensor]
-"""What lives of fixed runs hold of their contributions, as others would read them, by (rank, epoch, sync)."""
+"""What incarnations of fixed runs hold of their contributions, as others would read them, by (rank, epoch, sync)."""
 
 
 def recompute(
@@ -57,7 +57,7 @@ def recompute(
 ) -> Recomputed:
     """Compute every published shard again from the state before it and the contributions, as they were published.
 
-    So no life has used anything that is not in the store, such as values or residuals that only it knew: a shard that is made
+    So no incarnation has used anything that is not in the store, such as values or residuals that only it knew: a shard that is made
     again, by whomever and however late, has the same bytes. In fixed runs the owner of a shard adds its own contribution, which
     it does not send.
 
@@ -241,9 +241,9 @@ def _without(shard: bytes) -> str:
 
 
 def was_passed(store: SimulatedStore, key: str) -> bool:
-    """Whether a shard was published without what an earlier life had not sent, and has been deleted since.
+    """Whether a shard was published without what an earlier incarnation had not sent, and has been deleted since.
 
-    When that life wakes up after this, it may publish the shard with its own part. Others look at the log before they use it.
+    When that incarnation wakes up after this, it may publish the shard with its own part. Others look at the log before they use it.
     """
     deleted = any(changed == key and size is None for _, changed, size in store.history)
     return deleted and bool(_without(store.contents[key]))
@@ -255,7 +255,7 @@ def lost_parts(
     """Which elements of contributions were lost with those who made them, by the key of the contribution.
 
     The headers of the shards of their ranks say so. These shards hold the mean with a zero in their place. Nothing may be lost
-    as long as no newer life has taken the rank of the one that holds it.
+    as long as no newer incarnation has taken the rank of the one that holds it.
     """
     since: dict[str, float] = {}
     for time, key, _ in store.history:

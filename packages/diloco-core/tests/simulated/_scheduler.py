@@ -124,11 +124,11 @@ DAMAGES = ("rot", "torn record")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong at one store operation of one life.
+    """Something that goes wrong at one store operation of one incarnation.
 
     Attributes:
         rank: Whose.
-        life: In which life of the rank, from 1.
+        incarnation: In which incarnation of the rank, from 1.
         operation: At which of its operations, from 1.
         kind: One of ``KINDS``, which leave the store as it was written, or of ``DAMAGES``, which leave a damaged object:
 
@@ -152,7 +152,7 @@ class Fault:
     """
 
     rank: int
-    life: int
+    incarnation: int
     operation: int
     kind: str
     seconds: float = 0.0

@@ -27,7 +27,7 @@ class Schedule:
     Attributes:
         world_size: Number of ranks.
         seed: Seed of all latencies.
-        starts: When every rank's first life begins, in virtual seconds.
+        starts: When every rank's first incarnation begins, in virtual seconds.
         faults: What goes wrong.
         restart_after: Seconds until a dead replica is started again.
         latency: Mean seconds of a request.
@@ -47,14 +47,14 @@ class Node:
 
     Attributes:
         rank: Its rank.
-        life: Which life of the rank, from 1.
+        incarnation: Which incarnation of the rank, from 1.
         exchange: Its exchange.
         connection: Its access to the store.
         chance: A generator of its own.
     """
 
     rank: int
-    life: int
+    incarnation: int
     exchange: StoreExchange
     connection: Connection
     chance: random.Random
@@ -70,8 +70,8 @@ class Outcome:
 
     Attributes:
         store: The store at the end.
-        results: What every life returned or raised, by (rank, life).
-        finished: Whether every rank had a life that came to its end in time.
+        results: What every incarnation returned or raised, by (rank, incarnation).
+        finished: Whether every rank had an incarnation that came to its end in time.
         seconds: Virtual seconds that it took.
     """
 
@@ -81,7 +81,7 @@ class Outcome:
     seconds: float = 0.0
 
     def errors(self) -> dict[tuple[int, int], BaseException]:
-        """What lives raised, other than being killed."""
+        """What incarnations raised, other than being killed."""
         return {
             key: value
             for key, value in self.results.items()
@@ -97,12 +97,12 @@ def simulate(
     store: SimulatedStore | None = None,
     sync_timeout: float = 600.0,
     limit: float = 20_000.0,
-    most_lives: int = 6,
+    most_incarnations: int = 6,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Outcome:
     """Run ``train(node)`` for every rank of a run, in virtual time and deterministically.
 
-    A life that is killed or raises is followed by the next one, unless another life of its rank is there or was done.
+    An incarnation that is killed or raises is followed by the next one, unless another incarnation of its rank is there or was done.
     Only one thread runs at a time, so training functions may share what they like.
 
     Args:
@@ -112,29 +112,29 @@ def simulate(
         store: To go on with; a fresh one if left out.
         sync_timeout: Of the exchanges, in virtual seconds.
         limit: Virtual seconds after which the run counts as stuck.
-        most_lives: How many lives a rank may have.
+        most_incarnations: How many incarnations a rank may have.
         chunk_bytes: Of the exchanges, in bytes.
     """
     scheduler = Scheduler()
     outcome = Outcome(store or SimulatedStore())
     done: set[int] = set()
-    lives = dict.fromkeys(range(schedule.world_size), 0)
+    incarnations = dict.fromkeys(range(schedule.world_size), 0)
     running = dict.fromkeys(range(schedule.world_size), 0)
 
     def start(rank: int, time: float) -> None:
-        if lives[rank] < most_lives:
-            lives[rank] += 1
+        if incarnations[rank] < most_incarnations:
+            incarnations[rank] += 1
             running[rank] += 1
-            life = lives[rank]
-            scheduler.start_at(time, lambda: run(rank, life))
+            incarnation = incarnations[rank]
+            scheduler.start_at(time, lambda: run(rank, incarnation))
 
-    def run(rank: int, life: int) -> None:
-        chance = random.Random(f"{schedule.seed}/{rank}/{life}")
+    def run(rank: int, incarnation: int) -> None:
+        chance = random.Random(f"{schedule.seed}/{rank}/{incarnation}")
         connection = Connection(
             outcome.store,
             scheduler,
             rank=rank,
-            life=life,
+            incarnation=incarnation,
             faults=schedule.faults,
             latency=schedule.latency,
             chance=chance,
@@ -161,10 +161,12 @@ def simulate(
                 chunk_bytes=chunk_bytes,
                 resume=settings.resume if isinstance(settings, Fixed) else False,
             )
-            outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
+            outcome.results[rank, incarnation] = train(
+                Node(rank, incarnation, exchange, connection, chance)
+            )
             exchange.leave()
         except BaseException as error:
-            outcome.results[rank, life] = error
+            outcome.results[rank, incarnation] = error
             if running[rank] == 1 and rank not in done:
                 start(rank, scheduler.now + schedule.restart_after)
         else:
@@ -175,7 +177,7 @@ def simulate(
     for rank in range(schedule.world_size):
         start(rank, schedule.starts[rank] if rank < len(schedule.starts) else 0.0)
     in_time = scheduler.run(limit)
-    outcome.finished = in_time and done == set(lives)
+    outcome.finished = in_time and done == set(incarnations)
     outcome.seconds = scheduler.now
     return outcome
 

@@ -25,7 +25,7 @@ class SimulatedStore:
         contents: The tensors of contributions and states as they were first written, likewise.
         differing: Those of them that were written again with other content, perhaps after they had been removed. That must never
             be, either, unless the record of a sync was lost, and the sync decided once more.
-        intrusions: Inner state that a life has saved although it had a successor, and had not looked for one just before.
+        intrusions: Inner state that an incarnation has saved although it had a successor, and had not looked for one just before.
         history: When which keys came and went, with their sizes (None: it went), in virtual seconds.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
@@ -61,7 +61,7 @@ class SimulatedStore:
         self._replace(key, data)
 
     def has_successor(self, key: str) -> bool:
-        """Whether a later life of the rank has claimed it than the one that saves inner state under this key."""
+        """Whether a later incarnation of the rank has claimed it than the one that saves inner state under this key."""
         epoch, _ = parse_inner(key) or parse_residual(key) or (0, 0)
         rank = int(key.split("/")[1])
         return highest_epochs(self.below(f"claims/{rank:05}")).get(rank, 0) > epoch

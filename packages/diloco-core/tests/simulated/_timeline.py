@@ -1,4 +1,4 @@
-"""When one simulated life took its inner steps, contributed and adopted syncs: none is lost, counted twice or sent too early."""
+"""When one simulated incarnation took its inner steps, contributed and adopted syncs: none is lost, counted twice or sent too early."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from diloco_core._run._records._records import Commit, Rollback
 
 
 class Adoption(NamedTuple):
-    """A sync that a life has adopted.
+    """A sync that an incarnation has adopted.
 
     Attributes:
         sync: Its number in the log.
         fragment: Its fragment.
-        fate: What became of the life's contribution.
-        over: Whether all fragments start over, since the life has reloaded or an earlier one has taken its steps.
-        steps: How many inner steps the life had taken when it adopted the sync.
+        fate: What became of the incarnation's contribution.
+        over: Whether all fragments start over, since the incarnation has reloaded or an earlier one has taken its steps.
+        steps: How many inner steps the incarnation had taken when it adopted the sync.
         last: Whether it trains no more.
         weights: The shares that were reported; None if they are not known.
         lr: The learning rate that was reported.
@@ -42,21 +42,21 @@ class Adoption(NamedTuple):
 
 
 class _Stood(NamedTuple):
-    """Where a life stood after a sync: when it had seen its record, and after which inner step it had adopted it."""
+    """Where an incarnation stood after a sync: when it had seen its record, and after which inner step it had adopted it."""
 
     seen: float
     steps: int
 
 
 class Timeline:
-    """The steps and syncs of one life. One thread at a time.
+    """The steps and syncs of one incarnation. One thread at a time.
 
     Args:
-        saw: When the life's process first read each record of the log, by its clock.
+        saw: When the incarnation's process first read each record of the log, by its clock.
         delay: Inner steps from sending to adopting.
 
     Attributes:
-        epoch: The life's epoch; 0 before it has entered.
+        epoch: The incarnation's epoch; 0 before it has entered.
         boundaries: When each inner step ended, by the number of steps taken then.
         adoptions: The syncs that were adopted since it has entered.
     """
@@ -76,13 +76,13 @@ class Timeline:
     def enters(
         self, position: Position, steps: int, epoch: int, since_sync: Sequence[int] = ()
     ) -> None:
-        """The life begins to train after so many steps of its rank, of which some are in no sync of a fragment yet."""
+        """The incarnation begins to train after so many steps of its rank, of which some are in no sync of a fragment yet."""
         self.epoch, self._entered = epoch, steps
         self._begins = {each: steps - open_ for each, open_ in enumerate(since_sync) if open_}
         self._stood[position.sync] = _Stood(position.seen, steps)
 
     def adopted(self, report: SyncReport, position: Position, steps: int) -> None:
-        """A sync was adopted or left out, and the life has taken so many steps now."""
+        """A sync was adopted or left out, and the incarnation has taken so many steps now."""
         whole = report.committed and not report.reloaded
         self.adoptions.append(
             Adoption(
@@ -99,16 +99,16 @@ class Timeline:
         self._stood[position.sync] = _Stood(position.seen, steps)
 
     def leaves(self, steps: int) -> None:
-        """The life trains no more: from here on it contributes what is left, whatever the time."""
+        """The incarnation trains no more: from here on it contributes what is left, whatever the time."""
         self._left = steps
 
     def not_tiled(self, claims: Mapping[int, tuple[int, int]]) -> Iterator[str]:
         """Contributions that leave steps out or count them twice.
 
-        What comes between two contributions are the steps that the life took while the first of them was under way.
+        What comes between two contributions are the steps that the incarnation took while the first of them was under way.
 
         Args:
-            claims: The inner steps of the life's contributions that were counted (first, and one past the last), by sync.
+            claims: The inner steps of the incarnation's contributions that were counted (first, and one past the last), by sync.
         """
         begin = self._entered
         begins = dict(self._begins)
@@ -130,7 +130,7 @@ class Timeline:
         """Contributions that were not sent at the first boundary between two steps after their window.
 
         Args:
-            stops: How many inner steps the life had taken when it contributed, by sync.
+            stops: How many inner steps the incarnation had taken when it contributed, by sync.
             window: Seconds.
         """
         for sync, stop in stops.items():
@@ -151,7 +151,7 @@ _TOLERANCE = 1e-5
 
 
 class Mixing:
-    """Compares the model of one life, one tensor per fragment, with what it should hold. Not thread-safe.
+    """Compares the model of one incarnation, one tensor per fragment, with what it should hold. Not thread-safe.
 
     Args:
         model: The parameters, of which each is a fragment.
@@ -172,7 +172,7 @@ class Mixing:
         self.adopted = 0
 
     def begin(self, copies: Sequence[torch.Tensor], sync: int, *, open_steps: bool) -> None:
-        """The life begins with these global copies, after this sync; with steps of the life before, its model is further on."""
+        """The incarnation begins with these global copies, after this sync; with steps of the incarnation before, its model is further on."""
         self._copies = [copy.clone() for copy in copies]
         self.own = [each.detach().clone() for each in (self._model if open_steps else copies)]
         self.adopted = sync
@@ -208,7 +208,7 @@ class Mixing:
 
 
 PERIOD = 17
-"""The gradients of so many steps of a life add up to nothing."""
+"""The gradients of so many steps of an incarnation add up to nothing."""
 _LOST = "error feedback of fragment"
 
 
@@ -216,9 +216,9 @@ class Feedback:
     """The residuals that simulated replicas had. One thread at a time.
 
     Attributes:
-        before: The residual that a contribution would be made with, by (rank, life, fragment, step, newest sync adopted then).
-        after: The residual after a sync that has counted a life's contribution, by (rank, life, sync).
-        said: Who has said that a residual was lost, as (rank, life, fragment).
+        before: The residual that a contribution would be made with, by (rank, incarnation, fragment, step, newest sync adopted then).
+        after: The residual after a sync that has counted an incarnation's contribution, by (rank, incarnation, sync).
+        said: Who has said that a residual was lost, as (rank, incarnation, fragment).
     """
 
     def __init__(self) -> None:
@@ -227,22 +227,22 @@ class Feedback:
         self.said: set[tuple[int, int, int]] = set()
 
     def note(
-        self, rank: int, life: int, fragments: Sequence[Fragment], step: int, sync: int
+        self, rank: int, incarnation: int, fragments: Sequence[Fragment], step: int, sync: int
     ) -> None:
         """Remember the residuals with which a replica trains on."""
         for number, fragment in enumerate(fragments):
             if fragment.residual is not None:
-                self.before[rank, life, number, step, sync] = _values(fragment)
+                self.before[rank, incarnation, number, step, sync] = _values(fragment)
 
-    def counted(self, rank: int, life: int, fragment: Fragment, sync: int) -> None:
+    def counted(self, rank: int, incarnation: int, fragment: Fragment, sync: int) -> None:
         """Remember the residual after a sync that has counted the replica's contribution."""
         if fragment.residual is not None:
-            self.after[rank, life, sync] = _values(fragment)
+            self.after[rank, incarnation, sync] = _values(fragment)
 
     @contextmanager
-    def listening(self, rank: int, life: int) -> Iterator[None]:
+    def listening(self, rank: int, incarnation: int) -> Iterator[None]:
         """Remember what this thread logs as lost."""
-        handler = _Listener(threading.get_ident(), rank, life, self.said)
+        handler = _Listener(threading.get_ident(), rank, incarnation, self.said)
         logger = logging.getLogger("diloco_core")
         logger.addHandler(handler)
         try:
@@ -250,9 +250,9 @@ class Feedback:
         finally:
             logger.removeHandler(handler)
 
-    def of(self, commit: Commit, member: Delta, life: int) -> torch.Tensor | None:
+    def of(self, commit: Commit, member: Delta, incarnation: int) -> torch.Tensor | None:
         """The residual with which a contribution was made."""
-        key = (member.rank, life, commit.fragment, member.stop, commit.sync - 1)
+        key = (member.rank, incarnation, commit.fragment, member.stop, commit.sync - 1)
         return self.before.get(key)
 
     def explains(self, log: Sequence[Commit | Rollback], salts: dict[tuple[int, int], int]) -> bool:
@@ -271,9 +271,9 @@ class Feedback:
 
         Args:
             log: The log of the run.
-            salts: Which life of a rank an epoch was.
+            salts: Which incarnation of a rank an epoch was.
         """
-        # By fragment and rank: the life that was counted last, and what it was left with.
+        # By fragment and rank: the incarnation that was counted last, and what it was left with.
         held: dict[tuple[int, int], tuple[int, torch.Tensor | None]] = {}
         states: dict[tuple[int, int], dict[tuple[int, int], tuple[int, torch.Tensor | None]]] = {}
         applied: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -289,12 +289,12 @@ class Feedback:
                 }
                 continue
             for member in record.members:
-                life = salts.get((member.rank, member.epoch), 0)
+                incarnation = salts.get((member.rank, member.epoch), 0)
                 key = record.fragment, member.rank
-                before, known = self.of(record, member, life), key in held
-                counted, kept = held.get(key, (life, None))
-                # A life that was killed or reloaded may not have seen what it was left with: that is not known, but not zero.
-                left = self.after.get((member.rank, life, record.sync))
+                before, known = self.of(record, member, incarnation), key in held
+                counted, kept = held.get(key, (incarnation, None))
+                # An incarnation that was killed or reloaded may not have seen what it was left with: that is not known, but not zero.
+                left = self.after.get((member.rank, incarnation, record.sync))
                 nothing = (
                     before is not None
                     and not before.any()
@@ -302,27 +302,27 @@ class Feedback:
                 )
                 if left is None and nothing:
                     left = before  # what was sent is nothing, of which nothing can be lost
-                held[key] = life, left
+                held[key] = incarnation, left
                 if before is None or not before.any():
-                    # A life in between may have said it and saved the zero that this one goes on with.
-                    tellers = {life, *range(counted + 1, life)}
+                    # An incarnation in between may have said it and saved the zero that this one goes on with.
+                    tellers = {incarnation, *range(counted + 1, incarnation)}
                     told = any(
                         (member.rank, each, record.fragment) in self.said for each in tellers
                     )
                     lost = known and (kept is None or bool(kept.any()))
                     if before is not None and lost and not told:
                         problems.append(
-                            f"rank {member.rank} (life {life}) has lost its residual before sync {record.sync} and said nothing"
+                            f"rank {member.rank} (incarnation {incarnation}) has lost its residual before sync {record.sync} and said nothing"
                         )
                 elif kept is None and any(
                     torch.equal(before, each) for each in applied.get(key, [])
                 ):
                     problems.append(
-                        f"rank {member.rank} (life {life}) applied a residual in sync {record.sync} that was applied before"
+                        f"rank {member.rank} (incarnation {incarnation}) applied a residual in sync {record.sync} that was applied before"
                     )
                 elif not known or (kept is not None and not torch.equal(before, kept)):
                     problems.append(
-                        f"rank {member.rank} (life {life}) applied a residual in sync {record.sync} that belongs to another state"
+                        f"rank {member.rank} (incarnation {incarnation}) applied a residual in sync {record.sync} that belongs to another state"
                     )
                 if before is not None:
                     applied.setdefault(key, []).append(before)
@@ -331,19 +331,21 @@ class Feedback:
 
 
 class _Listener(logging.Handler):
-    def __init__(self, thread: int, rank: int, life: int, said: set[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, thread: int, rank: int, incarnation: int, said: set[tuple[int, int, int]]
+    ) -> None:
         super().__init__(logging.WARNING)
-        self._key = thread, rank, life
+        self._key = thread, rank, incarnation
         self._said = said
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember a loss that this life's thread tells of, naming rank, fragment and sync."""
-        thread, rank, life = self._key
+        """Remember a loss that this incarnation's thread tells of, naming rank, fragment and sync."""
+        thread, rank, incarnation = self._key
         if _LOST in str(record.msg) and threading.get_ident() == thread:
             assert isinstance(record.args, tuple)
             told, fragment, *_ = record.args
             if told == rank:
-                self._said.add((rank, life, int(str(fragment))))
+                self._said.add((rank, incarnation, int(str(fragment))))
 
 
 def _values(fragment: Fragment) -> torch.Tensor:

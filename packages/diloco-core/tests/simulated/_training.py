@@ -33,24 +33,27 @@ _OTHER_RATE = 0.5
 
 @dataclass(slots=True)
 class Ledger:
-    """A data loader that only counts: which batch comes next, and which life of the rank has taken each inner step."""
+    """A data loader that only counts: which batch comes next, and which incarnation of the rank has taken each inner step."""
 
     position: int = 0
-    lives: dict[int, int] = field(default_factory=dict)
+    incarnations: dict[int, int] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Its position, and the lives."""
-        return {"position": self.position, "lives": [[*each] for each in self.lives.items()]}
+        """Its position, and the incarnations."""
+        return {
+            "position": self.position,
+            "incarnations": [[*each] for each in self.incarnations.items()],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a position."""
         self.position = state["position"]
-        self.lives = dict(state["lives"])
+        self.incarnations = dict(state["incarnations"])
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A life has asked for another outer learning rate.
+    """An incarnation has asked for another outer learning rate.
 
     Attributes:
         rank: Its rank.
@@ -77,14 +80,14 @@ class SimulatedTraining:
         sync_every: Inner steps between two syncs of a fragment, or seconds.
         seconds: Virtual seconds that an inner step takes.
         paces: How many times as long it takes, by rank; once if left out.
-        pauses: More seconds for a rank's first life at an inner step.
+        pauses: More seconds for a rank's first incarnation at an inner step.
         save_every: Every how many syncs a replica saves its inner state.
         codec: How contributions are sent.
         delay: Inner steps from sending a fragment to adopting the result.
         alpha: How much of its own values a replica keeps when it adopts a sync.
         error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
-        lr: The outer learning rate as a function of rank, life and sync; None if it is the same everywhere.
-        wishes: Which outer learning rate a life asks for before an inner step, by (rank, life, step).
+        lr: The outer learning rate as a function of rank, incarnation and sync; None if it is the same everywhere.
+        wishes: Which outer learning rate an incarnation asks for before an inner step, by (rank, incarnation, step).
         weight: By what contributions are weighed; None for what suits ``sync_every``.
         trim: How many values are left out of the mean at either end of every element.
         clip: Whether contributions are clipped to the median of their norms.
@@ -93,22 +96,22 @@ class SimulatedTraining:
         groups: Whether every second fragment is in an outer parameter group of its own, with other settings.
 
     Attributes:
-        states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
-        entered: The same for lives that have just entered: ``on_sync`` is not called for what they adopt until then.
+        states: For every sync, by its number in the log, what replicas held after it: (rank, incarnation, global copies).
+        entered: The same for incarnations that have just entered: ``on_sync`` is not called for what they adopt until then.
         steps: For every sync, which numbers of outer steps replicas counted after it.
-        reports: All reports, by (rank, life).
-        salts: Which life of a rank an epoch was.
-        agreed: Whether a life had agreed to go back to older states, by rank and epoch.
-        batches: Which batch was learned in an inner step, by (rank, life, step).
-        held: What a replica's fragment held when it could be sent, by (rank, life, fragment, step, newest sync adopted then).
+        reports: All reports, by (rank, incarnation).
+        salts: Which incarnation of a rank an epoch was.
+        agreed: Whether an incarnation had agreed to go back to older states, by rank and epoch.
+        batches: Which batch was learned in an inner step, by (rank, incarnation, step).
+        held: What a replica's fragment held when it could be sent, by (rank, incarnation, fragment, step, newest sync adopted then).
         asked: The wishes that were made.
-        mixed: What was wrong with models after syncs, by (rank, life).
-        timelines: When each life took its steps and adopted syncs, by (rank, life).
-        took: For each (rank, life), which life of the rank has taken each inner step: a life of a fixed run goes on with steps
-            of the life before it that no sync has counted yet.
+        mixed: What was wrong with models after syncs, by (rank, incarnation).
+        timelines: When each incarnation took its steps and adopted syncs, by (rank, incarnation).
+        took: For each (rank, incarnation), which incarnation of the rank has taken each inner step: an incarnation of a fixed run goes on with steps
+            of the incarnation before it that no sync has counted yet.
         feedback: The residuals of replicas.
-        fragments: The fragments of the life that was made last.
-        own: What lives of fixed runs held of their contributions, where state is published encoded; see :data:`Own`.
+        fragments: The fragments of the incarnation that was made last.
+        own: What incarnations of fixed runs held of their contributions, where state is published encoded; see :data:`Own`.
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
     """
@@ -151,7 +154,7 @@ class SimulatedTraining:
 
     def __call__(self, node: Node) -> int:
         """Train; returns the number of syncs."""
-        with self.feedback.listening(node.rank, node.life):
+        with self.feedback.listening(node.rank, node.incarnation):
             return self._train(node)
 
     def _train(self, node: Node) -> int:
@@ -166,13 +169,13 @@ class SimulatedTraining:
 
         if node.exchange.fixed and not find_codec(self.state_codec).plain:
             node.exchange.begin = begin_noted  # type: ignore[method-assign]
-        reports = self.reports.setdefault((node.rank, node.life), [])
+        reports = self.reports.setdefault((node.rank, node.incarnation), [])
         ledger = Ledger()
         changes = 0  # how often the outer learning rate had been changed
         mixing = Mixing(list(model), self.alpha)
         timeline = Timeline(node.connection.saw, self.delay)
-        self.timelines[node.rank, node.life] = timeline
-        self.mixed[node.rank, node.life] = mixing.wrong
+        self.timelines[node.rank, node.incarnation] = timeline
+        self.mixed[node.rank, node.incarnation] = mixing.wrong
 
         def seen(report: SyncReport) -> None:
             nonlocal changes
@@ -182,7 +185,9 @@ class SimulatedTraining:
             mixing.synced(report, copies_now(), node.exchange.position.sync)
             if report.committed and report.contribution == "counted" and not report.reloaded:
                 fragment = fragments[int(report.fragment)]
-                self.feedback.counted(node.rank, node.life, fragment, node.exchange.position.sync)
+                self.feedback.counted(
+                    node.rank, node.incarnation, fragment, node.exchange.position.sync
+                )
             note_own(outer.inner_steps)
             timeline.adopted(report, node.exchange.position, outer.inner_steps)
             if report.committed:
@@ -190,8 +195,8 @@ class SimulatedTraining:
 
         def note_own(step: int) -> None:
             for fragment, values in enumerate(mixing.own):
-                self.held[node.rank, node.life, fragment, step, mixing.adopted] = values
-            self.feedback.note(node.rank, node.life, fragments, step, mixing.adopted)
+                self.held[node.rank, node.incarnation, fragment, step, mixing.adopted] = values
+            self.feedback.note(node.rank, node.incarnation, fragments, step, mixing.adopted)
 
         def copies_now() -> list[torch.Tensor]:
             return [
@@ -205,7 +210,7 @@ class SimulatedTraining:
             states = held.setdefault(number, [])
             if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
                 copies = states[0][2]  # long runs would fill the memory
-            states.append((node.rank, node.life, copies))
+            states.append((node.rank, node.incarnation, copies))
 
         outer = DiLoCo(
             model,
@@ -213,7 +218,9 @@ class SimulatedTraining:
             node.exchange,
             sync_every=self.sync_every,
             fragments=len(self.sizes),
-            outer_lr=_OUTER_LR if self.lr is None else partial(self.lr, node.rank, node.life),
+            outer_lr=_OUTER_LR
+            if self.lr is None
+            else partial(self.lr, node.rank, node.incarnation),
             outer_momentum=_OUTER_MOMENTUM,
             on_sync=seen,
             stateful={"ledger": ledger} if self.save_every else None,
@@ -232,7 +239,7 @@ class SimulatedTraining:
         )
         fragments = self.fragments = outer._fragments
         with outer:
-            self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
+            self.salts.setdefault((node.rank, node.exchange.epoch), node.incarnation)
             self.agreed[node.rank, node.exchange.epoch] = (
                 node.exchange.settings.resume == "newest-whole"
             )
@@ -242,43 +249,43 @@ class SimulatedTraining:
             since_sync = outer._count.since_sync
             mixing.begin(copies_now(), node.exchange.position.sync, open_steps=any(since_sync))
             note_own(outer.inner_steps)  # it may leave before it takes a step
-            self.took[node.rank, node.life] = ledger.lives
+            self.took[node.rank, node.incarnation] = ledger.incarnations
             timeline.enters(
                 node.exchange.position, outer.inner_steps, node.exchange.epoch, since_sync
             )
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
-                pause = self.pauses.get((node.rank, step), 0.0) if node.life == 1 else 0.0
+                pause = self.pauses.get((node.rank, step), 0.0) if node.incarnation == 1 else 0.0
                 pace = self.paces[node.rank] if self.paces else 1.0
                 node.sleep(self.seconds * pace * (0.9 + 0.2 * node.chance.random()) + pause)
                 for tensor in model:
-                    tensor.grad = self.gradient(node.rank, node.life, step, tensor.numel())
-                wish = self.wishes.get((node.rank, node.life, step))
+                    tensor.grad = self.gradient(node.rank, node.incarnation, step, tensor.numel())
+                wish = self.wishes.get((node.rank, node.incarnation, step))
                 if wish is not None:
                     outer.set_outer_lr(wish)
                     self.asked.append(Asked(node.rank, node.exchange.epoch, step, wish, changes))
-                self.batches[node.rank, node.life, step] = ledger.position
+                self.batches[node.rank, node.incarnation, step] = ledger.position
                 mixing.step()
                 note_own(step + 1)
                 ledger.position += 1
-                ledger.lives[step] = node.life
+                ledger.incarnations[step] = node.incarnation
                 if self.weight == "tokens":
-                    outer.count_tokens(self.tokens(node.rank, node.life, step))
+                    outer.count_tokens(self.tokens(node.rank, node.incarnation, step))
                 timeline.boundaries[step + 1] = node.connection.clock()
                 inner.step()
                 self.longest = max(self.longest, self._spent(node) - start)
             timeline.leaves(outer.inner_steps)
         return outer.committed
 
-    def rates(self, rank: int, life: int, sync: int) -> tuple[float, ...]:
-        """The outer learning rates that a life proposes for a sync, as long as nobody has asked for another."""
-        lr = _OUTER_LR if self.lr is None else self.lr(rank, life, sync)
+    def rates(self, rank: int, incarnation: int, sync: int) -> tuple[float, ...]:
+        """The outer learning rates that an incarnation proposes for a sync, as long as nobody has asked for another."""
+        lr = _OUTER_LR if self.lr is None else self.lr(rank, incarnation, sync)
         return (lr, _OTHER_RATE * lr) if self.groups else (lr,)
 
     def _outer_groups(self, model: Sequence[torch.Tensor], node: Node) -> list[dict[str, Any]]:
         def other(sync: int) -> float:
-            return self.rates(node.rank, node.life, sync)[1]
+            return self.rates(node.rank, node.incarnation, sync)[1]
 
         return [
             {"params": model[::2]},
@@ -292,10 +299,10 @@ class SimulatedTraining:
         return connection.clock() - connection.offset - connection.injected
 
     @staticmethod
-    def gradient(rank: int, life: int, step: int, size: int) -> torch.Tensor:
+    def gradient(rank: int, incarnation: int, step: int, size: int) -> torch.Tensor:
         """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
         return (
-            (torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % PERIOD - 8
+            (torch.arange(size) * 7 + rank * 13 + incarnation * 5 + step * 29) % PERIOD - 8
         ).float() / 16
 
     def expected(
@@ -325,9 +332,11 @@ class SimulatedTraining:
                 values, momentum, lost = now[index]
                 sent, norms = [], []
                 for member in record.members:
-                    life = self.salts.get((member.rank, member.epoch), 0)
-                    delta = self._learned(values, record, member, life)
-                    values_sent = self._as_sent(delta, record, member, life, read.get(member.key))
+                    incarnation = self.salts.get((member.rank, member.epoch), 0)
+                    delta = self._learned(values, record, member, incarnation)
+                    values_sent = self._as_sent(
+                        delta, record, member, incarnation, read.get(member.key)
+                    )
                     # As the contribution says, whatever is lost later.
                     norms.append(values_sent.double().norm())
                     if member.key in gone:
@@ -355,9 +364,9 @@ class SimulatedTraining:
         return decoded.double()
 
     @staticmethod
-    def tokens(rank: int, life: int, step: int) -> int:
+    def tokens(rank: int, incarnation: int, step: int) -> int:
         """The tokens of an inner step."""
-        return 1 + (rank * 5 + life * 3 + step * 7) % 11
+        return 1 + (rank * 5 + incarnation * 3 + step * 7) % 11
 
     def _mean(
         self,
@@ -398,16 +407,16 @@ class SimulatedTraining:
         return sum(tokens) ** 2 / len(steps)
 
     def _took(self, member: Delta, step: int) -> int:
-        """The life of a member's rank that has taken an inner step."""
-        life = self.salts.get((member.rank, member.epoch), 0)
-        return self.took.get((member.rank, life), {}).get(step, life)
+        """The incarnation of a member's rank that has taken an inner step."""
+        incarnation = self.salts.get((member.rank, member.epoch), 0)
+        return self.took.get((member.rank, incarnation), {}).get(step, incarnation)
 
     def _learned(
-        self, values: torch.Tensor, commit: Commit, member: Delta, life: int
+        self, values: torch.Tensor, commit: Commit, member: Delta, incarnation: int
     ) -> torch.Tensor:
         """What a member contributed to a sync that started from these values of the fragment."""
         fragment = commit.fragment
-        held = self.held.get((member.rank, life, fragment, member.stop, commit.sync - 1))
+        held = self.held.get((member.rank, incarnation, fragment, member.stop, commit.sync - 1))
         if self.alpha and held is not None:
             return (values - held).float()  # and so also what it kept of its own before
         delta = torch.zeros(self.sizes[fragment])
@@ -421,13 +430,13 @@ class SimulatedTraining:
         delta: torch.Tensor,
         commit: Commit,
         member: Delta,
-        life: int,
+        incarnation: int,
         read: torch.Tensor | None,
     ) -> torch.Tensor:
-        residual = self.feedback.of(commit, member, life)
+        residual = self.feedback.of(commit, member, incarnation)
         if residual is not None:
             delta = delta + float(self.error_feedback) * residual
-            after = self.feedback.after.get((member.rank, life, commit.sync))
+            after = self.feedback.after.get((member.rank, incarnation, commit.sync))
             if after is not None:
                 sent = delta - after  # what was not sent is in the residual
                 return read if read is not None and is_near(read, sent) else sent

@@ -52,7 +52,7 @@ def temporary(folder):
 
 def renamed(path, **changes):
     """The file under the name that it would have, had it another owner."""
-    names = ("pid", "life", "number", "place")
+    names = ("pid", "incarnation", "number", "place")
     parts = dict(zip(names, path.name.removeprefix(".tmp-").split("-"), strict=True)) | changes
     return path.rename(path.with_name(".tmp-" + "-".join(parts.values())))
 
@@ -87,7 +87,7 @@ def test_what_the_killed_leave_goes_and_what_the_living_use_stays(tmp_path, work
 
 def test_the_files_of_the_one_before_with_the_same_id_go(tmp_path, spare):
     """In a container, the process that is started again often has the id of the one that was killed."""
-    theirs = renamed(spare, life="00000000")
+    theirs = renamed(spare, incarnation="00000000")
     spare.write_bytes(b"")
     open_store(str(tmp_path))
     assert spare.exists()
@@ -107,7 +107,7 @@ def test_the_files_of_a_store_that_was_dropped_without_being_closed_go(tmp_path)
 
 
 def test_an_id_that_was_given_to_another_process_keeps_the_file(tmp_path, spare):
-    theirs = renamed(spare, pid=str(os.getppid()), life="00000000")
+    theirs = renamed(spare, pid=str(os.getppid()), incarnation="00000000")
     os.utime(theirs, (0, 0))  # however old it is
     open_store(str(tmp_path))
     assert theirs.exists()
@@ -128,7 +128,7 @@ def test_what_cannot_be_removed_stays_and_holds_nothing_up(tmp_path, spare):
 
 def test_files_of_other_machines_go_when_they_are_old(tmp_path, spare):
     # Process 2**22 + 1 cannot be here; there it may.
-    theirs = renamed(spare, pid=str(2**22 + 1), life="00000000", place="0123456789ab")
+    theirs = renamed(spare, pid=str(2**22 + 1), incarnation="00000000", place="0123456789ab")
     for hours, stays in ((0.5, True), (1.5, False)):
         then = tmp_path.stat().st_mtime - 3600 * hours
         os.utime(theirs, (then, then))

@@ -10,8 +10,8 @@ import torch
 from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._arithmetic import _shard_sizes
 from diloco_core._retry import Retries
-from diloco_core._run._life._life import Life
-from diloco_core._run._life._memory import Traffic
+from diloco_core._run._incarnation._incarnation import Incarnation
+from diloco_core._run._incarnation._memory import Traffic
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import parts_at_once
@@ -163,12 +163,12 @@ def test_what_is_published_is_not_copied_over_a_network(near):
         given.append(make())
         return sum(map(len, given[0])) == 3
 
-    life = SimpleNamespace(
+    incarnation = SimpleNamespace(
         store=SimpleNamespace(near=near, create=create),
         traffic=Traffic(sent=4),
     )
-    assert Life.create(life, "k", lambda: iter([b"ab", b"c"]))
-    assert life.traffic.sent == 7
+    assert Incarnation.create(incarnation, "k", lambda: iter([b"ab", b"c"]))
+    assert incarnation.traffic.sent == 7
     assert isinstance(given[0], list) is not near
 
 

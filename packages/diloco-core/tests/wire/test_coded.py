@@ -9,7 +9,7 @@ from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, vio
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic._layout import CHUNK_BYTES
 from diloco_core._arithmetic._sharded import Scratch
-from diloco_core._run._life._progress import published_shard
+from diloco_core._run._incarnation._progress import published_shard
 from diloco_core._run._records._keys import MANIFEST, shard_key
 from diloco_core._run._records._manifest import Manifest
 

@@ -21,7 +21,7 @@ class Rate:
         number: How many times the rate had been changed by ``set_outer_lr`` in the run: 0 as long as it is what the outer loop
             was made with.
         rank: The rank that asked for this rate; 0 if none has.
-        epoch: The life of that rank in elastic runs; 0 otherwise.
+        epoch: The incarnation of that rank in elastic runs; 0 otherwise.
     """
 
     values: tuple[float, ...] = ()

@@ -47,7 +47,7 @@ class SyncReport:
         clipped: With ``clip="median"``: for each member, in rank order, how far its contribution was scaled down. Empty on a
             replica of an elastic run that has updated no shard in this sync.
         batches_to_skip: How many batches the data loader has to skip now (elastic runs only): with this sync the run has
-            counted inner steps that an earlier life of this rank took with these batches. 0 for almost all syncs.
+            counted inner steps that an earlier incarnation of this rank took with these batches. 0 for almost all syncs.
     """
 
     sync: int

@@ -19,7 +19,7 @@ from .._errors import (
     RunExistsError,
 )
 from .._model._unsynced import unsynced_key, unsynced_seed
-from .._run._life._progress import published_seed
+from .._run._incarnation._progress import published_seed
 from .._run._records._keys import (
     MANIFEST,
     Delta,
@@ -213,9 +213,9 @@ class RunStates:
         left: dict[tuple[int, int], int] = {}
         for hint in hints:
             if hint.event == "leave":
-                # A life that fails names two syncs; it has the state before the first of them.
-                life = hint.rank, hint.epoch
-                left[life] = min(hint.sync - 1, left.get(life, hint.sync))
+                # An incarnation that fails names two syncs; it has the state before the first of them.
+                incarnation = hint.rank, hint.epoch
+                left[incarnation] = min(hint.sync - 1, left.get(incarnation, hint.sync))
         first = self.initial_steps
         newest = self.newest = max({first}.union(traces, committed, left.values()))
         has_ended = newest in left.values()

@@ -309,14 +309,14 @@ class DiLoCo:
         A data loader that was restored with that state (because it is in ``stateful``) has to skip this many batches, or they
         would be learned twice. If a state was restored and ``stateful`` holds no loader, reading this logs a warning (once). If
         no state was restored, this is the number of all inner steps that the run had counted for this rank: 0 in a rank's first
-        life. A saved state is not restored if it is damaged, or if the run has given up the syncs before it; the data loader
+        incarnation. A saved state is not restored if it is damaged, or if the run has given up the syncs before it; the data loader
         then starts from the beginning.
 
         It counts inner steps: with k micro-batches in a step, skip k times as many. Steps that a gradient scaler skips are not
         counted, although they take a batch: save the loader after every sync then (``stateful``, ``save_inner_every=1``), or
         count the batches yourself.
 
-        The number describes the start of this life and does not change. A contribution that an earlier life sent may be
+        The number describes the start of this incarnation and does not change. A contribution that an earlier incarnation sent may be
         counted later; :attr:`SyncReport.batches_to_skip` reports that. A loop that always takes batch number
         :attr:`inner_steps` needs neither.
         """

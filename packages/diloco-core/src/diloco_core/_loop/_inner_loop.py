@@ -100,7 +100,7 @@ class InnerLoop:
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._count.step.stepped)
         due = self.outer_steps.due(half_taken=half_taken)
-        # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
+        # The sync holds what was learned in the step under way, so it has to count it: a later incarnation begins after it.
         if (due.send or due.adopt) and self._count.step.count_early():
             self._count.count()
         if self.process.told_to_end and (due.adopt or not half_taken):

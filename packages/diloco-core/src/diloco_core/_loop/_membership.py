@@ -106,7 +106,7 @@ class Membership:
 
     @property
     def counted(self) -> int:
-        """How many inner steps the run has counted for this rank, in all of its lives; 0 if the run keeps no such count."""
+        """How many inner steps the run has counted for this rank, in all of its incarnations; 0 if the run keeps no such count."""
         return 0
 
     def counted_in(self, fragment: int) -> int | None:  # noqa: ARG002
@@ -154,7 +154,7 @@ class Membership:
 
 
 class StoreMembership(Membership):
-    """The run's store keeps the state, and what belongs to one replica alone is saved for the next life of its rank.
+    """The run's store keeps the state, and what belongs to one replica alone is saved for the next incarnation of its rank.
 
     Args:
         exchange: The connection to the run.
@@ -191,7 +191,7 @@ class StoreMembership(Membership):
     def begin(
         self, fragments: Sequence[Fragment], count: Counters, *, restored: bool, catch_up: CatchUp
     ) -> None:
-        """Take the run's newest state, and what an earlier life of this rank has saved of its own."""
+        """Take the run's newest state, and what an earlier incarnation of this rank has saved of its own."""
         exchange, own = self.exchange, self.own
         own.residuals.watch(fragments)
         if self._open_steps is not None:

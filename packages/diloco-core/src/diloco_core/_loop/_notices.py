@@ -95,14 +95,14 @@ OPEN_STEPS_LOST = (
 )
 BETWEEN_TWO_SAVES = "The run was stopped between two saves, or the newest save is gone"
 NOTHING_IS_SAVED = "With save_inner_every=0, nothing is saved or restored"
-# A life of an elastic run begins without steps that only the syncs of other fragments hold.
+# An incarnation of an elastic run begins without steps that only the syncs of other fragments hold.
 LOST_BETWEEN_FRAGMENTS = (
-    "rank %d: an earlier life of this rank ended between the syncs of two fragments. Inner steps that are lost because "
+    "rank %d: an earlier incarnation of this rank ended between the syncs of two fragments. Inner steps that are lost because "
     "the syncs of these fragments do not hold them: %s. They are not repeated, since the sync of another fragment has "
-    "counted them. Only a contribution that the earlier life had sent before may still be counted."
+    "counted them. Only a contribution that the earlier incarnation had sent before may still be counted."
 )
 OVERTAKEN = (
-    "rank %d: the run has counted %d inner steps that an earlier life of this rank took and this one did not. Skip the "
+    "rank %d: the run has counted %d inner steps that an earlier incarnation of this rank took and this one did not. Skip the "
     "same number of batches, or they are learned twice: see SyncReport.batches_to_skip, which on_sync receives."
 )
 # batches_to_skip was asked for after inner state was restored, but stateful holds nothing that could be a loader.

@@ -380,11 +380,11 @@ class OuterSteps:
             self._window.begin()
 
     def _jump(self) -> int:
-        """Continue from the run's count of inner steps for this rank. Returns how many of them this life did not take.
+        """Continue from the run's count of inner steps for this rank. Returns how many of them this incarnation did not take.
 
-        The run counts more steps than this life took if an earlier life of the rank contributed to the sync. The batches of
-        that life must not be learned again. Fragments with unsynced steps return to their last sync: the steps of the earlier
-        life now lie between these steps and the next ones, and a contribution can only cover consecutive steps.
+        The run counts more steps than this incarnation took if an earlier incarnation of the rank contributed to the sync. The batches of
+        that incarnation must not be learned again. Fragments with unsynced steps return to their last sync: the steps of the earlier
+        incarnation now lie between these steps and the next ones, and a contribution can only cover consecutive steps.
         """
         skipped = self.membership.counted - self.count.inner_steps
         if skipped <= 0:

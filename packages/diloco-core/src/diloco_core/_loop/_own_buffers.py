@@ -119,7 +119,7 @@ def _unpacked(saved: Mapping[str, Any]) -> torch.Tensor:
 
 def _refusal(name: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"buffer {name!r} belongs to this rank alone (buffers='none'), and cannot be saved for its next life: {why}. If it is "
+        f"buffer {name!r} belongs to this rank alone (buffers='none'), and cannot be saved for its next incarnation: {why}. If it is "
         "the same in every new model, register it with persistent=False. Or keep its values in a plain, dense tensor. With "
         "save_inner_every=0, nothing is saved."
     )

@@ -1,4 +1,4 @@
-"""The state that belongs to one replica alone: when it is saved in the run's store, and what a new life of its rank gets back."""
+"""The state that belongs to one replica alone: when it is saved in the run's store, and what a new incarnation of its rank gets back."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class OwnState:
         restored: Whether a saved state was restored.
         restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was restored.
         behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
-        overtaken: Whether the run has counted steps of this rank that this life never took, so that the position of its data
-            loader does not match the counted steps. Nothing is saved from then on: the next life of the rank restores what
+        overtaken: Whether the run has counted steps of this rank that this incarnation never took, so that the position of its data
+            loader does not match the counted steps. Nothing is saved from then on: the next incarnation of the rank restores what
             was saved before, and skips the batches of the steps that were counted since.
 
     Raises:
@@ -98,7 +98,7 @@ class OwnState:
             self._inner.try_out()
 
     def restore(self, inner_steps: int) -> None:
-        """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""
+        """Restore the newest state that an earlier incarnation of the rank has saved and that the run has not given up."""
         exchange, rank, log = self.exchange, self.exchange.rank, notices.log
         self.behind = inner_steps
         self._saved_at = exchange.position.sync

@@ -1,7 +1,7 @@
-"""Claims: which life of a rank is the rightful one.
+"""Claims: which incarnation of a rank is the rightful one.
 
-A life claims the epoch after all earlier epochs of its rank, and its predecessors stop. A run never deletes claims, but a claim
-may still be lost. So a new life also looks for other traces of earlier lives, and restores its own claim if it is lost.
+An incarnation claims the epoch after all earlier epochs of its rank, and its predecessors stop. A run never deletes claims, but a claim
+may still be lost. So a new incarnation also looks for other traces of earlier incarnations, and restores its own claim if it is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._host import host_name, is_gone
 from .._store._patient import Patient
 from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal, unsealed_fields
-from ._life._life import Life
+from ._incarnation._incarnation import Incarnation
 from ._records._keys import Delta, Hint, Wish, claim_key, commit_key, epochs, parse_inner
 from ._records._records import Rollback, of_run, read_record
 
@@ -36,20 +36,20 @@ def claim(
     settings: Mapping[str, str] | None = None,
     check: Callable[[], object] = bool,
 ) -> tuple[int, bytes]:
-    """Claim the next epoch of a rank; the rank's earlier lives will stop. Returns the epoch and the claim's record.
+    """Claim the next epoch of a rank; the rank's earlier incarnations will stop. Returns the epoch and the claim's record.
 
-    A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other life may take it. The content
-    of a claim tells a life whether the claim is its own.
+    A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other incarnation may take it. The content
+    of a claim tells an incarnation whether the claim is its own.
 
     Args:
         store: The run's prefix.
         rank: The rank.
-        run: Name of the run. Records of another run say nothing about the lives of this one.
+        run: Name of the run. Records of another run say nothing about the incarnations of this one.
         settings: In fixed runs: settings that may change when the run is resumed, in which all ranks must agree.
         check: Called right before the claim; raises an error if the rank must not be claimed.
 
     Raises:
-        RunExistsError: Other lives have claimed epoch after epoch, each before this one could.
+        RunExistsError: Other incarnations have claimed epoch after epoch, each before this one could.
     """
     claimed = epochs(store.list(f"claims/{rank:05}/"), rank)
     highest = max([*claimed, *_traces(store, rank, run)], default=0)
@@ -60,11 +60,11 @@ def claim(
         "pid": os.getpid(),
         **({} if settings is None else {"settings": dict(settings)}),
     }
-    # An earlier life looks only for the claim right after its own, so there must be no gaps.
+    # An earlier incarnation looks only for the claim right after its own, so there must be no gaps.
     lost = sorted(set(range(max(1, highest - _MOST), highest + 1)) - set(claimed))
     if lost:
         _log.warning(
-            "rank %d: the claims of earlier lives (epochs %s) are gone from %s. Writing other claims in their place. Something "
+            "rank %d: the claims of earlier incarnations (epochs %s) are gone from %s. Writing other claims in their place. Something "
             "outside this run deletes its objects: find out what does, and stop it.",
             rank,
             lost,
@@ -84,45 +84,45 @@ def claim(
 
 
 def newest_epoch(store: Patient, rank: int) -> int:
-    """The highest epoch that lives of a rank have claimed; 0 if there is none."""
+    """The highest epoch that incarnations of a rank have claimed; 0 if there is none."""
     return max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
 
 
-def check_claim(life: Life) -> None:
-    """Check whether this life is still the rightful one of its rank.
+def check_claim(incarnation: Incarnation) -> None:
+    """Check whether this incarnation is still the rightful one of its rank.
 
-    Every call checks that the next epoch is not claimed. This life's own claim is read only if nothing else shows that its
+    Every call checks that the next epoch is not claimed. This incarnation's own claim is read only if nothing else shows that its
     epoch is taken: before its first contribution, and after it has stood still or was left out of a sync.
 
     Raises:
-        FencedError: A newer life of this rank has taken over.
+        FencedError: A newer incarnation of this rank has taken over.
     """
-    if life.late or life.standing.members.get(life.rank) != life.epoch:
-        watch_claim(life)
+    if incarnation.late or incarnation.standing.members.get(incarnation.rank) != incarnation.epoch:
+        watch_claim(incarnation)
     # This check comes last, so that it is as close as possible to what the caller is about to write.
-    if life.store.peek(claim_key(life.rank, life.epoch + 1)) is not None:
-        raise fenced(life, "a newer life")
+    if incarnation.store.peek(claim_key(incarnation.rank, incarnation.epoch + 1)) is not None:
+        raise fenced(incarnation, "a newer incarnation")
 
 
-def watch_claim(life: Life) -> None:
-    """Make sure that this life's claim is in the store: without it another life could take the same epoch.
+def watch_claim(incarnation: Incarnation) -> None:
+    """Make sure that this incarnation's claim is in the store: without it another incarnation could take the same epoch.
 
     Raises:
-        FencedError: Another life has taken it.
+        FencedError: Another incarnation has taken it.
     """
-    key = claim_key(life.rank, life.epoch)
+    key = claim_key(incarnation.rank, incarnation.epoch)
 
     def parse(data: bytes) -> bytes:
-        # Raises if the claim is damaged, so that damage is not mistaken for the claim of another life.
-        unseal("claim", key, data, life.origin(key))
+        # Raises if the claim is damaged, so that damage is not mistaken for the claim of another incarnation.
+        unseal("claim", key, data, incarnation.origin(key))
         return data
 
-    if life.watch(key, life.claim, parse) is not None:
-        raise fenced(life, "another life")
+    if incarnation.watch(key, incarnation.claim, parse) is not None:
+        raise fenced(incarnation, "another incarnation")
 
 
 def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], T]) -> T | None:
-    """What ``parse`` makes of the claim with which a life has claimed its epoch; None if the claim cannot be read."""
+    """What ``parse`` makes of the claim with which an incarnation has claimed its epoch; None if the claim cannot be read."""
     key = claim_key(rank, epoch)
     data, origin = store.peek(key), f"{store.uri}/{key}"
     try:
@@ -132,11 +132,11 @@ def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], 
 
 
 def claimed_settings(store: Patient, rank: int, epoch: int) -> Mapping[str, str] | None:
-    """The settings that a life of a fixed run has claimed its epoch with; None if its claim cannot be read."""
+    """The settings that an incarnation of a fixed run has claimed its epoch with; None if its claim cannot be read."""
     return read_claim(store, rank, epoch, lambda fields: fields.texts_by_name("settings"))
 
 
-def life_is_gone(store: Patient, rank: int, epoch: int) -> bool:
+def incarnation_is_gone(store: Patient, rank: int, epoch: int) -> bool:
     """Whether it is certain that the process which has claimed an epoch is gone from this machine."""
 
     def parse(fields: Fields) -> bool:
@@ -149,12 +149,12 @@ def _record(epoch: int, identity: dict[str, Any]) -> bytes:
     return seal("claim", claim_key(int(identity["rank"]), epoch), {"epoch": epoch, **identity})
 
 
-def fenced(life: Life, successor: str) -> FencedError:
+def fenced(incarnation: Incarnation, successor: str) -> FencedError:
     return FencedError(
-        f"{successor} of rank {life.rank} has joined the run at {life.store.uri} and takes its place, so this life (epoch "
-        f"{life.epoch}) stops. If two replicas were started with rank {life.rank} by mistake, give each a rank of its own.",
-        life.rank,
-        life.epoch,
+        f"{successor} of rank {incarnation.rank} has joined the run at {incarnation.store.uri} and takes its place, so this incarnation (epoch "
+        f"{incarnation.epoch}) stops. If two replicas were started with rank {incarnation.rank} by mistake, give each a rank of its own.",
+        incarnation.rank,
+        incarnation.epoch,
     )
 
 

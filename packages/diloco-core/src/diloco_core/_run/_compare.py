@@ -35,7 +35,7 @@ def check_same_run(
     """Refuse to join a run with other settings, or with another model, than it was begun with.
 
     ``grace``, ``late``, timeouts and ``chunk_bytes`` may differ between replicas. ``first`` says whether this is the first
-    life of its rank, in fixed runs.
+    incarnation of its rank, in fixed runs.
 
     Raises:
         RunExistsError: The run belongs to another launch, and this replica was not told to resume it.

@@ -40,10 +40,10 @@ from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim
 from ._generations._entering import Entrance
 from ._generations._names import FOLDER
+from ._incarnation._incarnation import Incarnation
+from ._incarnation._progress import layout_bytes
 from ._inner import save_inner, save_residual, saved
-from ._joining import leave_run, new_life, reader_of, tell_failure
-from ._life._life import Life
-from ._life._progress import layout_bytes
+from ._joining import leave_run, new_incarnation, reader_of, tell_failure
 from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
 from ._policy._meeting import meet, tell_refusal
 from ._policy._others import changeable
@@ -63,16 +63,16 @@ class StoreExchange(Exchange):
     """Replicas meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
     An exchange carries one outer loop (:class:`DiLoCo`). Without ``elastic``, all ranks are in every sync. With it, there are at
-    most ``world_size`` ranks; a sync needs contributions from ``min_replicas`` of them. A replica that comes back is a new life
+    most ``world_size`` ranks; a sync needs contributions from ``min_replicas`` of them. A replica that comes back is a new incarnation
     of its rank, and replaces the earlier one.
 
-    The store also keeps what belongs to one replica alone, for a later life of its rank. ``join`` only says what the replicas
+    The store also keeps what belongs to one replica alone, for a later incarnation of its rank. ``join`` only says what the replicas
     must have in common; ``restore`` takes the run's state. A sync may replace the whole model; its report then has
     ``reloaded=True``.
 
     Attributes:
         resumes: Whether this replica was told to resume the run.
-        comes_back: Whether an earlier life of its rank was in the run, or the run has been resumed; once it has begun.
+        comes_back: Whether an earlier incarnation of its rank was in the run, or the run has been resumed; once it has begun.
 
     Args:
         store: The run's prefix. For elastic runs it must create objects exclusively.
@@ -154,7 +154,7 @@ class StoreExchange(Exchange):
         )
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
-        self._life: Life | None = None
+        self._incarnation: Incarnation | None = None
         self.when_ended: Callable[[], object] = bool  # called when this replica has left or failed
         self._ended = ""
         self._first = True
@@ -207,7 +207,7 @@ class StoreExchange(Exchange):
             MismatchError: This replica has another model or other settings.
             RendezvousError: There is no run to resume.
             CorruptedObjectError: The store does not hold what its records promise.
-            FencedError: The run has gone back to older states since this life began, and this life had not agreed to that.
+            FencedError: The run has gone back to older states since this incarnation began, and this incarnation had not agreed to that.
         """
         self._check_open()
         if self._schema is None:
@@ -240,30 +240,40 @@ class StoreExchange(Exchange):
                     refuse_ended(ends, store.uri, means=reader.takes_means)
                     refuse_left(store, self.rank)
                 passed_over = {end.sync for end in ends}
-                life = new_life(reader, passed_over, changeable(self._schema.settings))
+                incarnation = new_incarnation(
+                    reader, passed_over, changeable(self._schema.settings)
+                )
             else:
-                life = new_life(reader)
-            self._life = life
-            self.comes_back = life.epoch > 1 or self.resumes
-            store.before_writing = partial(check_run, life)
-            if life.takes_means:
-                refuse_again(life)
-                life.standing.begin()
+                incarnation = new_incarnation(reader)
+            self._incarnation = incarnation
+            self.comes_back = incarnation.epoch > 1 or self.resumes
+            store.before_writing = partial(check_run, incarnation)
+            if incarnation.takes_means:
+                refuse_again(incarnation)
+                incarnation.standing.begin()
             else:
-                with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
-                    catch_up(life, first=True)
-            life.standing.has_loaded()
-            for rollback, _ in life.standing.rollbacks:
-                if rollback.end is None or rollback.sync > max(
-                    each.sync for each in life.fragments
+                with saying_what_to_do(
+                    incarnation, going_back=self.settings.resume == "newest-whole"
                 ):
-                    obey_rollback(life, rollback)
-            if self.fixed and life.sync == manifest.first and not life.standing.rollbacks:
-                meet(life)
-            life.attendance.begin(life.rank, life.standing.members, life.now, store.get)
+                    catch_up(incarnation, first=True)
+            incarnation.standing.has_loaded()
+            for rollback, _ in incarnation.standing.rollbacks:
+                if rollback.end is None or rollback.sync > max(
+                    each.sync for each in incarnation.fragments
+                ):
+                    obey_rollback(incarnation, rollback)
+            if (
+                self.fixed
+                and incarnation.sync == manifest.first
+                and not incarnation.standing.rollbacks
+            ):
+                meet(incarnation)
+            incarnation.attendance.begin(
+                incarnation.rank, incarnation.standing.members, incarnation.now, store.get
+            )
             own = self._schema.unsynced
             self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, own)
-            if life.sync:  # at the beginning of a run, the replica that began it has just written these objects
+            if incarnation.sync:  # at the beginning of a run, the replica that began it has just written these objects
                 self._unsynced.look(self.rank, self.world_size, whole=True)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
@@ -272,10 +282,10 @@ class StoreExchange(Exchange):
         finally:
             if self._entrance is not None:
                 self._entrance.stop()
-        life.say.info(
-            "life %d begins at sync %d, inner step %d",
-            life.epoch,
-            life.sync,
+        incarnation.say.info(
+            "incarnation %d begins at sync %d, inner step %d",
+            incarnation.epoch,
+            incarnation.sync,
             self.counted,
         )
         return self.position
@@ -297,22 +307,27 @@ class StoreExchange(Exchange):
     def behind(self) -> bool:
         """Whether there is a sync that this replica can adopt without contributing.
 
-        There is one if the next sync is committed already, or if an earlier life of this rank has contributed to it. Call this
+        There is one if the next sync is committed already, or if an earlier incarnation of this rank has contributed to it. Call this
         between syncs: it also announces this replica if the others do not expect it yet.
         """
-        life = self._running()
+        incarnation = self._running()
         try:
-            if read_commit(life, life.sync + 1) is not None:
+            if read_commit(incarnation, incarnation.sync + 1) is not None:
                 return True
         except (CorruptedObjectError, ReloadError, RunExistsError):
             return True  # there is a record; the sync deals with what is wrong with it
-        if self._first and stands_in(life):
+        if self._first and stands_in(incarnation):
             return True
         self._first = False
-        expects = self.fixed or life.standing.members.get(life.rank) == life.epoch
-        if not expects and self._hinted != life.sync + 1:
-            life.store.put(Hint(life.sync + 1, life.rank, life.epoch, "join").key, lambda: [b"\n"])
-            self._hinted = life.sync + 1
+        expects = (
+            self.fixed or incarnation.standing.members.get(incarnation.rank) == incarnation.epoch
+        )
+        if not expects and self._hinted != incarnation.sync + 1:
+            incarnation.store.put(
+                Hint(incarnation.sync + 1, incarnation.rank, incarnation.epoch, "join").key,
+                lambda: [b"\n"],
+            )
+            self._hinted = incarnation.sync + 1
         return False
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
@@ -328,7 +343,7 @@ class StoreExchange(Exchange):
                 at once if all replicas that were expected are gone.
 
         Raises:
-            FencedError: A newer life of this rank has taken over.
+            FencedError: A newer incarnation of this rank has taken over.
             RunExistsError: The prefix belongs to another run by now, or holds records of one.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
             DivergedError: This replica computes other values than the others, even after reloading.
@@ -340,7 +355,7 @@ class StoreExchange(Exchange):
 
     def _take_mean(self, job: ResumableJob) -> None:
         """Sync these tensors next: each mean has tensors of its own."""
-        if self._life is None:
+        if self._incarnation is None:
             if isinstance(self.settings, Fixed):  # nobody could come back
                 self.settings = replace(self.settings, return_within=0.0)
             self.restore([job])
@@ -373,19 +388,21 @@ class StoreExchange(Exchange):
         # longer count.
         self._hurried = hurried and not self.fixed
 
-    def _sync(self, life: Life, job: SyncJob, last: bool) -> Steps:
-        with saying_what_to_do(life, going_back=False):
-            check_claim(life)
-            fragment = life.fragments[life.index(life.sync + 1)].job
+    def _sync(self, incarnation: Incarnation, job: SyncJob, last: bool) -> Steps:
+        with saying_what_to_do(incarnation, going_back=False):
+            check_claim(incarnation)
+            fragment = incarnation.fragments[incarnation.index(incarnation.sync + 1)].job
             if job is not fragment:
                 raise SyncError(
-                    f"begin() was called with fragment {job.name}, but sync {life.sync + 1} is of fragment {fragment.name}: pass "
+                    f"begin() was called with fragment {job.name}, but sync {incarnation.sync + 1} is of fragment {fragment.name}: pass "
                     "the fragments in the order in which restore() received them"
                 )
             self._first = False
             patience = 2 * self.settings.grace if last and not self.fixed else None
             window = 0.0 if self._schema is None else self._schema.terms.schedule.seconds
-            sync = StoreSync(life, fragment, patience, hurried=lambda: self._hurried, window=window)
+            sync = StoreSync(
+                incarnation, fragment, patience, hurried=lambda: self._hurried, window=window
+            )
             self._under_way = sync
             reload = None
             try:
@@ -393,10 +410,12 @@ class StoreExchange(Exchange):
             except ReloadError as error:
                 reload = error.with_traceback(None)  # it is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
-        with saying_what_to_do(life, going_back=False):
-            return self._finish(life, sync, reload)
+        with saying_what_to_do(incarnation, going_back=False):
+            return self._finish(incarnation, sync, reload)
 
-    def _finish(self, life: Life, sync: StoreSync, reload: ReloadError | None) -> SyncReport:
+    def _finish(
+        self, incarnation: Incarnation, sync: StoreSync, reload: ReloadError | None
+    ) -> SyncReport:
         if reload is None:
             try:
                 report = sync.finish()
@@ -404,35 +423,35 @@ class StoreExchange(Exchange):
                 reload = error.with_traceback(None)
         if reload is not None:
             if self.fixed:
-                refuse_reload(life, reload)
-            start_again(life, reload)
-            life.standing.has_loaded()
+                refuse_reload(incarnation, reload)
+            start_again(incarnation, reload)
+            incarnation.standing.has_loaded()
             return sync.after_reloading()
         if report.committed:
-            life.handover.differed = False
-            if life.sync % WATCH_EVERY == 0:
-                watch_manifest(life)
-                watch_claim(life)
-                self._watch_unsynced(life)
+            incarnation.handover.differed = False
+            if incarnation.sync % WATCH_EVERY == 0:
+                watch_manifest(incarnation)
+                watch_claim(incarnation)
+                self._watch_unsynced(incarnation)
         return report
 
     @one_thread()
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save the state that belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.
+        """Save the state that belongs to this replica alone, for the next incarnation of its rank; see :func:`._inner.save_inner`.
 
         Raises:
-            FencedError: A newer life of this rank has taken over.
+            FencedError: A newer incarnation of this rank has taken over.
             RunExistsError: The prefix belongs to another run by now.
         """
-        life = self._running()
+        incarnation = self._running()
         try:
-            save_inner(life, parts)
+            save_inner(incarnation, parts)
         except (FencedError, RunExistsError) as error:
             self.abort(error)
             raise
 
     def saved_inner(self) -> Iterator[SavedInner]:
-        """What earlier lives of this rank have saved, the newest first."""
+        """What earlier incarnations of this rank have saved, the newest first."""
         return saved(self._running(), parse_inner)
 
     @one_thread()
@@ -441,7 +460,7 @@ class StoreExchange(Exchange):
         save_residual(self._running(), parts)
 
     def saved_residuals(self) -> Iterator[SavedInner]:
-        """What earlier lives of this rank have saved before they contributed, the newest first."""
+        """What earlier incarnations of this rank have saved before they contributed, the newest first."""
         return saved(self._running(), parse_residual)
 
     def given_up(self, saved: SavedInner) -> bool:
@@ -465,29 +484,30 @@ class StoreExchange(Exchange):
     @property
     def position(self) -> Position:
         """Where this replica stands in the run."""
-        life = self._running()
-        counted = [progress.positions.get(self.rank, 0) for progress in life.fragments]
+        incarnation = self._running()
+        counted = [progress.positions.get(self.rank, 0) for progress in incarnation.fragments]
         return Position(
-            life.sync,
-            sum(progress.outer_steps for progress in life.fragments) + life.manifest.first,
+            incarnation.sync,
+            sum(progress.outer_steps for progress in incarnation.fragments)
+            + incarnation.manifest.first,
             max(counted, default=0),
-            life.rollback,
+            incarnation.rollback,
             counted,
-            life.standing.rate,
-            life.standing.seen,
-            life.standing.members.get(self.rank) == life.epoch,
+            incarnation.standing.rate,
+            incarnation.standing.seen,
+            incarnation.standing.members.get(self.rank) == incarnation.epoch,
         )
 
     @property
     def counted(self) -> int:
-        """How many inner steps the run has counted for this rank, in all of its lives."""
-        fragments = self._life.fragments if self._life else []
+        """How many inner steps the run has counted for this rank, in all of its incarnations."""
+        fragments = self._incarnation.fragments if self._incarnation else []
         return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
 
     @property
     def epoch(self) -> int:
-        """The number of this life among those of its rank, from 1; 0 before :meth:`restore`."""
-        return self._life.epoch if self._life else 0
+        """The number of this incarnation among those of its rank, from 1; 0 before :meth:`restore`."""
+        return self._incarnation.epoch if self._incarnation else 0
 
     @property
     def ended(self) -> bool:
@@ -502,8 +522,8 @@ class StoreExchange(Exchange):
             self._ended = "left"
             self.when_ended()
             try:
-                if self._life is not None and self._life.fragments[0].sums:
-                    leave_run(self._life, self._unsynced)
+                if self._incarnation is not None and self._incarnation.fragments[0].sums:
+                    leave_run(self._incarnation, self._unsynced)
             finally:
                 self._stop_beats()
                 self.store.close()
@@ -519,8 +539,8 @@ class StoreExchange(Exchange):
         try:
             try:
                 self._stop_beats()
-                if self._life is not None:
-                    tell_failure(self._life, error)
+                if self._incarnation is not None:
+                    tell_failure(self._incarnation, error)
                 elif self._is_awaited(error):
                     committed = 0 if self._schema is None else committed_in(self._schema)
                     tell_refusal(self._store, self.rank, self._run, committed + 1, error)
@@ -538,8 +558,8 @@ class StoreExchange(Exchange):
         return self._store.store is not self.store  # they have met
 
     def _stop_beats(self) -> None:
-        if self._life is not None and self._life.others is not None:
-            self._life.others.stop()
+        if self._incarnation is not None and self._incarnation.others is not None:
+            self._incarnation.others.stop()
 
     def check_window(self, seconds: float) -> None:
         """Refuse windows of so many seconds if replicas do not wait for each other for so long.
@@ -556,23 +576,23 @@ class StoreExchange(Exchange):
                 "fragments"
             )
 
-    def _watch_unsynced(self, life: Life) -> None:
+    def _watch_unsynced(self, incarnation: Incarnation) -> None:
         """Check this replica's share of the unsynced objects.
 
         Each object is checked by one member, and by a different one each time, so that not all write the same object at once.
         """
-        members = sorted(life.standing.members)
+        members = sorted(incarnation.standing.members)
         if self._unsynced is not None and self.rank in members:
-            turn = (members.index(self.rank) - life.sync // WATCH_EVERY) % len(members)
+            turn = (members.index(self.rank) - incarnation.sync // WATCH_EVERY) % len(members)
             self._unsynced.look(turn, len(members))
 
-    def _running(self) -> Life:
+    def _running(self) -> Incarnation:
         self._check_open()
-        if self._life is None:
+        if self._incarnation is None:
             raise SyncError(
                 "the exchange was used before restore(): call join() and restore() first"
             )
-        return self._life
+        return self._incarnation
 
     def _check_open(self) -> None:
         if self._ended:

@@ -1,4 +1,4 @@
-"""How a life of a rank begins and ends: a new one claims its epoch and has loaded nothing; one that ends tells the others."""
+"""How an incarnation of a rank begins and ends: a new one claims its epoch and has loaded nothing; one that ends tells the others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .._exchange._resumable import ResumableJob
 from .._model._unsynced import UnsyncedWatch
 from .._store._patient import Patient
 from ._claims import claim
-from ._life._life import Life
-from ._life._progress import Progress
-from ._life._standing import Standing
+from ._incarnation._incarnation import Incarnation
+from ._incarnation._progress import Progress
+from ._incarnation._standing import Standing
 from ._policy._meeting import TELL_SECONDS
 from ._policy._others import Beats, Others
 from ._records._farewell import farewell
@@ -28,12 +28,12 @@ from ._sync._fork import look_back
 from ._watch import watch_manifest
 
 
-def new_life(
-    reader: Life,
+def new_incarnation(
+    reader: Incarnation,
     passed_over: Collection[int] = (),
     changeable: Mapping[str, str] | None = None,
-) -> Life:
-    """Make the next life of a rank. The rank's earlier lives will stop. The new life has loaded nothing yet.
+) -> Incarnation:
+    """Make the next incarnation of a rank. The rank's earlier incarnations will stop. The new incarnation has loaded nothing yet.
 
     Args:
         reader: What :func:`reader_of` has made, with the manifest that was just read.
@@ -46,7 +46,7 @@ def new_life(
     earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
 
     def check() -> None:
-        """Leave the lives of another run alone, which has taken the prefix since the manifest was read."""
+        """Leave the incarnations of another run alone, which has taken the prefix since the manifest was read."""
         if not settings.fixed or store.peek(MANIFEST) in {manifest.to_json(), None, b""}:
             return
         current = read_manifest(store)  # a bit may have flipped on its way
@@ -67,7 +67,7 @@ def new_life(
 
 def reader_of(
     store: Patient, jobs: Sequence[ResumableJob], manifest: Manifest, joiner: Joiner
-) -> Life:
+) -> Incarnation:
     """Make what reads a run without a claim, and so must not write there.
 
     Args:
@@ -77,7 +77,7 @@ def reader_of(
         joiner: This replica.
     """
     clock, fragments = store.timing.clock, [Progress(job, n) for n, job in enumerate(jobs)]
-    return Life(
+    return Incarnation(
         store=store,
         timing=store.timing,
         settings=joiner.settings,
@@ -92,38 +92,38 @@ def reader_of(
     )
 
 
-def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
-    """Tell the other replicas that this life is done, and make sure that the run can start again from the state that it holds."""
-    watch_manifest(life)
-    _say_goodbye(life, None, life.sync)
+def leave_run(incarnation: Incarnation, unsynced: UnsyncedWatch | None) -> None:
+    """Tell the other replicas that this incarnation is done, and make sure that the run can start again from the state that it holds."""
+    watch_manifest(incarnation)
+    _say_goodbye(incarnation, None, incarnation.sync)
     if unsynced is not None:
         unsynced.look()
-    # If this life's state is no longer the run's, there is nothing to publish.
+    # If this incarnation's state is no longer the run's, there is nothing to publish.
     with suppress(ReloadError):
-        look_back(life)
-        finish(life)
-        if life.deletes_own:
-            collect(life)
+        look_back(incarnation)
+        finish(incarnation)
+        if incarnation.deletes_own:
+            collect(incarnation)
 
 
-def tell_failure(life: Life, error: BaseException) -> None:
-    """Tell the other replicas not to wait for this life, which has failed."""
+def tell_failure(incarnation: Incarnation, error: BaseException) -> None:
+    """Tell the other replicas not to wait for this incarnation, which has failed."""
     # If the store cannot be reached, waiting for it once more would only delay the error.
-    life.store.patience = min(life.store.patience, TELL_SECONDS)
-    # A life that was replaced has not failed: its rank goes on.
+    incarnation.store.patience = min(incarnation.store.patience, TELL_SECONDS)
+    # An incarnation that was replaced has not failed: its rank goes on.
     reason = None if isinstance(error, FencedError) else error
     # If the prefix belongs to another run by now, the replicas of that run must not be told.
     with suppress(RunExistsError):
         if isinstance(error, RunExistsError):
-            watch_manifest(life)
+            watch_manifest(incarnation)
         # One that fails while it loads stands at no sync yet: the others wait for it at the next one.
-        loading = life.settings.fixed and not life.sync
-        sync = max(life.recorded(), default=0) if loading else life.sync
+        loading = incarnation.settings.fixed and not incarnation.sync
+        sync = max(incarnation.recorded(), default=0) if loading else incarnation.sync
         # The sync in which it failed may be committed already, so the sync after it is told too.
         for number in (sync, sync + 1):
-            _say_goodbye(life, reason, number)
+            _say_goodbye(incarnation, reason, number)
 
 
-def _say_goodbye(life: Life, error: BaseException | None, sync: int) -> None:
-    key = Hint(sync + 1, life.rank, life.epoch, "leave").key
-    life.store.put(key, lambda: [farewell(key, error, life.rank)])
+def _say_goodbye(incarnation: Incarnation, error: BaseException | None, sync: int) -> None:
+    key = Hint(sync + 1, incarnation.rank, incarnation.epoch, "leave").key
+    incarnation.store.put(key, lambda: [farewell(key, error, incarnation.rank)])

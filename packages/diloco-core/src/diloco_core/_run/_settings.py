@@ -28,7 +28,7 @@ class Elastic:
         retention: How many syncs a replica may lag behind without having to reload.
         resume: True to continue the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also allows the
             run to go back: if the newest state is damaged and cannot be made again, the run continues from the newest states
-            that are whole. The log says which syncs are given up. Lives that have not agreed to going back are stopped.
+            that are whole. The log says which syncs are given up. Incarnations that have not agreed to going back are stopped.
 
     Raises:
         ConfigurationError: A setting is not allowed. The message names it, what was given and what is allowed.

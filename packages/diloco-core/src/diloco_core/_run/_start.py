@@ -1,4 +1,4 @@
-"""How a life begins: it reads the run's manifest, or begins the run and creates the manifest.
+"""How an incarnation begins: it reads the run's manifest, or begins the run and creates the manifest.
 
 The replica that begins a run writes a sign before it uploads anything, and repeats it while the upload lasts. No common clock
 is needed: the others see that the sign has changed, and measure the time since then with their own clocks.
@@ -26,7 +26,7 @@ from .._store._patient import Patient
 from .._store._reread import copy_key, read_again
 from ._claims import newest_epoch
 from ._compare import check_same_run
-from ._life._progress import layout_bytes
+from ._incarnation._progress import layout_bytes
 from ._policy._meeting import check_failures
 from ._policy._together import sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
@@ -107,7 +107,7 @@ class Opening:
             uri=store.uri,
             first=settings.fixed and not newest_epoch(store, rank),
         )
-        # Only the first life of rank 0 expects that its initial values are used.
+        # Only the first incarnation of rank 0 expects that its initial values are used.
         if rank == 0 and manifest.writer != 0 and not newest_epoch(store, 0):
             _log.warning(
                 "rank 0: the run at %s was begun by rank %d with the initial values of that rank, because rank 0 had given no "

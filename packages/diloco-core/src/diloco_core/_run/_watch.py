@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .._errors import RunExistsError, StoreError
 from .._store._reread import copy_key
-from ._life._life import LOST, Life
+from ._incarnation._incarnation import LOST, Incarnation
 from ._records._keys import MANIFEST
 from ._records._manifest import Manifest
 
 
-def watch_manifest(life: Life) -> None:
+def watch_manifest(incarnation: Incarnation) -> None:
     """Make sure that the run's manifest and its copy are there: without both no replica can join or resume the run.
 
     Raises:
@@ -17,54 +17,54 @@ def watch_manifest(life: Life) -> None:
         FormatError: Another run's manifest, written by another version, has taken its place.
     """
     # Reading sets the time before anything is written: the store calls check_run() before every write, which would look again.
-    before = life.standing.checked
+    before = incarnation.standing.checked
     try:
-        _look(life)
+        _look(incarnation)
     except BaseException:
-        life.standing.checked = before
+        incarnation.standing.checked = before
         raise
 
 
-def _look(life: Life) -> None:
-    store, own_manifest = life.store, life.manifest.to_json()
-    origin = life.origin(MANIFEST)
-    other = life.watch(MANIFEST, own_manifest, lambda data: Manifest.from_json(data, origin))
-    if other is not None and other != life.manifest:
+def _look(incarnation: Incarnation) -> None:
+    store, own_manifest = incarnation.store, incarnation.manifest.to_json()
+    origin = incarnation.origin(MANIFEST)
+    other = incarnation.watch(MANIFEST, own_manifest, lambda data: Manifest.from_json(data, origin))
+    if other is not None and other != incarnation.manifest:
         raise RunExistsError(
             f"the manifest at {store.uri} now belongs to another run (begun by run {other.run_id!r}, rank {other.writer}): two "
-            f"runs share this prefix. This replica (rank {life.rank} of run {life.manifest.run_id!r}) stops before the runs mix. "
+            f"runs share this prefix. This replica (rank {incarnation.rank} of run {incarnation.manifest.run_id!r}) stops before the runs mix. "
             "Give every run a prefix of its own. To continue this run, put its manifest back."
         )
-    _look_at_copy(life, own_manifest)
+    _look_at_copy(incarnation, own_manifest)
 
 
-def _look_at_copy(life: Life, own_manifest: bytes) -> None:
+def _look_at_copy(incarnation: Incarnation, own_manifest: bytes) -> None:
     """Write the manifest's copy again if it is lost or damaged. The manifest itself is there, so the prefix is this run's."""
     key = copy_key(MANIFEST)
-    origin = life.origin(key)
+    origin = incarnation.origin(key)
     try:
-        data = life.store.peek(key)
+        data = incarnation.store.peek(key)
         if data == own_manifest:
             return
-        life.say.error(LOST, f"{origin} is {'gone' if data is None else 'damaged'}")
-        life.store.put(key, lambda: [own_manifest])
+        incarnation.say.error(LOST, f"{origin} is {'gone' if data is None else 'damaged'}")
+        incarnation.store.put(key, lambda: [own_manifest])
     except (StoreError, OSError) as error:
-        life.say.error(
+        incarnation.say.error(
             "%s cannot be checked or written again: %s. The run goes on without this copy of its manifest.",
             origin,
             str(error).rstrip("."),
         )
 
 
-def check_run(life: Life) -> None:
+def check_run(incarnation: Incarnation) -> None:
     """Check that the prefix still belongs to the run, unless that was checked less than a grace ago.
 
-    A life that has stood still may wake up when the prefix was emptied meanwhile and belongs to another run, whose objects it
-    must leave alone. So this is called before everything that a life writes or deletes, and while it waits.
+    An incarnation that has stood still may wake up when the prefix was emptied meanwhile and belongs to another run, whose objects it
+    must leave alone. So this is called before everything that an incarnation writes or deletes, and while it waits.
 
     Raises:
         RunExistsError: Another run's manifest has taken the place of this run's.
         FormatError: Another run's manifest, written by another version, has taken its place.
     """
-    if life.timing.clock() - life.standing.checked >= life.settings.grace:
-        watch_manifest(life)
+    if incarnation.timing.clock() - incarnation.standing.checked >= incarnation.settings.grace:
+        watch_manifest(incarnation)

@@ -49,7 +49,7 @@ class TestAttendance:
         assert level == logging.WARNING
         assert "not heard from since this replica began, 60.5 s ago" in text
 
-    def test_the_same_life_is_warned_of_once(self):
+    def test_the_same_incarnation_is_warned_of_once(self):
         attendance, levels = self._begun(), []
         for sync in range(1, 8):
             ranks = [0, 1, 2] if sync % 2 else [0, 1]
@@ -114,7 +114,7 @@ class TestAttendance:
             (logging.INFO, "rank 2 has joined: it takes part in sync 2")
         ]
 
-    def test_the_farewell_of_an_earlier_life_does_not_count(self):
+    def test_the_farewell_of_an_earlier_incarnation_does_not_count(self):
         attendance = self._begun()
         attendance.committed(_commit(1, [0, 1, 2], 2), list, 110.0)
         ((level, _),) = attendance.committed(
@@ -154,8 +154,8 @@ class TestAttendance:
             [Hint(1, 3, 2, "leave").key, Hint(1, 4, 1, "leave").key, Hint(1, 5, 1, "join").key],
             110.0,
         )
-        lives = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
-        assert attendance.describe([1, 2, 3, 4, 5, 6, 7], lives, [6], 150.0) == (
+        incarnations = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
+        assert attendance.describe([1, 2, 3, 4, 5, 6, 7], incarnations, [6], 150.0) == (
             "contributed from another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
             "silent: rank 1 (not heard from since this replica began, 50.0 s ago), 4 (last heard from 40.0 s ago), "
             "5 (last heard from 40.0 s ago)"
@@ -193,7 +193,7 @@ def test_without_trouble_nothing_is_told(caplog):
     assert [
         record.getMessage()
         for record in caplog.records
-        if "life 1 begins" not in record.getMessage()
+        if "incarnation 1 begins" not in record.getMessage()
     ] == []
 
 
@@ -206,7 +206,7 @@ def test_below_the_quorum_everybody_is_told_apart():
         Elastic(2, grace=5.0, topology="sharded"),
         sync_timeout=50.0,
         limit=1000.0,
-        most_lives=1,
+        most_incarnations=1,
     )
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
@@ -235,7 +235,7 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
             raise
 
     with caplog.at_level(logging.INFO, "diloco_core"):
-        simulate(train, Schedule(3), Elastic(2, grace=10.0), most_lives=1)
+        simulate(train, Schedule(3), Elastic(2, grace=10.0), most_incarnations=1)
     said = [
         (record.levelno, record.getMessage())
         for record in caplog.records
@@ -259,7 +259,7 @@ def test_the_log_tells_who_is_waited_for(caplog):
             Elastic(3, grace=10.0),
             sync_timeout=150.0,
             limit=1000.0,
-            most_lives=1,
+            most_incarnations=1,
         )
     for rank in (0, 1):
         said = [

@@ -66,7 +66,7 @@ class TestValid:
     def test_a_truncated_object_does_not_count(self):
         assert _valid([_delta(0)], sizes={_delta(0): 50}) == {}
 
-    def test_an_invalid_later_life_does_not_hide_an_earlier_one(self):
+    def test_an_invalid_later_incarnation_does_not_hide_an_earlier_one(self):
         assert _valid([_delta(0, 1), _delta(0, 2)], sizes={_delta(0, 2): 0}) == {0: _delta(0, 1)}
 
     def test_foreign_keys_are_passed_over(self):
@@ -85,7 +85,7 @@ class TestExpected:
         hints = [Hint(3, 5, 1, "join").key, Hint(3, 0, 1, "leave").key]
         assert expected({0: 1, 2: 4}, hints) == {2, 5}
 
-    def test_an_old_life_does_not_take_its_successor_along(self):
+    def test_an_old_incarnation_does_not_take_its_successor_along(self):
         assert expected({0: 2}, [Hint(3, 0, 1, "leave").key]) == {0}
         assert expected({0: 1}, [Hint(3, 0, 1, "leave").key, Hint(3, 0, 2, "join").key]) == {0}
 
@@ -109,7 +109,7 @@ class TestExpected:
         "hint", [Hint(5, 1, 1, "leave"), Hint(5, 0, 2, "leave"), Hint(5, 0, 1, "join")]
     )
     def test_who_left_a_run_that_goes_on_is_not_waited_for(self, hint):
-        """No earlier life of rank 0, which is in its second one, has left here."""
+        """No earlier incarnation of rank 0, which is in its second one, has left here."""
         assert former_farewells([Hint(5, 2, 1, "leave").key, hint.key], 0, 2) == set()
 
 
@@ -292,8 +292,8 @@ LAST = Rate((0.7,), 2, 5, 1)
         "the greater rank",
         "in any order",
         "the greater number",
-        "the later life",
-        "two of one life",
+        "the later incarnation",
+        "two of one incarnation",
         "heard before",
         "of another run",
         "for another number of groups",
@@ -310,7 +310,7 @@ def test_the_two_newest_states_of_a_fragment_are_kept():
     assert kept_from(keys[2:4], 2, last=5) == [0, 0], "one complete state and the initial one"
 
 
-def test_a_life_that_slept_through_a_rollback_keeps_what_that_went_back_to():
+def test_a_incarnation_that_slept_through_a_rollback_keeps_what_that_went_back_to():
     """States 1 and 3 were complete, 5 was given up by the rollback 6, and it knows nothing of that."""
     keys = [done_key(sync, 0) for sync in (1, 3, 7)]
     assert kept_from(keys, 2, last=5) == [1, 0]

@@ -1,4 +1,4 @@
-"""In whatever order lives act, the decision functions keep the rules of the protocol; without a rule, some order breaks it."""
+"""In whatever order incarnations act, the decision functions keep the rules of the protocol; without a rule, some order breaks it."""
 
 import random
 
@@ -19,8 +19,8 @@ from diloco_core._run._round import _membership, _shares
 from diloco_core._run._round._shares import Shares
 
 
-class Lives(RuleBasedStateMachine):
-    """Lives of two or three ranks that look, stop, wake late, write late, and see listings that are old."""
+class Incarnations(RuleBasedStateMachine):
+    """Incarnations of two or three ranks that look, stop, wake late, write late, and see listings that are old."""
 
     fixed = False
 
@@ -36,8 +36,12 @@ class Lives(RuleBasedStateMachine):
         for rank in self.world.ranks:
             self.world.start(rank)
 
-    def _life(self, number):
-        living = [life for life in self.world.lives if life.request is not None]
+    def _incarnation(self, number):
+        living = [
+            incarnation
+            for incarnation in self.world.incarnations
+            if incarnation.request is not None
+        ]
         return living[number % len(living)] if living else None
 
     @rule(
@@ -46,32 +50,32 @@ class Lives(RuleBasedStateMachine):
         behind=st.sampled_from([0, 0, 0, 1, 4]),
     )
     def goes_on(self, number, requests, behind):
-        life = self._life(number)
-        for _ in range(requests if life else 0):
-            self.world.step(life, behind=behind)
+        incarnation = self._incarnation(number)
+        for _ in range(requests if incarnation else 0):
+            self.world.step(incarnation, behind=behind)
 
     @rule(number=st.integers(0, 5), elapsed=st.sampled_from([0.0, 10.0, 30.0]))
     def has_waited(self, number, elapsed):
-        life = self._life(number)
-        if life is not None:
-            hurry(life, overdue=True, elapsed=elapsed)
+        incarnation = self._incarnation(number)
+        if incarnation is not None:
+            hurry(incarnation, overdue=True, elapsed=elapsed)
 
     @rule(number=st.integers(0, 5))
     def stops(self, number):
-        life = self._life(number)
-        if life is not None:
-            life.request = None
+        incarnation = self._incarnation(number)
+        if incarnation is not None:
+            incarnation.request = None
 
     @rule(number=st.integers(0, 5))
     def is_cut_off_while_it_writes(self, number):
-        life = self._life(number)
-        if life is not None:
-            self.world.step(life, torn=True)
+        incarnation = self._incarnation(number)
+        if incarnation is not None:
+            self.world.step(incarnation, torn=True)
 
-    @precondition(lambda self: len(self.world.lives) < 12)
+    @precondition(lambda self: len(self.world.incarnations) < 12)
     @rule(rank=st.integers(0, 2))
     def begins_anew(self, rank):
-        """Whatever the lives before it do: one that slept may go on at any time."""
+        """Whatever the incarnations before it do: one that slept may go on at any time."""
         self.world.start(rank % len(self.world.ranks))
 
     @rule(number=st.integers(0, 99))
@@ -80,22 +84,22 @@ class Lives(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5))
     def a_bit_flips(self, number):
-        life = self._life(number)
-        if life is not None:
-            self.world.flip(life)
+        incarnation = self._incarnation(number)
+        if incarnation is not None:
+            self.world.flip(incarnation)
 
     def teardown(self):
         if hasattr(self, "world"):
             settle(self.world)
 
 
-class FixedLives(Lives):
+class FixedIncarnations(Incarnations):
     """The same, where all ranks are in every sync."""
 
     fixed = True
 
 
-POLICIES = {"elastic": Lives, "fixed": FixedLives}
+POLICIES = {"elastic": Incarnations, "fixed": FixedIncarnations}
 
 
 def _explore(policy, examples, steps, **options):
@@ -208,7 +212,7 @@ def the_quorum_counts_contributions_and_not_ranks(monkeypatch):
     monkeypatch.setattr(_membership, "may_commit", may_commit)
 
 
-def carried_though_another_life_of_the_rank_is_named(monkeypatch):
+def carried_though_another_incarnation_of_the_rank_is_named(monkeypatch):
     real = _membership.fate
 
     def fate(commit, rank, own, *, learned, late):
@@ -293,7 +297,7 @@ RULES = {  # with the number of the first order that shows it, as a rule, for ea
     nobody_looks_whether_the_record_is_of_its_own_state: {"elastic": 133},
     no_quorum: {"elastic": 0},
     the_quorum_counts_contributions_and_not_ranks: {"elastic": 0},
-    carried_though_another_life_of_the_rank_is_named: {"elastic": 35, "fixed": 144},
+    carried_though_another_incarnation_of_the_rank_is_named: {"elastic": 35, "fixed": 144},
     what_is_counted_is_carried: {"elastic": 0, "fixed": 0},
     whoever_is_left_out_does_not_obey: {"elastic": 1},
     nobody_does_the_work_of_an_owner_that_is_late: {"elastic": 2},
@@ -306,15 +310,15 @@ RULES = {  # with the number of the first order that shows it, as a rule, for ea
     a_sync_is_decided_without_all: {"fixed": 0},
 }
 NOT_IN_FIXED = {
-    contributions_from_other_states_count: "only a life that has been replaced can hold another state",
-    nobody_looks_whether_the_record_is_of_its_own_state: "such a life stops at the record, which names the newer one",
+    contributions_from_other_states_count: "only an incarnation that has been replaced can hold another state",
+    nobody_looks_whether_the_record_is_of_its_own_state: "such an incarnation stops at the record, which names the newer one",
     no_quorum: "all ranks are waited for, however many are asked for",
     the_quorum_counts_contributions_and_not_ranks: "all ranks are waited for, however many are asked for",
     whoever_is_left_out_does_not_obey: "no record leaves a rank out",
     nobody_does_the_work_of_an_owner_that_is_late: "nobody could: the owner's own part is not sent",
-    collection_forgets_who_lags: "the two states that are kept anyway are as many as a life may lag",
+    collection_forgets_who_lags: "the two states that are kept anyway are as many as an incarnation may lag",
 }
-LIVES = {  # likewise
+INCARNATIONS = {  # likewise
     "own listing": {"elastic": 3, "fixed": 118},
     "no epochs": {"elastic": 11, "fixed": 0},
     "record before payload": {"elastic": 0, "fixed": 0},
@@ -348,8 +352,8 @@ def test_every_rule_is_tried_in_fixed_runs_or_is_none_there():
     assert {mutate for mutate, first in RULES.items() if "fixed" not in first} == {*NOT_IN_FIXED}
 
 
-@pytest.mark.parametrize(("policy", "broken", "first"), _cases(LIVES))
-def test_a_life_that_does_not_do_what_is_decided_is_found_out(policy, broken, first):
+@pytest.mark.parametrize(("policy", "broken", "first"), _cases(INCARNATIONS))
+def test_a_incarnation_that_does_not_do_what_is_decided_is_found_out(policy, broken, first):
     assert _found_out(policy, first, [broken])
 
 

@@ -1,4 +1,4 @@
-"""What a life decides when it has looked at the contributions to a sync, and when it has read the record."""
+"""What an incarnation decides when it has looked at the contributions to a sync, and when it has read the record."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ class TestStatesThatDiffer:
         assert _look(_delta(0), *others, joins) == KeepWaiting()
         assert _look(_delta(0), *others, joins, overdue=True) == Differ(_OTHER)
 
-    def test_a_later_life_of_a_rank_speaks_for_it(self):
+    def test_a_later_incarnation_of_a_rank_speaks_for_it(self):
         seen = [_delta(0), _delta(1, 1, base=_OTHER), _delta(2, base=_OTHER)]
         assert _look(*seen, _delta(1, 2, base="2" * 16), members={0: 1}) == Differ("2" * 16)
         assert _look(*seen, _delta(1, 2), members={0: 1}) == Create((*_ALL[:1], _delta(1, 2)))
@@ -153,7 +153,7 @@ def test_what_becomes_of_what_was_learned(members, own, late, becomes):
     assert fate(_commit(*members), 0, own, learned=False, late=late) == "none"
 
 
-def test_what_a_life_decides_in_the_last_moment_it_obeys():
+def test_what_a_incarnation_decides_in_the_last_moment_it_obeys():
     """Rank 1 contributes late and dies at once; rank 0 sees that just when its own time is up."""
 
     def train(node):
@@ -175,7 +175,7 @@ def test_what_a_life_decides_in_the_last_moment_it_obeys():
         Elastic(2, grace=5.0, topology="gather"),
         sync_timeout=33.0,
         limit=500.0,
-        most_lives=1,
+        most_incarnations=1,
     )
     assert outcome.results[0, 1] == 1
     assert max(report.wait_seconds for report in training.reports[0, 1]) >= 33.0

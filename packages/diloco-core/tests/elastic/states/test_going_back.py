@@ -23,7 +23,9 @@ def _go_on(store, syncs, before=None, resume="newest-whole"):
     salts = {} if before is None else before.salts
     training = SimulatedTraining(syncs=syncs, sizes=(40,), save_every=1, salts=salts)
     settings = Elastic(**_ELASTIC, resume=resume)
-    outcome = simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1
+    )
     assert violations(outcome, training) == []
     return training
 
@@ -141,7 +143,7 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
 def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
     topology, when, state, caplog
 ):
-    """Two newer states were complete, so a life that hangs may have listed it for deletion, and delete it at any time."""
+    """Two newer states were complete, so an incarnation that hangs may have listed it for deletion, and delete it at any time."""
     every = 1 if topology == "gather" else None
     settings = Elastic(
         **{
@@ -182,7 +184,9 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
         **{**_ELASTIC, "topology": topology, "publish_every": every, "retention": 1},
         resume="newest-whole",
     )
-    outcome = simulate(training, Schedule(1, latency=0.01), resumed, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(1, latency=0.01), resumed, store=store, most_incarnations=1
+    )
     assert violations(outcome, training) == []
     assert _rollback(store).states == (state,)
     assert not planned
@@ -209,7 +213,7 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     training = SimulatedTraining(syncs=0, sizes=(40,), salts=dict(before.salts))
     going_back = replace(settings, resume="newest-whole")
     assert simulate(
-        training, Schedule(1, latency=0.01), going_back, store=store, most_lives=1
+        training, Schedule(1, latency=0.01), going_back, store=store, most_incarnations=1
     ).finished
     key = f"state/00000004/{what}"
     whole = store.objects[key]
@@ -226,7 +230,11 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
         store.damage(f"kept/{key}", header if how.startswith("the header") else whole[:-1])
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
     outcome = simulate(
-        later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1
+        later,
+        Schedule(1, latency=0.01),
+        replace(settings, resume=True),
+        store=store,
+        most_incarnations=1,
     )
     if how.endswith("its copy too") and what.endswith("safetensors"):
         assert isinstance(outcome.results[0, 1], CorruptedObjectError)
@@ -245,16 +253,16 @@ def test_only_what_is_whole_is_copied(lost, monkeypatch):
     key = "state/00000003/000.00000.safetensors"
     kept = []
 
-    def keep(life, index, sync):
+    def keep(incarnation, index, sync):
         store.damage(key, store.objects[key][:-9])
-        kept.append(_elastic_kept.keep(life, index, sync))
+        kept.append(_elastic_kept.keep(incarnation, index, sync))
         return kept[-1]
 
     monkeypatch.setattr(_elastic_rollback, "keep", keep)
     monkeypatch.setattr(_elastic_rollback.History, "given_up", lambda *_: [4, 4])
     training = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(before.salts))
     settings = Elastic(**_ELASTIC, resume="newest-whole")
-    simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    simulate(training, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1)
     assert not kept[0]
     assert f"kept/{key}" not in store.objects
 
@@ -269,7 +277,7 @@ def test_a_copy_that_is_far_too_large_is_not_read_whole(name, caplog):
         def read_into(self, offset, buffer):
             read.append(len(buffer))
 
-    life = SimpleNamespace(
+    incarnation = SimpleNamespace(
         fragments=[None],
         key=lambda *place: key,
         origin=str,
@@ -277,6 +285,6 @@ def test_a_copy_that_is_far_too_large_is_not_read_whole(name, caplog):
         say=logging.getLogger("diloco_core"),
         read_file=lambda key, use: use(Reader()),
     )
-    assert _elastic_kept.verified(life, f"kept/{key}", key) is None
+    assert _elastic_kept.verified(incarnation, f"kept/{key}", key) is None
     assert sum(read) <= RECORD_BYTES + 1
     assert f"kept/{key} " in caplog.text

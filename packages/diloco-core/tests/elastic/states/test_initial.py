@@ -40,7 +40,7 @@ def killed_early(topology):
             train(30, 1.0),
             Schedule(2, 1, faults=faults),
             Elastic(2, topology=topology, **SETTINGS),
-            most_lives=1,
+            most_incarnations=1,
             sync_timeout=100.0,
         )
         store = outcome.store
@@ -65,7 +65,7 @@ def resumed(store, topology, *values):
         Schedule(2, 2),
         settings,
         store=store,
-        most_lives=2,
+        most_incarnations=2,
         sync_timeout=100.0,
     )
 
@@ -139,7 +139,7 @@ def test_who_cannot_read_it_where_a_run_begins_asks_those_that_can_write_it_agai
             Schedule(2, 3, starts=[0.0, 1.0]),
             Elastic(2, **SETTINGS),
             store=Rotten(which, HARMS["values"]),
-            most_lives=1,
+            most_incarnations=1,
             sync_timeout=100.0,
         )
     assert outcome.finished, outcome.errors()
@@ -169,7 +169,7 @@ def test_a_reload_takes_the_model_back_to_it(lab, tmp_path):
         assert not torch.equal(lab.values(net)["0.weight"], start["0.weight"])
         (fragment,) = outer._fragments
         fragment.begin()
-        load(exchange._life)
+        load(exchange._incarnation)
         fragment.finish()
         assert all(torch.equal(value, start[name]) for name, value in lab.values(net).items())
         lab.small_step(net, inner)

@@ -33,7 +33,7 @@ def _stopped(topology="sharded"):
         settings = Elastic(
             2, grace=5.0, topology=topology, publish_every=1 if topology == "gather" else None
         )
-        outcome = simulate(training, schedule, settings, store=store, most_lives=1)
+        outcome = simulate(training, schedule, settings, store=store, most_incarnations=1)
         last = _last(store)
         killed = all(isinstance(result, Killed) for result in outcome.results.values())
         if killed and last >= 5 and shard_key(last, (last - 1) % 2, 0, "") not in store.objects:
@@ -57,7 +57,15 @@ def stopped(request):
 
 
 def _resume(
-    stopped, resume, faults=(), ranks=2, syncs=12, most_lives=3, store=None, sizes=_SIZES, **options
+    stopped,
+    resume,
+    faults=(),
+    ranks=2,
+    syncs=12,
+    most_incarnations=3,
+    store=None,
+    sizes=_SIZES,
+    **options,
 ):
     topology, before, original, _ = stopped
     store = store or copy.deepcopy(original)
@@ -72,7 +80,9 @@ def _resume(
         resume=resume,
     )
     schedule = Schedule(ranks, seed=3, faults=faults, latency=0.01, restart_after=1.0, **options)
-    outcome = simulate(training, schedule, elastic, store=store, most_lives=most_lives)
+    outcome = simulate(
+        training, schedule, elastic, store=store, most_incarnations=most_incarnations
+    )
     return outcome, training, store, broken
 
 
@@ -84,7 +94,7 @@ def _outer_steps(store):
 
 
 def test_a_plain_resume_says_exactly_what_to_do(stopped):
-    outcome, training, store, _ = _resume(stopped, True, most_lives=1)
+    outcome, training, store, _ = _resume(stopped, True, most_incarnations=1)
     assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
     for error in outcome.results.values():
         assert "export()" in str(error)
@@ -107,7 +117,9 @@ def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topo
     )
     store.damage(shard, store.objects[shard][:50])
     store.remove(delta)
-    outcome, later, _, _ = _resume((topology, before, store, 3), True, most_lives=1, sizes=(40,))
+    outcome, later, _, _ = _resume(
+        (topology, before, store, 3), True, most_incarnations=1, sizes=(40,)
+    )
     for error in outcome.results.values():
         assert type(error) is CorruptedObjectError
         for told in (
@@ -142,7 +154,9 @@ def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, 
         elif key.endswith(".safetensors"):
             store.damage(key, store.objects[key][:-40] + bytes(40))
     for resume in (True, "newest-whole"):
-        outcome, _, _, _ = _resume((topology, before, store, 6), resume, most_lives=1, sizes=(40,))
+        outcome, _, _, _ = _resume(
+            (topology, before, store, 6), resume, most_incarnations=1, sizes=(40,)
+        )
         for error in outcome.results.values():
             assert type(error) is CorruptedObjectError
             assert "initial/" not in str(error)
@@ -208,7 +222,7 @@ def test_a_crash_in_the_middle_of_it(stopped, first):
 
 @pytest.mark.parametrize("first", [5, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seconds", [4.0, 60.0])
-def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
+def test_a_incarnation_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
     for operation in range(first, 60, 22):
         faults = [Fault(1, 1, operation, "zombie", seconds)]
         outcome, training, _, broken = _resume(stopped, "newest-whole", faults)
@@ -217,7 +231,7 @@ def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
 
 
 @pytest.mark.parametrize("agreed", [False, True])
-def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
+def test_an_earlier_incarnation_stops_unless_it_has_agreed(agreed, caplog):
     """It has all in memory that the others cannot read, and slept while they went back."""
     training, store = SimulatedTraining(syncs=16, sizes=_SIZES), SimulatedStore()
     elastic = {
@@ -228,13 +242,13 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
     }
 
     def sleeper(node):
-        if node.rank == 1 or node.life > 1:
+        if node.rank == 1 or node.incarnation > 1:
             object.__setattr__(node.exchange, "settings", elastic[1])
         else:
             node.exchange.settings = elastic[0]
         if node.rank == 0:
             training.pauses[0, 9] = 400.0
-        elif node.life == 1:
+        elif node.incarnation == 1:
             node.sleep(60.0)
             newest = max(
                 sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
@@ -276,7 +290,9 @@ def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch)
     for key in list(store.objects):
         if key.startswith(("state/", "initial/", "deltas/")):
             store.damage(key, b"")
-    outcome, _, store, _ = _resume((topology, training, store, last), "newest-whole", most_lives=1)
+    outcome, _, store, _ = _resume(
+        (topology, training, store, last), "newest-whole", most_incarnations=1
+    )
     assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
     assert "nothing to go back to" in str(outcome.results[0, 1])
     assert "resume=" not in str(outcome.results[0, 1]), "that has just been tried"
@@ -303,7 +319,7 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
             (stopped[0], training, store, 0),
             True,
             syncs=_outer_steps(store) + 2,
-            most_lives=1,
+            most_incarnations=1,
             store=store,
         )
         assert violations(outcome, later) == [], key
@@ -315,14 +331,14 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
 
 
 def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_damaged(stopped):
-    """A life that slept has completed it afterwards."""
+    """An incarnation that slept has completed it afterwards."""
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
     _, _, store, _ = _resume((stopped[0], training, store, 0), True, syncs=_outer_steps(store) + 1)
     (rollback,) = rollbacks_in(store)
     index = (rollback.given_up[-1] - 1) % 2
     store.write(done_key(rollback.given_up[-1], index), b"")
 
-    class Life:
+    class Incarnation:
         fragments = (None, None)
 
         def __init__(self):
@@ -344,7 +360,7 @@ def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_dam
             data = store.objects[commit_key(sync)]
             return read_record(data, sync, ""), digest(data)
 
-    history = History(Life())
+    history = History(Incarnation())
     assert [record for record, _ in history.rollbacks] == [rollback]
     states = history.states(index)
     assert states[0] > rollback.sync
@@ -357,7 +373,9 @@ def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
     (rollback,) = rollbacks_in(store)
     key = commit_key(rollback.sync)
     store.damage(key, store.objects[key][:60])
-    outcome, later, store, broken = _resume((stopped[0], training, store, 0), True, most_lives=1)
+    outcome, later, store, broken = _resume(
+        (stopped[0], training, store, 0), True, most_incarnations=1
+    )
     assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
     assert later.states == {}
     outcome, later, store, broken = _resume((stopped[0], training, store, 0), "newest-whole")
@@ -366,7 +384,7 @@ def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
     assert [record.states for record in rollbacks_in(store)] == [rollback.states] * 2
 
 
-def test_lives_that_have_read_it_write_it_again(stopped):
+def test_incarnations_that_have_read_it_write_it_again(stopped):
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
     (rollback,) = rollbacks_in(store)
     key, whole = commit_key(rollback.sync), store.objects[commit_key(rollback.sync)]
@@ -387,7 +405,7 @@ def test_lives_that_have_read_it_write_it_again(stopped):
         resume=True,
     )
     schedule = Schedule(2, latency=0.01, starts=[0.0, 2.5])
-    outcome = simulate(train, schedule, settings, store=store, most_lives=1)
+    outcome = simulate(train, schedule, settings, store=store, most_incarnations=1)
     assert violations(outcome, again) == []
     assert store.objects[key] == whole
 

@@ -1,4 +1,4 @@
-"""The log around a rollback: records that are lost, and earlier lives that stand at them."""
+"""The log around a rollback: records that are lost, and earlier incarnations that stand at them."""
 
 from dataclasses import replace
 
@@ -18,29 +18,29 @@ from diloco_core._run._sync._sync import StoreSync
 
 
 def _alone(act):
-    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its life and the store."""
+    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its incarnation and the store."""
     training, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
 
     def train(node):
         node.exchange.leave = lambda: None
         training(node)
-        act(node.exchange, node.exchange._life, store)
+        act(node.exchange, node.exchange._incarnation, store)
 
     outcome = simulate(
         train,
         Schedule(1, latency=0.01),
         Elastic(1, grace=5.0, topology="sharded"),
         store=store,
-        most_lives=1,
+        most_incarnations=1,
     )
     return outcome.results[0, 1]
 
 
 def test_a_record_that_was_lost_is_not_written_over_a_rollback():
-    """Its number was free, so another life has decided to go back; the record is known here, and was just found missing."""
+    """Its number was free, so another incarnation has decided to go back; the record is known here, and was just found missing."""
     key = commit_key(3)
 
-    def act(exchange, life, store):
+    def act(exchange, incarnation, store):
         record = Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json()
         store.remove(key)
         del store.decided[key]
@@ -53,7 +53,7 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
 
         exchange.store.create = raced
         with pytest.raises(ReloadError) as raised:
-            read_commit(life, 3, decided=True)
+            read_commit(incarnation, 3, decided=True)
         assert raised.value.why is Why.WENT_BACK
         assert store.objects[key] == record
         assert store.changed == []
@@ -61,30 +61,30 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
     assert _alone(act) is None
 
 
-def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at():
-    """It was lost without a trace, and a rollback has its number; the life slept, and would decide the next sync."""
+def test_an_earlier_incarnation_looks_what_has_become_of_the_record_that_it_stands_at():
+    """It was lost without a trace, and a rollback has its number; the incarnation slept, and would decide the next sync."""
     key = commit_key(3)
 
-    def act(exchange, life, store):
+    def act(exchange, incarnation, store):
         whole = store.objects[key]
         store.remove(key)
-        look_back(life)
+        look_back(incarnation)
         assert key not in store.objects, "it has just seen it"
-        life.timing.sleep(6.0)
-        look_back(life)
+        incarnation.timing.sleep(6.0)
+        look_back(incarnation)
         assert store.objects[key] == whole, "lost, and written again"
         store.damage(key, Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json())
         with pytest.raises(ReloadError) as raised:
-            look_back(life)
+            look_back(incarnation)
         assert raised.value.why is Why.WENT_BACK
 
     assert _alone(act) is None
 
 
 def test_a_rollback_in_the_place_of_the_next_sync_is_something_to_obey():
-    """A life that does not contribute looks for it, too."""
+    """An incarnation that does not contribute looks for it, too."""
 
-    def act(exchange, life, store):
+    def act(exchange, incarnation, store):
         assert not exchange.behind()
         store.write(commit_key(4), Rollback(4, (2,), (), {0: 1}, run=run_of(store)).to_json())
         assert exchange.behind()
@@ -93,10 +93,10 @@ def test_a_rollback_in_the_place_of_the_next_sync_is_something_to_obey():
 
 
 def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
-    """Between its halves others have gone back, and this life has not agreed to that."""
+    """Between its halves others have gone back, and this incarnation has not agreed to that."""
 
-    def act(exchange, life, store):
-        job = life.fragments[0].job
+    def act(exchange, incarnation, store):
+        job = incarnation.fragments[0].job
         job.contribution = Contribution(steps=(12, 16))
         job.begin()
         pending = exchange.begin(job)
@@ -120,7 +120,7 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
         if key.startswith(("state/00000004/", "deltas/00000004/")):
             store.damage(key, b"") if trace == "state" else store.remove(key)
     if trace == "deltas":
-        store.write(Delta(5, 0, 1, 8, 10, "0" * 16, "0" * 16).key, b"of a life that slept")
+        store.write(Delta(5, 0, 1, 8, 10, "0" * 16, "0" * 16).key, b"of an incarnation that slept")
         store.damage(shard_key(3, 0, 0, ""), b"")
         for key in [key for key in store.objects if key.startswith("deltas/00000003/")]:
             store.damage(key, b"")
@@ -130,7 +130,7 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
         Schedule(1, latency=0.01),
         replace(settings, resume="newest-whole"),
         store=store,
-        most_lives=1,
+        most_incarnations=1,
     )
     assert violations(outcome, training) == []
     kept = 3 if trace == "state" else 2
@@ -141,20 +141,24 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
     ]
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
     outcome = simulate(
-        later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1
+        later,
+        Schedule(1, latency=0.01),
+        replace(settings, resume=True),
+        store=store,
+        most_incarnations=1,
     )
     assert violations(outcome, later) == []
 
 
-def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
-    def act(exchange, life, store):
+def test_an_earlier_incarnation_that_reloads_for_another_reason_stops_too(monkeypatch):
+    def act(exchange, incarnation, store):
         store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
 
         def reload(_):
             raise ReloadError(Why.SUPERSEDED)
 
         monkeypatch.setattr(StoreSync, "finish", reload)
-        exchange.sync(life.fragments[0].job)
+        exchange.sync(incarnation.fragments[0].job)
 
     assert isinstance(_alone(act), FencedError)
 
@@ -162,22 +166,22 @@ def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
 def test_a_record_that_does_not_follow_the_one_before_is_refused():
     """Of the log before it, of the newest rollback, and of what was counted."""
 
-    def act(exchange, life, store):
-        progress = life.fragments[0]
+    def act(exchange, incarnation, store):
+        progress = incarnation.fragments[0]
         start = progress.positions[0]
         member = Delta(4, 0, 1, start, start + 2, progress.digest, "0" * 16)
         commit = Commit(
             4,
             0,
             progress.digest,
-            life.standing.previous,
+            incarnation.standing.previous,
             (member,),
             {0: start + 2},
             4,
-            life.rollback,
+            incarnation.rollback,
             run=run_of(store),
         )
-        life.verify(commit)
+        incarnation.verify(commit)
         for wrong in (
             {"previous": "0" * 16},
             {"rollback": 1},
@@ -186,6 +190,6 @@ def test_a_record_that_does_not_follow_the_one_before_is_refused():
             {"outer_steps": 5},
         ):
             with pytest.raises(CorruptedObjectError, match="does not follow"):
-                life.verify(replace(commit, **wrong))
+                incarnation.verify(replace(commit, **wrong))
 
     assert _alone(act) is None

@@ -44,7 +44,7 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
         node.exchange.leave = lambda: node.exchange.abort(Killed())
 
     def train(node):
-        if (node.rank, node.life) == (1, 2):
+        if (node.rank, node.incarnation) == (1, 2):
             assert commit_key(LOST) in store.objects
             assert commit_key(LOST + 1) not in store.objects
             store.remove(commit_key(LOST))
@@ -67,7 +67,7 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
 
     schedule = Schedule(2, latency=0.001, restart_after=20.0)
     settings = Elastic(1, grace=5.0, topology="gather", publish_every=4, retention=4)
-    outcome = simulate(train, schedule, settings, store=store, most_lives=2)
+    outcome = simulate(train, schedule, settings, store=store, most_incarnations=2)
     wrong = [
         text
         for text in violations(outcome, training)
@@ -77,7 +77,7 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
     return store, training, outcome, wrong
 
 
-def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(caplog):
+def test_a_incarnation_that_slept_does_not_decide_on_a_record_that_was_decided_again(caplog):
     store, training, outcome, wrong = _fork(leaves_at=LOST)
     assert wrong == []
     assert outcome.results[0, 1] == 8
@@ -89,7 +89,7 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     assert [member.rank for member in log[LOST - 1].members] == [1]
     # What it had learned from the other state is not in the run.
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
-    # As the log says: the next contribution that counts is of later batches, and a life that began after it would not go back.
+    # As the log says: the next contribution that counts is of later batches, and an incarnation that began after it would not go back.
     assert "does not hold the inner steps of this replica from step 4 on" in caplog.text
     assert (
         "The batches of the steps before 8 are lost, unless this replica is restarted before"
@@ -98,7 +98,7 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]
 
 
-def test_a_life_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(caplog):
+def test_a_incarnation_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(caplog):
     """They are further than the record that was decided again."""
     _, training, outcome, wrong = _fork(syncs=16, seconds=45.0)
     assert wrong == []
@@ -113,7 +113,7 @@ def test_a_life_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(c
     assert all(bool((a == b).all()) for a, b in zip(*ends.values(), strict=True))
 
 
-def test_a_life_that_slept_publishes_nothing_of_a_record_that_was_decided_again(caplog):
+def test_a_incarnation_that_slept_publishes_nothing_of_a_record_that_was_decided_again(caplog):
     store, _, outcome, _ = _fork(leaves_at=LOST, sleeper_ends_at=LOST)
     assert outcome.results[0, 1] == LOST
     assert (
@@ -135,7 +135,7 @@ def test_a_state_that_was_published_for_another_record_is_not_taken(topology):
     )
     store.damage(commit_key(3), other.to_json())
     outcome = simulate(
-        training, Schedule(2), replace(settings, resume=True), store=store, most_lives=1
+        training, Schedule(2), replace(settings, resume=True), store=store, most_incarnations=1
     )
     assert {type(error) for error in outcome.errors().values()} == {CorruptedObjectError}
     assert all(

@@ -1,6 +1,6 @@
 """Damage in what only the next update of a shard reads: the header of its file, and the outer optimizer's state.
 
-It shows when a life begins, is made again at once, and costs nothing. Where it shows later all the same, it costs nothing
+It shows when an incarnation begins, is made again at once, and costs nothing. Where it shows later all the same, it costs nothing
 either, as long as the shard can be computed again; otherwise reports and log say what is lost.
 """
 
@@ -60,7 +60,7 @@ class _Run:
             Schedule(self.ranks, seed=1, latency=0.01, starts=starts),
             self.settings,
             store=store,
-            most_lives=1,
+            most_incarnations=1,
             limit=1e5,
         )
         wrong = [
@@ -76,8 +76,8 @@ class _Run:
 def _reports_are_true(outcome, training):
     """What the reports call counted is what the log counts, sync by sync, and nothing else is committed."""
     log, _ = read_log(outcome.store)
-    for (rank, life), reports in training.reports.items():
-        assert life == 1, "nobody had to be started again"
+    for (rank, incarnation), reports in training.reports.items():
+        assert incarnation == 1, "nobody had to be started again"
         own = {
             c.sync: m.stop - m.start
             for c in log
@@ -152,7 +152,7 @@ def test_it_is_found_and_mended_before_anybody_trains(
     (began,) = [
         number
         for number, text in enumerate(messages)
-        if text.startswith(f"rank {shard}: life 2 begins at sync 5")
+        if text.startswith(f"rank {shard}: incarnation 2 begins at sync 5")
     ]
     assert mended < began
     assert _final(outcome) == undamaged[False]

@@ -18,7 +18,11 @@ def spoil(monkeypatch):
 
         def other(self, batch, inputs):
             update(self, batch, inputs)
-            if self._life.rank == 1 and 0 in batch and when(self._life.epoch, self._commit.sync):
+            if (
+                self._incarnation.rank == 1
+                and 0 in batch
+                and when(self._incarnation.epoch, self._commit.sync)
+            ):
                 self._job.copy[0][3] += 2**-10
 
         monkeypatch.setattr(Computation, "_update", other)
@@ -73,7 +77,7 @@ def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(spoil):
 
         def noting(key, parts):
             made.add(Delta.parse(key))
-            if key.startswith(deltas(5)) and (node.rank, node.life) == (1, 1):
+            if key.startswith(deltas(5)) and (node.rank, node.incarnation) == (1, 1):
                 number = node.connection.operations + 1
                 node.connection._faults[number] = Fault(1, 1, number, "kill before")
             return put(key, parts)
@@ -82,7 +86,7 @@ def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(spoil):
         return training(node)
 
     elastic = Elastic(2, grace=10.0, topology="gather", publish_every=9)
-    outcome = simulate(train, Schedule(3), elastic, store=store, most_lives=2)
+    outcome = simulate(train, Schedule(3), elastic, store=store, most_incarnations=2)
     assert isinstance(outcome.results[1, 2], DivergedError)
     assert "topology='sharded'" in str(outcome.results[1, 2])
     assert (1, 1) in {(delta.rank, delta.epoch) for delta in made - {None}}

@@ -15,7 +15,7 @@ def _spoil(monkeypatch, when):
 
     def other(self, batch, inputs):
         update(self, batch, inputs)
-        if self._life.rank == 1 and 0 in batch and when(self._commit.sync):
+        if self._incarnation.rank == 1 and 0 in batch and when(self._commit.sync):
             self._job.copy[0][3] += 2**-10
 
     monkeypatch.setattr(Computation, "_update", other)
@@ -24,12 +24,12 @@ def _spoil(monkeypatch, when):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_memory_that_changed_is_noticed_before_anything_is_sent(caplog, topology):
     class Flipped(SimulatedTraining):
-        def gradient(self, rank, life, step, size):
+        def gradient(self, rank, incarnation, step, size):
             if rank == 1 and step == 4 and not self.pauses:
                 self.pauses[9, 9] = 0.0  # once
                 self.states[2][0][2][0]
                 copies[1][0][7] += 0.5
-            return SimulatedTraining.gradient(rank, life, step, size)
+            return SimulatedTraining.gradient(rank, incarnation, step, size)
 
         def __call__(self, node):
             join = node.exchange.restore
@@ -90,7 +90,7 @@ def test_gather_a_replica_that_always_differs_stops_and_says_what_to_do(monkeypa
         training,
         Schedule(3),
         Elastic(2, grace=5.0, topology="gather", publish_every=1),
-        most_lives=1,
+        most_incarnations=1,
     )
     error = outcome.results[1, 1]
     assert isinstance(error, DivergedError)
@@ -120,14 +120,14 @@ def test_memory_that_is_bad_for_good_ends_a_replica():
             node.exchange.restore = remember
             return super().__call__(node)
 
-        def gradient(self, rank, life, step, size):
+        def gradient(self, rank, incarnation, step, size):
             if rank == 1 and step >= 4:
                 copies[1][0][7] += 0.5
-            return SimulatedTraining.gradient(rank, life, step, size)
+            return SimulatedTraining.gradient(rank, incarnation, step, size)
 
     copies = {}
     training = Bad(syncs=6, sizes=(40,))
-    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0), most_lives=1)
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0), most_incarnations=1)
     assert isinstance(outcome.results[1, 1], DivergedError)
     assert "memory is faulty" in str(outcome.results[1, 1])
     assert (outcome.results[0, 1], outcome.results[2, 1]) == (6, 6)
@@ -139,7 +139,7 @@ def test_gather_a_minority_may_heal_more_than_once(monkeypatch):
     _spoil(monkeypatch, lambda sync: sync in left and not left.remove(sync))
     training = SimulatedTraining(syncs=8, sizes=(40,))
     settings = Elastic(2, grace=20.0, topology="gather", publish_every=1)
-    outcome = simulate(training, Schedule(3), settings, most_lives=1)
+    outcome = simulate(training, Schedule(3), settings, most_incarnations=1)
     assert outcome.errors() == {}
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == 2
 
@@ -151,25 +151,25 @@ class _OuterFlips(SimulatedTraining):
         restore = node.exchange.restore
 
         def remember(jobs, **options):
-            self.pauses[node.rank, node.life, "jobs"] = jobs
+            self.pauses[node.rank, node.incarnation, "jobs"] = jobs
             return restore(jobs, **options)
 
         node.exchange.restore = remember
         return super().__call__(node)
 
-    def gradient(self, rank, life, step, size):
-        if (rank, life, step) == (1, 1, 6):
-            (job,) = self.pauses[rank, life, "jobs"]
+    def gradient(self, rank, incarnation, step, size):
+        if (rank, incarnation, step) == (1, 1, 6):
+            (job,) = self.pauses[rank, incarnation, "jobs"]
             for shard in range(job.layout.shards):
                 for chunk in job.layout.chunks(shard, 2**20):
                     job.outer_state(chunk)["momentum_buffer"][0] += 0.5
-        return SimulatedTraining.gradient(rank, life, step, size)
+        return SimulatedTraining.gradient(rank, incarnation, step, size)
 
 
 def test_gather_outer_state_that_one_replica_alone_holds_is_not_gone_on_from(caplog):
     training = _OuterFlips(syncs=8, sizes=(40,))
     settings = Elastic(2, grace=20.0, topology="gather", publish_every=1)
-    outcome = simulate(training, Schedule(3), settings, most_lives=1)
+    outcome = simulate(training, Schedule(3), settings, most_incarnations=1)
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
     assert (
@@ -198,7 +198,10 @@ def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
         training(node)
 
     outcome = simulate(
-        train, Schedule(3), Elastic(3, grace=20.0, topology="gather", publish_every=8), most_lives=1
+        train,
+        Schedule(3),
+        Elastic(3, grace=20.0, topology="gather", publish_every=8),
+        most_incarnations=1,
     )
     assert outcome.errors() == {}
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -216,16 +219,18 @@ def test_sharded_outer_state_that_changed_in_memory_is_read_again(caplog, chunk_
     """Nobody else computes that shard, so nobody else could notice."""
 
     class Flips(_OuterFlips):
-        def gradient(self, rank, life, step, size):
-            if (rank, life, step) == (1, 1, 6):
-                (job,) = self.pauses[rank, life, "jobs"]
+        def gradient(self, rank, incarnation, step, size):
+            if (rank, incarnation, step) == (1, 1, 6):
+                (job,) = self.pauses[rank, incarnation, "jobs"]
                 chunk = list(job.layout.chunks(1, chunk_bytes))[-1]
                 job.outer_state(chunk)["momentum_buffer"][-1] += 2**-10
-            return SimulatedTraining.gradient(rank, life, step, size)
+            return SimulatedTraining.gradient(rank, incarnation, step, size)
 
     training = Flips(syncs=6, sizes=(40,))
     settings = Elastic(2, grace=20.0, topology="sharded")
-    outcome = simulate(training, Schedule(3), settings, most_lives=1, chunk_bytes=chunk_bytes)
+    outcome = simulate(
+        training, Schedule(3), settings, most_incarnations=1, chunk_bytes=chunk_bytes
+    )
     assert violations(outcome, training) == []
     (message,) = [
         record.getMessage() for record in caplog.records if record.levelno == logging.ERROR

@@ -16,7 +16,7 @@ from ..._store._api import ObjectReader
 from ..._store._patient import Patient
 from ..._store._reread import read_again
 from ..._wire._sealed import seal, unsealed_fields
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._keys import commit_key, parse_inner, parse_residual
 from .._records._rules import done_states
 from .._states._kept import keys_of, verified
@@ -45,50 +45,52 @@ class Choice(NamedTuple):
     sync: int
 
 
-def newest_state(life: Life, *, may_go_back: bool) -> int | None:
+def newest_state(incarnation: Incarnation, *, may_go_back: bool) -> int | None:
     """The last sync of the newest whole state that a generation holds; None if it holds none and that is permitted.
 
     Args:
-        life: Reads the generation.
+        incarnation: Reads the generation.
         may_go_back: Whether to pass over states that are damaged or incomplete.
 
     Raises:
         CorruptedObjectError: The newest state is incomplete; the error names an object.
     """
-    first = life.manifest.first
-    done = done_states(life.store.list("state/"), len(life.fragments))
-    listing = life.store.list("state/") | life.store.list("initial/")
+    first = incarnation.manifest.first
+    done = done_states(incarnation.store.list("state/"), len(incarnation.fragments))
+    listing = incarnation.store.list("state/") | incarnation.store.list("initial/")
     numbers = sorted({first}.union(*done), reverse=True)
     for sync in numbers:
-        lasts = _lasts(life, sync)
+        lasts = _lasts(incarnation, sync)
         if any(last and last not in done[index] for index, last in enumerate(lasts)):
             continue  # a later sync of another fragment was finished first; nothing is lost with it
-        keys = [key for index, last in enumerate(lasts) for key in keys_of(life, index, last)]
+        keys = [
+            key for index, last in enumerate(lasts) for key in keys_of(incarnation, index, last)
+        ]
         lost = [key for key in keys if key not in listing]
         if lost and not may_go_back:
             raise CorruptedObjectError(
-                f"{life.origin(lost[0])} is gone, although later objects show that it was there: something else has deleted it. "
+                f"{incarnation.origin(lost[0])} is gone, although later objects show that it was there: something else has deleted it. "
                 f"{GO_BACK}"
             )
-        if not lost and (not may_go_back or all(verified(life, key, key) for key in keys)):
+        if not lost and (not may_go_back or all(verified(incarnation, key, key) for key in keys)):
             return sync
         _log.error(
             "the state after sync %d in %s cannot be used: %s",
             sync,
-            life.store.uri,
+            incarnation.store.uri,
             f"{lost[0]} is gone" if lost else "it is damaged",
         )
     if may_go_back:
         return None
-    raise CorruptedObjectError(f"{life.store.uri} holds no whole state any more. {GO_BACK}")
+    raise CorruptedObjectError(f"{incarnation.store.uri} holds no whole state any more. {GO_BACK}")
 
 
-def _lasts(life: Life, sync: int) -> list[int]:
+def _lasts(incarnation: Incarnation, sync: int) -> list[int]:
     """For every fragment, its last sync up to this one; 0 for its initial state."""
-    count = len(life.fragments)
+    count = len(incarnation.fragments)
     lasts = [0] * count
-    for number in range(max(life.manifest.first, sync - count) + 1, sync + 1):
-        lasts[life.index(number)] = number
+    for number in range(max(incarnation.manifest.first, sync - count) + 1, sync + 1):
+        lasts[incarnation.index(number)] = number
     return lasts
 
 
@@ -118,11 +120,11 @@ def read_choice(store: Patient) -> Choice | None:
     return read_again(store.timing, read)
 
 
-def carry(life: Life, store: Patient, sync: int, rank: int) -> None:
+def carry(incarnation: Incarnation, store: Patient, sync: int, rank: int) -> None:
     """Carry this rank's part of a state into a new generation, and mark that it is there.
 
     Args:
-        life: Reads the earlier generation.
+        incarnation: Reads the earlier generation.
         store: The new generation.
         sync: The last sync of the state.
         rank: The rank of this process.
@@ -130,28 +132,28 @@ def carry(life: Life, store: Patient, sync: int, rank: int) -> None:
     Raises:
         CorruptedObjectError: An object is damaged or gone.
     """
-    size, lasts = life.manifest.world_size, _lasts(life, sync)
+    size, lasts = incarnation.manifest.world_size, _lasts(incarnation, sync)
     for index, last in enumerate(lasts):
-        for key in keys_of(life, index, last):
+        for key in keys_of(incarnation, index, last):
             owner = 0 if key.endswith(".json") else int(key.rpartition("/")[2][4:9]) % size
             if owner == rank:
-                _carry_state(life, store, key)
+                _carry_state(incarnation, store, key)
     if rank == 0:
         for number in range(max(1, sync - len(lasts) + 1), sync + 1):
-            _copy(life.store, store, commit_key(number))
-        folder = life.manifest.unsynced.get("folder")
-        for key in life.store.list(f"{folder}/") if folder else ():
-            _copy(life.store, store, key)
-    for key in life.store.list(f"claims/{rank:05}/"):
-        _copy(life.store, store, key)
+            _copy(incarnation.store, store, commit_key(number))
+        folder = incarnation.manifest.unsynced.get("folder")
+        for key in incarnation.store.list(f"{folder}/") if folder else ():
+            _copy(incarnation.store, store, key)
+    for key in incarnation.store.list(f"claims/{rank:05}/"):
+        _copy(incarnation.store, store, key)
     for parse in (parse_inner, parse_residual):
         saved = [
             (written, key)
-            for key in life.store.list(f"inner/{rank:05}/")
+            for key in incarnation.store.list(f"inner/{rank:05}/")
             if (written := parse(key)) is not None and written[1] <= sync
         ]
         for _, key in sorted(saved)[-2:]:
-            _copy(life.store, store, key)
+            _copy(incarnation.store, store, key)
     store.put(f"{_MARKS}{rank:05}", lambda: [b"\n"])
 
 
@@ -161,11 +163,11 @@ def not_carried(store: Patient, world_size: int) -> list[int]:
     return [rank for rank in range(world_size) if f"{_MARKS}{rank:05}" not in marks]
 
 
-def _carry_state(life: Life, store: Patient, key: str) -> None:
-    data = verified(life, key, key)
+def _carry_state(incarnation: Incarnation, store: Patient, key: str) -> None:
+    data = verified(incarnation, key, key)
     if data is None:
         raise CorruptedObjectError(
-            f"{life.origin(key)} is damaged or gone, and the run was to continue from it. {GO_BACK}"
+            f"{incarnation.origin(key)} is damaged or gone, and the run was to continue from it. {GO_BACK}"
         )
     store.put(key, lambda: [data])
 

@@ -14,8 +14,8 @@ from ..._store._api import below
 from ..._store._patient import Patient
 from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run
+from .._incarnation._incarnation import Incarnation
 from .._joining import reader_of
-from .._life._life import Life
 from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
 from .._records._manifest import Manifest
@@ -100,19 +100,21 @@ class Entrance:
         if manifest is None:
             return
 
-        def life(source: str) -> Life:
+        def incarnation(source: str) -> Incarnation:
             return reader_of(self._generation(source), jobs, manifest, self._joiner)
 
         new = self._new
         if self._rank == 0:
-            mend_initial(life(self._begun[0]), gone=False)  # nobody else writes there any more
-            write_choice(new, self._choose(life))
+            mend_initial(
+                incarnation(self._begun[0]), gone=False
+            )  # nobody else writes there any more
+            write_choice(new, self._choose(incarnation))
         while (choice := read_choice(new)) is None:
             self._wait(
                 lambda: [] if new.read("carried.json", lambda _: True) else [0],
                 "has not chosen the state to continue from",
             )
-        carry(life(choice.source), new, choice.sync, self._rank)
+        carry(incarnation(choice.source), new, choice.sync, self._rank)
         if self._rank == 0:
             self._wait(
                 lambda: not_carried(new, self._joiner.world_size),
@@ -135,9 +137,9 @@ class Entrance:
         if self._gathering is not None:
             self._gathering.stop()
 
-    def _choose(self, life: Callable[[str], Life]) -> Choice:
+    def _choose(self, incarnation: Callable[[str], Incarnation]) -> Choice:
         for source in self._begun:
-            sync = newest_state(life(source), may_go_back=self._may_go_back)
+            sync = newest_state(incarnation(source), may_go_back=self._may_go_back)
             if sync is not None:
                 return Choice(source, sync)
         raise CorruptedObjectError(

@@ -26,7 +26,7 @@ from ..._host import host_name, is_gone
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel
 from ..._wire._sealed import seal, unsealed_fields
-from .._claims import life_is_gone
+from .._claims import incarnation_is_gone
 from .._policy._meeting import await_all
 from .._policy._others import interval_of, read_beats
 from .._records._keys import farewells, highest_epochs
@@ -256,11 +256,17 @@ def check_stopped(store: Patient, rank: int) -> None:
         RunExistsError: A process is alive; the error names its rank.
     """
     left = {(hint.rank, hint.epoch) for hint in farewells(store.list("deltas/"))}
-    lives = [life for life in highest_epochs(store.list("claims/")).items() if life not in left]
+    incarnations = [
+        incarnation
+        for incarnation in highest_epochs(store.list("claims/")).items()
+        if incarnation not in left
+    ]
     gone = in_parallel(
-        store.store, (partial(life_is_gone, store, *life) for life in lives), _READS_AT_ONCE
+        store.store,
+        (partial(incarnation_is_gone, store, *incarnation) for incarnation in incarnations),
+        _READS_AT_ONCE,
     )
-    ranks = [other for (other, _), is_known in zip(lives, gone, strict=True) if not is_known]
+    ranks = [other for (other, _), is_known in zip(incarnations, gone, strict=True) if not is_known]
     if not ranks:
         return
     timing, beats = store.timing, read_beats(store, ranks)

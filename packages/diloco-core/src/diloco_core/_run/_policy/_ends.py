@@ -1,7 +1,7 @@
 """How a fixed run ends without one of its ranks, and who may go past such an end.
 
 An end takes the number of the next sync in the log, so the store decides between a rank's return and giving it up. Whoever reads
-an end stops. Only ``resume=True`` goes past one, and only past ends that a life saw before it claimed its epoch.
+an end stops. Only ``resume=True`` goes past one, and only past ends that an incarnation saw before it claimed its epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..._errors import CorruptedObjectError, DivergedError, ReplicaLostError, RunExistsError
 from ..._store._patient import Patient
 from .._claims import check_claim, newest_epoch
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._farewell import read_farewell
 from .._records._keys import commit_key, farewells, highest_epochs
 from .._records._records import GivenUp, Rollback
@@ -33,15 +33,15 @@ def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None
         )
 
 
-def refuse_again(life: Life) -> None:
+def refuse_again(incarnation: Incarnation) -> None:
     """Refuse to come back to a run of plain means, which keeps nothing from which a rank could go on.
 
     Raises:
         RunExistsError: An earlier process had the rank.
     """
-    if life.epoch > 1:
+    if incarnation.epoch > 1:
         raise RunExistsError(
-            f"rank {life.rank} of {life.store.uri} was taken by an earlier process, and means have no state with which this one "
+            f"rank {incarnation.rank} of {incarnation.store.uri} was taken by an earlier process, and means have no state with which this one "
             "could go on. Start all ranks again on another prefix."
         )
 
@@ -50,11 +50,11 @@ def refuse_left(store: Patient, rank: int) -> None:
     """Refuse to come back to a run that this rank has left, for a replica that was not told to resume it.
 
     Raises:
-        RunExistsError: The newest life of the rank has said that it has left.
+        RunExistsError: The newest incarnation of the rank has said that it has left.
     """
     epoch = newest_epoch(store, rank)
     for hint in farewells(store.list("deltas/")):
-        # Of a life whose claim is lost the hint alone may tell.
+        # Of an incarnation whose claim is lost the hint alone may tell.
         is_newest = hint.rank == rank and hint.epoch >= epoch
         if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
@@ -63,48 +63,50 @@ def refuse_left(store: Patient, rank: int) -> None:
             )
 
 
-def refuse_reload(life: Life, reload: ReloadError) -> None:
-    """End a life that cannot use what it holds: nobody else holds its own part of the sync.
+def refuse_reload(incarnation: Incarnation, reload: ReloadError) -> None:
+    """End an incarnation that cannot use what it holds: nobody else holds its own part of the sync.
 
     Raises:
         ReplicaLostError: The run has ended.
-        FencedError: The run went back to older states, or has gone on with a newer life of this rank.
+        FencedError: The run went back to older states, or has gone on with a newer incarnation of this rank.
         CorruptedObjectError: Something is damaged or gone.
-        DivergedError: This life does not hold what the others hold.
+        DivergedError: This incarnation does not hold what the others hold.
     """
     if reload.rollback is not None and reload.rollback.end is not None:
-        obey_end(life, reload.rollback)
+        obey_end(incarnation, reload.rollback)
     if reload.rollback is None:
-        check_claim(life)
+        check_claim(incarnation)
         differs = reload.why in {Why.DIFFERS, Why.CHANGED}
-        advice = _advice(life)
-        if life.settings.return_within:
+        advice = _advice(incarnation)
+        if incarnation.settings.return_within:
             advice = "Start this replica again: it takes the run's newest state"
         raise (DivergedError if differs else CorruptedObjectError)(
-            f"rank {life.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {advice}"
+            f"rank {incarnation.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {advice}"
         )
 
 
-def obey_end(life: Life, record: Rollback) -> None:
-    """Stop, unless this life saw the end before it claimed its epoch.
+def obey_end(incarnation: Incarnation, record: Rollback) -> None:
+    """Stop, unless this incarnation saw the end before it claimed its epoch.
 
     Raises:
         ReplicaLostError: The run has ended.
     """
     end = record.end
-    if end is None or record.sync in life.passed_over:
+    if end is None or record.sync in incarnation.passed_over:
         return
     raise ReplicaLostError(
-        f"the run at {life.store.uri} has ended before sync {record.sync}: {_why(record)}. {_advice(life)}",
+        f"the run at {incarnation.store.uri} has ended before sync {record.sync}: {_why(record)}. {_advice(incarnation)}",
         end.missed,
     )
 
 
-def give_up(life: Life, rank: int, known: int, why: str, sync: int, lost: int) -> bool:
+def give_up(
+    incarnation: Incarnation, rank: int, known: int, why: str, sync: int, lost: int
+) -> bool:
     """End the run without a rank, unless the rank has come back, or the sync is decided after all.
 
     Args:
-        life: The life that has waited.
+        incarnation: The incarnation that has waited.
         rank: The rank that it has waited for.
         known: The epoch of that rank which is gone.
         why: What became of it, as a sentence.
@@ -112,37 +114,37 @@ def give_up(life: Life, rank: int, known: int, why: str, sync: int, lost: int) -
         lost: The rank that was lost first, if that is why the other one has failed; otherwise the same.
 
     Returns:
-        Whether there is an end at that number now, of whichever life.
+        Whether there is an end at that number now, of whichever incarnation.
 
     Raises:
-        FencedError: A newer life of this life's own rank has taken over.
+        FencedError: A newer incarnation of this incarnation's own rank has taken over.
     """
-    check_claim(life)
-    # A newer life claims its rank before it contributes, so its claim is enough to look for.
-    epochs = highest_epochs(life.store.list("claims/"))
+    check_claim(incarnation)
+    # A newer incarnation claims its rank before it contributes, so its claim is enough to look for.
+    epochs = highest_epochs(incarnation.store.list("claims/"))
     if epochs.get(rank, 0) > known:
         return False
-    if not life.settings.decides:
-        cannot_return = (
-            f"{life.store.uri} ignores conditional writes, so the rank cannot come back by itself. "
-        )
+    if not incarnation.settings.decides:
+        cannot_return = f"{incarnation.store.uri} ignores conditional writes, so the rank cannot come back by itself. "
         raise ReplicaLostError(
-            f"{why.rstrip('.')}. {'' if life.takes_means else cannot_return}{_advice(life)}",
+            f"{why.rstrip('.')}. {'' if incarnation.takes_means else cannot_return}{_advice(incarnation)}",
             lost,
         )
-    states = [progress.sync for progress in life.fragments]
-    if sync > life.sync + 1:
-        # The sync that this life is taking is decided, and will be finished by those who resume the run.
-        states[life.index(sync - 1)] = sync - 1
-    end = GivenUp(lost, life.rank, why)
-    record = Rollback(sync, tuple(states), (), epochs, life.rollback, run=life.run, end=end)
-    life.store.create(commit_key(sync), record.to_json)
-    entry = life.log(sync)
+    states = [progress.sync for progress in incarnation.fragments]
+    if sync > incarnation.sync + 1:
+        # The sync that this incarnation is taking is decided, and will be finished by those who resume the run.
+        states[incarnation.index(sync - 1)] = sync - 1
+    end = GivenUp(lost, incarnation.rank, why)
+    record = Rollback(
+        sync, tuple(states), (), epochs, incarnation.rollback, run=incarnation.run, end=end
+    )
+    incarnation.store.create(commit_key(sync), record.to_json)
+    entry = incarnation.log(sync)
     return entry is not None and isinstance(entry[0], Rollback)
 
 
-def _advice(life: Life) -> str:
-    if life.takes_means:
+def _advice(incarnation: Incarnation) -> str:
+    if incarnation.takes_means:
         return "Means have no state to go on with: start all ranks again on another prefix."
     return "To continue the run, start all of its ranks again with resume=True."
 

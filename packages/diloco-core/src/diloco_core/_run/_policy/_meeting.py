@@ -8,7 +8,7 @@ from ..._errors import MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._endings import named_ranks
 from ..._store._patient import Patient
 from .._claims import claim, claimed_settings, newest_epoch
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, farewells, highest_epochs
 from .._records._rules import former_farewells
@@ -23,7 +23,7 @@ _ABSENT = (
 TELL_SECONDS = 5.0
 
 
-def meet(life: Life) -> None:
+def meet(incarnation: Incarnation) -> None:
     """Wait until every rank has claimed an epoch.
 
     Raises:
@@ -31,31 +31,31 @@ def meet(life: Life) -> None:
         ReplicaLostError: A rank has failed.
         MismatchError: A rank was refused because of its model or settings.
     """
-    store, first = life.store, life.manifest.first + 1
+    store, first = incarnation.store, incarnation.manifest.first + 1
     here: dict[int, int] = {}
     # Those that have failed together with an earlier process of this rank may be back in a moment, as it is.
-    former = former_farewells(store.list(deltas(first)), life.rank, life.epoch)
+    former = former_farewells(store.list(deltas(first)), incarnation.rank, incarnation.epoch)
 
     def has_followed(hint: Hint) -> bool:
-        past = life.others is not None and life.others.is_past(hint)
+        past = incarnation.others is not None and incarnation.others.is_past(hint)
         return past or hint.key in former or hint.epoch < here.get(hint.rank, 0)
 
     def has_met(hint: Hint) -> bool:
-        """Whether this is of a life that had joined: it has met all others, and may have trained before it failed."""
+        """Whether this is of an incarnation that had joined: it has met all others, and may have trained before it failed."""
         return claimed_settings(store, hint.rank, hint.epoch) is not None
 
     def missing() -> list[int]:
         here.update(highest_epochs(store.list("claims/")))
-        return [rank for rank in range(life.manifest.world_size) if rank not in here]
+        return [rank for rank in range(incarnation.manifest.world_size) if rank not in here]
 
     await_all(
         store,
-        life.rank,
-        life.manifest.world_size,
+        incarnation.rank,
+        incarnation.manifest.world_size,
         missing,
-        lambda: check_failures(store, life.rank, first, has_followed),
+        lambda: check_failures(store, incarnation.rank, first, has_followed),
     )
-    check_failures(store, life.rank, first, has_followed, has_met)
+    check_failures(store, incarnation.rank, first, has_followed, has_met)
 
 
 def await_ranks(
@@ -127,7 +127,7 @@ def check_failures(
         rank: The rank of this replica.
         sync: The number of the first sync.
         has_followed: Whether another process follows the one that has left this hint, so that it says nothing any more.
-        has_met: Whether a life had met the others before it failed. What that means shows at the sync that lacks its part.
+        has_met: Whether an incarnation had met the others before it failed. What that means shows at the sync that lacks its part.
 
     Raises:
         ReplicaLostError: A rank has failed.

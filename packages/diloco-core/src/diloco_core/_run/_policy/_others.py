@@ -1,4 +1,4 @@
-"""What one life of a fixed run does about ranks that it waits for: reports what became of them, and gives them up in the end.
+"""What one incarnation of a fixed run does about ranks that it waits for: reports what became of them, and gives them up in the end.
 
 A *beat* is a sign of life: a counter that each replica writes again and again, and the others watch. It holds no time, so clocks
 need not agree: by its own clock, the observer measures how long a beat has not changed. Time in which the observer cannot reach
@@ -20,8 +20,8 @@ from ..._store._api import Store
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel
 from ..._timing import Timing
-from .._claims import claimed_settings, life_is_gone, newest_epoch
-from .._life._life import Life
+from .._claims import claimed_settings, incarnation_is_gone, newest_epoch
+from .._incarnation._incarnation import Incarnation
 from .._records._farewell import Farewell, concluded, read_farewell
 from .._records._keys import Delta, Hint, beat_key, farewells, schema
 from ._ends import give_up
@@ -52,7 +52,7 @@ def interval_of(beat: bytes) -> float:
 
 
 def _epoch_of(beat: bytes) -> int:
-    """The epoch of the life that gave a beat; 0 if it names none."""
+    """The epoch of the incarnation that gave a beat; 0 if it names none."""
     last = beat.split(b" ")[2:3]
     return int(last[0]) if last and last[0].isdigit() else 0
 
@@ -106,7 +106,8 @@ class Beats:
             if last is None or (beat != last and beat.startswith(f"{self._run} ".encode())):
                 self._seen[rank] = beat, now
             elif now - since > max(self._timing.lost_after, 2 * interval) or (
-                now - since > 2 * interval and life_is_gone(self._store, rank, _epoch_of(last))
+                now - since > 2 * interval
+                and incarnation_is_gone(self._store, rank, _epoch_of(last))
             ):
                 found[rank] = now - since
         return found
@@ -135,10 +136,10 @@ class Beats:
 
 
 class _Gone(NamedTuple):
-    """What a life knows about a rank that is gone.
+    """What an incarnation knows about a rank that is gone.
 
     Attributes:
-        epoch: The life of that rank; 0 if it is not known.
+        epoch: The incarnation of that rank; 0 if it is not known.
         lost: The rank that was lost first, if that is why this one has failed; otherwise the same.
         why: What became of it, as a sentence.
         since: When this was first known.
@@ -151,12 +152,12 @@ class _Gone(NamedTuple):
 
 
 class Others:
-    """What one life knows of the other ranks while it waits for them. Not thread-safe.
+    """What one incarnation knows of the other ranks while it waits for them. Not thread-safe.
 
     Args:
         beats: Their signs of life.
-        settings: What this life was started with, of the settings that may change when the run is resumed.
-        earlier: In a life that continues the run: the highest epochs of all ranks before its own claim, which others follow.
+        settings: What this incarnation was started with, of the settings that may change when the run is resumed.
+        earlier: In an incarnation that continues the run: the highest epochs of all ranks before its own claim, which others follow.
     """
 
     def __init__(
@@ -170,45 +171,47 @@ class Others:
         self._said: dict[int, float] = {}
         self._endings: dict[str, Farewell] = {}
 
-    def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
-        """Refuse to go on with ranks that were started with other settings than this life. Each of their lives is asked once.
+    def compare(self, incarnation: Incarnation, contributions: Iterable[Delta]) -> None:
+        """Refuse to go on with ranks that were started with other settings than this incarnation. Each of their incarnations is asked once.
 
         Raises:
             MismatchError: A rank has other settings.
         """
         for delta in contributions:
-            if (delta.rank, delta.epoch) in self._compared or delta.rank == life.rank:
+            if (delta.rank, delta.epoch) in self._compared or delta.rank == incarnation.rank:
                 continue
             self._compared.add((delta.rank, delta.epoch))
-            theirs = claimed_settings(life.store, delta.rank, delta.epoch)
+            theirs = claimed_settings(incarnation.store, delta.rank, delta.epoch)
             if theirs is not None:
                 compare_schemas(
-                    f"rank {life.rank}",
+                    f"rank {incarnation.rank}",
                     Schema({}, self._settings),
                     f"rank {delta.rank}",
                     Schema({}, theirs),
                 )
 
-    def compare_means(self, life: Life, missing: Collection[int], listing: Iterable[str]) -> None:
-        """Refuse to wait for a rank that has passed other tensors to a plain mean than this life.
+    def compare_means(
+        self, incarnation: Incarnation, missing: Collection[int], listing: Iterable[str]
+    ) -> None:
+        """Refuse to wait for a rank that has passed other tensors to a plain mean than this incarnation.
 
         Raises:
             MismatchError: A rank has.
         """
-        if not life.takes_means:
+        if not incarnation.takes_means:
             return
-        (progress,) = life.fragments
-        own = schema(life.run, progress.job)
+        (progress,) = incarnation.fragments
+        own = schema(incarnation.run, progress.job)
         for delta in filter(None, map(Delta.parse, listing)):
             # Its base is that of this run, so it is no process of an earlier one that wakes up late.
             if delta.rank in missing and delta.base == progress.digest and delta.schema != own:
                 raise MismatchError(
-                    f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank {life.rank}: all replicas must "
+                    f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank {incarnation.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
 
     def is_past(self, hint: Hint) -> bool:
-        """Whether a life has ended before this one began to continue the run: others come in its place."""
+        """Whether an incarnation has ended before this one began to continue the run: others come in its place."""
         return 0 < hint.epoch <= self._earlier.get(hint.rank, 0)
 
     def stop(self) -> None:
@@ -217,7 +220,7 @@ class Others:
 
     def check(
         self,
-        life: Life,
+        incarnation: Incarnation,
         missing: Collection[int],
         sync: int,
         listing: Iterable[str],
@@ -227,11 +230,11 @@ class Others:
         """Look for reasons why some ranks may never do their part.
 
         Args:
-            life: This life.
+            incarnation: This incarnation.
             missing: The ranks that it waits for.
             sync: The next sync that is not decided.
             listing: The keys in the folder of that sync.
-            final: Whether this life waits no longer (``sync_timeout``), not even for ranks that may still come back.
+            final: Whether this incarnation waits no longer (``sync_timeout``), not even for ranks that may still come back.
 
         Returns:
             Whether the log holds a record at that number by now, which may be an end.
@@ -239,61 +242,65 @@ class Others:
         Raises:
             UnequalSyncsError: A missing rank has left.
             MismatchError: A missing rank has passed other tensors to a plain mean.
-            FencedError: A newer life of this life's own rank has taken over.
+            FencedError: A newer incarnation of this incarnation's own rank has taken over.
         """
-        self.compare_means(life, missing, listing)
+        self.compare_means(incarnation, missing, listing)
         self._gone = {rank: gone for rank, gone in self._gone.items() if rank in missing}
-        found = self._ended(life, missing, sync, listing)
+        found = self._ended(incarnation, missing, sync, listing)
         left = [rank for rank in missing if rank not in found]
         for rank, seconds in self._beats.silent(left).items():
             found[rank] = _Gone(
                 0, rank, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
             )
         for rank in [rank for rank in self._gone if rank not in found]:
-            life.say.info("rank %d is back", rank)
+            incarnation.say.info("rank %d is back", rank)
             del self._gone[rank]
         # Those first that nobody else has made fail.
         ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
-        return any([self._consider(life, rank, gone, sync, final) for rank, gone in ordered])  # noqa: C419 - all of them
+        return any([self._consider(incarnation, rank, gone, sync, final) for rank, gone in ordered])  # noqa: C419 - all of them
 
     def _ended(
-        self, life: Life, missing: Collection[int], sync: int, listing: Iterable[str]
+        self, incarnation: Incarnation, missing: Collection[int], sync: int, listing: Iterable[str]
     ) -> dict[int, _Gone]:
         """The missing ranks that have said that they have failed."""
         newest_last = sorted(farewells(listing), key=lambda hint: hint.epoch)
         hints = {hint.rank: hint for hint in newest_last}
         found: dict[int, _Gone] = {}
         for rank, hint in hints.items():
-            if rank not in missing or (life.settings.resume and self.is_past(hint)):
+            if rank not in missing or (incarnation.settings.resume and self.is_past(hint)):
                 continue
-            if newest_epoch(life.store, rank) > hint.epoch:
+            if newest_epoch(incarnation.store, rank) > hint.epoch:
                 continue
             if hint.key not in self._endings:
-                self._endings[hint.key] = read_farewell(hint.key, life.store.peek)
-            lost, why = concluded(life.rank, rank, self._endings[hint.key], sync - 1)
+                self._endings[hint.key] = read_farewell(hint.key, incarnation.store.peek)
+            lost, why = concluded(incarnation.rank, rank, self._endings[hint.key], sync - 1)
             found[rank] = _Gone(hint.epoch, lost, why)
         return found
 
-    def _consider(self, life: Life, rank: int, found: _Gone, sync: int, final: bool) -> bool:
-        now, why, most = life.now, found.why, life.timing.sync_timeout
+    def _consider(
+        self, incarnation: Incarnation, rank: int, found: _Gone, sync: int, final: bool
+    ) -> bool:
+        now, why, most = incarnation.now, found.why, incarnation.timing.sync_timeout
         gone = self._gone.get(rank)
         if gone is None:
-            epoch = found.epoch or newest_epoch(life.store, rank)
+            epoch = found.epoch or newest_epoch(incarnation.store, rank)
             gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
             self._said.pop(rank, None)
-        left = gone.since + life.settings.return_within - now
+        left = gone.since + incarnation.settings.return_within - now
         if left > 0 and not final:
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now
-                life.say.warning(
+                incarnation.say.warning(
                     "%s. Waiting up to %.0f s for it to be started again (%s).",
                     why,
                     *min((left, "return_within"), (gone.since + most - now, "sync_timeout")),
                 )
             return False
-        ended = give_up(life, rank, gone.epoch, why, sync, found.lost)
+        ended = give_up(incarnation, rank, gone.epoch, why, sync, found.lost)
         if not ended:
-            del self._gone[rank]  # a newer life of it that is gone, too, has the whole time again
+            del self._gone[
+                rank
+            ]  # a newer incarnation of it that is gone, too, has the whole time again
         return ended
 
 

@@ -18,7 +18,7 @@ from ..._store._patient import Patient
 from ..._store._reread import in_parallel, read_again
 from ..._wire._published import Sums, end_sums, shard_metadata
 from ..._wire._sections import fingerprint
-from .._life._progress import published_shard
+from .._incarnation._progress import published_shard
 from .._records._keys import shard_key
 from .._settings import Joiner
 from ._meeting import await_ranks

@@ -1,4 +1,4 @@
-"""Which ranks take part in a run, as far as one life has heard. Used only for log messages and errors."""
+"""Which ranks take part in a run, as far as one incarnation has heard. Used only for log messages and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._records import Commit
 
 
 class Attendance:
-    """What one life has heard from the other ranks. Times are seconds of a clock that stops while the store cannot be reached."""
+    """What one incarnation has heard from the other ranks. Times are seconds of a clock that stops while the store cannot be reached."""
 
     def __init__(self) -> None:
         self._rank = -1
@@ -20,13 +20,13 @@ class Attendance:
         self._present: dict[int, int] = {}
         self._gone: set[int] = set()  # ranks that took part, and have left or were lost
         self._left: dict[int, Hint] = {}  # for every rank that left, the hint of its highest epoch
-        self._endings: dict[Hint, Farewell] = {}  # how and why lives have ended
+        self._endings: dict[Hint, Farewell] = {}  # how and why incarnations have ended
         self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new from a rank was last seen
         self._seen: set[str] = set()  # keys of the sync in progress
         # Ranks that have contributed to the sync in progress, even if too late or from another state.
         self._came: set[int] = set()
-        self._known: set[int] = set()  # ranks that have been in a sync since this life began
+        self._known: set[int] = set()  # ranks that have been in a sync since this incarnation began
         self._warned: set[tuple[int, int]] = set()  # ranks and epochs whose absence was logged
 
     def begin(
@@ -36,10 +36,10 @@ class Attendance:
         now: float,
         read: Callable[[str], bytes | None] = lambda _: None,
     ) -> None:
-        """Set what is known when the life begins.
+        """Set what is known when the incarnation begins.
 
         Args:
-            rank: The rank of the life.
+            rank: The rank of the incarnation.
             members: The ranks that it expects, with their epochs.
             now: The time.
             read: Returns the object under a key; None if there is none.
@@ -97,23 +97,27 @@ class Attendance:
         return messages
 
     def describe(
-        self, ranks: Iterable[int], lives: Mapping[int, int], elsewhere: Collection[int], now: float
+        self,
+        ranks: Iterable[int],
+        incarnations: Mapping[int, int],
+        elsewhere: Collection[int],
+        now: float,
     ) -> str:
         """A text on what is known about ranks that have not contributed.
 
         Args:
             ranks: These ranks.
-            lives: The highest claimed epoch of every rank that has ever started.
+            incarnations: The highest claimed epoch of every rank that has ever started.
             elsewhere: Ranks that have contributed from another state.
             now: The time.
         """
         kinds: dict[str, list[str]] = {}
         for rank in ranks:
-            if rank not in lives:
+            if rank not in incarnations:
                 kind, text = "never started", f"{rank}"
             elif rank in elsewhere:
                 kind, text = "contributed from another state", f"{rank}"
-            elif self._left_in(rank) >= lives[rank]:
+            elif self._left_in(rank) >= incarnations[rank]:
                 kind, why, _ = self._ending(rank)
                 text = f"{rank} ({why})" if why else f"{rank}"
             else:
@@ -124,7 +128,7 @@ class Attendance:
         )
 
     def _hear(self, rank: int, epoch: int, now: float) -> None:
-        """Note that a life has been heard from."""
+        """Note that an incarnation has been heard from."""
         if rank != self._rank:
             self._heard[rank] = now
             self._present[rank] = max(epoch, self._present.get(rank, 0))

@@ -1,6 +1,6 @@
-"""What a life writes when it ends: that it leaves, or why it has failed. The content is only shown in log messages and errors.
+"""What an incarnation writes when it ends: that it leaves, or why it has failed. The content is only shown in log messages and errors.
 
-That the life ends follows from the key alone (see :class:`._keys.Hint`), and only the key decides whether others wait for it.
+That the incarnation ends follows from the key alone (see :class:`._keys.Hint`), and only the key decides whether others wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST = 1000
 
 
 class Farewell(NamedTuple):
-    """How a life has ended.
+    """How an incarnation has ended.
 
     Attributes:
         event: ``left``, ``failed``, or ``left or failed`` if its hint cannot be read.
@@ -31,7 +31,7 @@ class Farewell(NamedTuple):
 
 
 def farewell(key: str, error: BaseException | None, rank: int | None = None) -> bytes:
-    """The content of the hint that a life of a rank leaves (``error`` is None) or has failed with this error."""
+    """The content of the hint that an incarnation of a rank leaves (``error`` is None) or has failed with this error."""
     if error is None:
         return seal("farewell", key, {"event": "left", "reason": ""})
     fields = {"event": "failed", "reason": redact(as_text(error))[:_LONGEST]}
@@ -40,7 +40,7 @@ def farewell(key: str, error: BaseException | None, rank: int | None = None) -> 
 
 
 def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
-    """How a life has ended, as its hint says."""
+    """How an incarnation has ended, as its hint says."""
     try:
         data = read(key)
         if data is not None:
@@ -49,7 +49,7 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
             reason = " ".join(fields.text("reason")[:_LONGEST].split())
             return Farewell(fields.text("event", "left|failed"), reason, cause)
     except (CorruptedObjectError, FormatError):
-        pass  # the hint's key says that the life has ended, and nothing depends on its content
+        pass  # the hint's key says that the incarnation has ended, and nothing depends on its content
     return Farewell("left or failed")
 
 

@@ -5,14 +5,14 @@ Keys under the run's prefix::
     beginning.json                                 put     a replica is uploading the initial state; deleted afterwards
     manifest.json                                  create  what the run is; names the initial state
     manifest.copy.json                             put     the same, in case that is lost
-    claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
+    claims/{rank}/{epoch}.json                     create  one incarnation of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}].safetensors    put  a contribution
-    deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     a life asks for other rates from this sync on
+    deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     an incarnation asks for other rates from this sync on
     beats/{rank}                                   put     fixed runs: a counter that shows that the rank is alive
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
     commits/{sync}.json                            create  the members of a sync, or a rollback: this alone decides
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
-    state/{sync}/{fragment}.done.json              create  all shards of the state are there: a life can start from it
+    state/{sync}/{fragment}.done.json              create  all shards of the state are there: an incarnation can start from it
     initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
     kept/{key}                                     create  for some syncs: a copy of a state that the run has gone back to
     inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
@@ -68,7 +68,7 @@ class Delta:
     Attributes:
         sync: The sync that it is for.
         rank: The rank that made it.
-        epoch: The life of that rank.
+        epoch: The incarnation of that rank.
         start: The first of the rank's inner steps that it covers.
         stop: One past the last of these steps.
         base: Digest of the fragment's state that it was made from.
@@ -98,13 +98,13 @@ class Delta:
     @property
     def key(self) -> str:
         """The key that says this."""
-        life_and_steps = f"{self.rank:05}.{self.epoch:04}.{self.start}-{self.stop}"
+        incarnation_and_steps = f"{self.rank:05}.{self.epoch:04}.{self.start}-{self.stop}"
         if self.tokens:
-            life_and_steps += f".{self.tokens}"
+            incarnation_and_steps += f".{self.tokens}"
         origin = f"{self.base}.{self.schema}.{self.groups:x}"
         if self.rate:
             origin += f".{self.rate}"
-        return f"{deltas(self.sync)}{life_and_steps}.{origin}.safetensors"
+        return f"{deltas(self.sync)}{incarnation_and_steps}.{origin}.safetensors"
 
     @classmethod
     def parse(cls, key: str) -> Delta | None:
@@ -120,7 +120,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint of a life: to expect it in a sync (``join``), not to expect it any more (``leave``), or to help it (``repair``)."""
+    """A hint of an incarnation: to expect it in a sync (``join``), not to expect it any more (``leave``), or to help it (``repair``)."""
 
     sync: int
     rank: int
@@ -143,20 +143,20 @@ class Hint:
 
 
 def farewells(keys: Iterable[str]) -> list[Hint]:
-    """The hints among these keys by which lives have said that they end."""
+    """The hints among these keys by which incarnations have said that they end."""
     hints = map(Hint.parse, keys)
     return [hint for hint in hints if hint is not None and hint.event == "leave"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the key of a wish says: a life asks for another outer learning rate, from a sync on.
+    """What the key of a wish says: an incarnation asks for another outer learning rate, from a sync on.
 
-    It is put before the life's own contribution, so that whoever sees the contribution sees the wish.
+    It is put before the incarnation's own contribution, so that whoever sees the contribution sees the wish.
 
     Attributes:
         sync: The sync.
-        rate: The rate that is asked for, with the rank and the epoch of the life.
+        rate: The rate that is asked for, with the rank and the epoch of the incarnation.
         schema: As in :class:`Delta`.
     """
 
@@ -171,15 +171,15 @@ class Wish:
 
     @property
     def epoch(self) -> int:
-        """The life of that rank."""
+        """The incarnation of that rank."""
         return self.rate.epoch
 
     @property
     def key(self) -> str:
         """The key that says this."""
         rate = self.rate
-        life = f"{rate.number}.{rate.rank:05}.{rate.epoch:04}"
-        return f"{deltas(self.sync)}lr.{life}.{digits(rate.values)}.{self.schema}"
+        incarnation = f"{rate.number}.{rate.rank:05}.{rate.epoch:04}"
+        return f"{deltas(self.sync)}lr.{incarnation}.{digits(rate.values)}.{self.schema}"
 
     @classmethod
     def parse(cls, key: str) -> Wish | None:
@@ -203,7 +203,7 @@ def commit_key(sync: int) -> str:
 
 
 def claim_key(rank: int, epoch: int) -> str:
-    """Key of a life."""
+    """Key of an incarnation."""
     return f"claims/{rank:05}/{epoch:04}.json"
 
 
@@ -250,12 +250,12 @@ def commit_sync(key: str) -> int | None:
 
 
 def inner_key(rank: int, epoch: int, sync: int) -> str:
-    """Key of the inner state that a life has saved. Keys are ordered by epoch first: what a later life saves is always newer."""
+    """Key of the inner state that an incarnation has saved. Keys are ordered by epoch first: what a later incarnation saves is always newer."""
     return f"inner/{rank:05}/{epoch:04}.{sync:08}.safetensors"
 
 
 def residual_key(rank: int, epoch: int, sync: int) -> str:
-    """Key of what a codec will have lost of a life's contribution to a sync."""
+    """Key of what a codec will have lost of an incarnation's contribution to a sync."""
     return f"inner/{rank:05}/{epoch:04}.{sync:08}.residual.safetensors"
 
 

@@ -26,7 +26,7 @@ class Manifest:
         min_replicas: How many replicas must contribute to a sync.
         topology: ``sharded`` or ``gather``.
         publish_every: The number of syncs of a fragment from one publication of its state to the next (gather).
-        retention: How many syncs a life may lag behind without reloading.
+        retention: How many syncs an incarnation may lag behind without reloading.
         settings: The settings that the outer loops must have in common.
         tensors: A description of every tensor, by name.
         fragments: In which file, and where in it, every tensor lies; see :attr:`._base.Schema.fragments`.

@@ -2,7 +2,7 @@
 
 Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before anything is read from it.
 
-A prefix may be emptied and used again while a life of the earlier run still writes there. So everything is bound to its run. The
+A prefix may be emptied and used again while an incarnation of the earlier run still writes there. So everything is bound to its run. The
 name of a run is the digest of its manifest: records of the log hold it (:func:`of_run`), keys of contributions have it in their
 ``schema``, and checksums of tensors have it in their seeds. The initial state, which the manifest names, is bound to a nonce.
 """
@@ -138,7 +138,7 @@ class Rollback:
         sync: Its number in the log.
         states: For every fragment, the sync from whose state the run continues; 0 for the initial state.
         given_up: The syncs that are given up.
-        fence: The highest epoch of every rank at that time. These lives stop, unless they have agreed beforehand.
+        fence: The highest epoch of every rank at that time. These incarnations stop, unless they have agreed beforehand.
         rollback: Number of the rollback before this one; 0 if there was none.
         run: Name of the run.
         end: Why the run has ended with this record; None if it has not.

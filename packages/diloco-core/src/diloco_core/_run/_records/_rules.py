@@ -84,10 +84,10 @@ def expected(
 
 
 def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
-    """The ``leave`` hints that a new life finds where a stopped run is resumed; empty if no earlier life of its rank left there.
+    """The ``leave`` hints that a new incarnation finds where a stopped run is resumed; empty if no earlier incarnation of its rank left there.
 
-    These lives left in the same sync as an earlier life of the new life's own rank. Like it, they may be back in a moment. So
-    the new life waits for them, which costs at most a grace and decides nothing.
+    These incarnations left in the same sync as an earlier incarnation of the new incarnation's own rank. Like it, they may be back in a moment. So
+    the new incarnation waits for them, which costs at most a grace and decides nothing.
     """
     found = farewells(listing)
     own_rank_left = any(hint.rank == rank and hint.epoch < epoch for hint in found)
@@ -98,8 +98,8 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
     """The learning rate of the outer step that a record decides.
 
     Args:
-        standing: The rate of the outer step before; before any wish, what the life itself proposes.
-        listing: Keys under the sync's folder. A wish stands there before the contribution of its life does, so one listing
+        standing: The rate of the outer step before; before any wish, what the incarnation itself proposes.
+        listing: Keys under the sync's folder. A wish stands there before the contribution of its incarnation does, so one listing
             that shows a contribution shows its wish, too.
         schema: Identifies the run and the fragment in the keys of wishes.
     """
@@ -111,7 +111,7 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
         and wish.rate.number > standing.number
         and len(wish.rate.values) == len(standing.values)
     )
-    # Two wishes of one life differ in nothing but their values. Any order will do, since the record decides.
+    # Two wishes of one incarnation differ in nothing but their values. Any order will do, since the record decides.
     return chosen([standing, *sorted(wishes, key=lambda rate: rate.values)])
 
 
@@ -123,7 +123,7 @@ def may_commit(
     min_replicas: int,
     overdue: bool,
 ) -> bool:
-    """Whether a life may create the commit record: its rank has contributed, the quorum is there, and no rank is waited for."""
+    """Whether an incarnation may create the commit record: its rank has contributed, the quorum is there, and no rank is waited for."""
     return (
         rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
     )
@@ -187,7 +187,7 @@ def made_of(
 ) -> list[int]:
     """The syncs whose published objects make a fragment's state, in order: the newest whole one, and the changes since.
 
-    A life can start only from a whole state, and has to add every change after it that still counts.
+    An incarnation can start only from a whole state, and has to add every change after it that still counts.
 
     Args:
         sync: The sync after which the fragment has that state, which counts; 0 for the initial state.
@@ -273,7 +273,7 @@ def collectable(
     initial: str,
     states_kept: Sequence[int] | None = None,
 ) -> list[str]:
-    """The keys that no life can need any more. What is not needed now will never be needed again, so deleting late is safe.
+    """The keys that no incarnation can need any more. What is not needed now will never be needed again, so deleting late is safe.
 
     Only keys that the run itself has written are returned: keys of other shapes belong to something else, and stay.
 
@@ -281,8 +281,8 @@ def collectable(
         keys: Keys under ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
         kept: For every fragment, the sync whose state must stay, with everything that was committed after it.
-        retention: How many syncs a life may lag behind without reloading.
-        keep_deltas: Whether a life that lags behind needs contributions too (gather), and not just published shards.
+        retention: How many syncs an incarnation may lag behind without reloading.
+        keep_deltas: Whether an incarnation that lags behind needs contributions too (gather), and not just published shards.
         initial: Nonce of the initial state.
         states_kept: For every fragment, the first of the syncs whose objects that state is made of; see
             :func:`states_kept_from`. Left out, every state is whole.

@@ -1,4 +1,4 @@
-"""Which ranks are in a sync: what a life decides after it has listed the contributions, and after it has read the record.
+"""Which ranks are in a sync: what an incarnation decides after it has listed the contributions, and after it has read the record.
 
 These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was listed, what was read and whether
 time is up are passed in, so that tests can try every order of events. The rules themselves are in :mod:`.._records._rules`.
@@ -20,12 +20,12 @@ Fate = Literal["none", "counted", "carried", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a life knows about a sync that it waits for. None of it changes while it waits.
+    """What an incarnation knows about a sync that it waits for. None of it changes while it waits.
 
     Attributes:
         sync: Number of the sync.
-        rank: Rank of the life.
-        base: Digest of the fragment's state that this life holds. For this life, the sync starts from that state.
+        rank: Rank of the incarnation.
+        base: Digest of the fragment's state that this incarnation holds. For this incarnation, the sync starts from that state.
         schema: Identifies the run and the fragment in the keys of contributions.
         positions: The inner steps that are counted in that state, by rank.
         size: Returns the size in bytes of a rank's contribution that carries these groups; None if none may carry them.
@@ -34,7 +34,7 @@ class Round:
         absent: Those of these members that did not do their part after that record.
         former: Hints that do not count; see :func:`.._records._rules.former_farewells`.
         min_replicas: The quorum.
-        differed: Whether this life has started again because its state differed from the others', and completed no sync since.
+        differed: Whether this incarnation has started again because its state differed from the others', and completed no sync since.
         may_leave: Whether it may continue without the sync: a last one, for which too few replicas are left.
         everybody: In fixed runs: all ranks, each of which is waited for; it may contribute without having taken a step.
     """
@@ -55,7 +55,7 @@ class Round:
     everybody: Collection[int] = ()
 
     def valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
-        """The contributions that count for this life's state, at most one per rank; see :func:`.._records._rules.valid`."""
+        """The contributions that count for this incarnation's state, at most one per rank; see :func:`.._records._rules.valid`."""
         return valid(
             listing,
             base=self.base,
@@ -68,10 +68,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What a life learns from a listing of a sync's folder.
+    """What an incarnation learns from a listing of a sync's folder.
 
     Attributes:
-        chosen: The contributions that count for the life's state, at most one per rank, in rank order.
+        chosen: The contributions that count for the incarnation's state, at most one per rank, in rank order.
         elsewhere: Ranks that contributed from another state, with the digest of that state.
         missing: Ranks that are waited for, in order.
         listing: The keys that were listed.
@@ -90,7 +90,7 @@ class KeepWaiting:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create the record of the sync, then read the record and obey it: another life may have been faster.
+    """Create the record of the sync, then read the record and obey it: another incarnation may have been faster.
 
     Attributes:
         members: The contributions that the record is to name.
@@ -104,7 +104,7 @@ class Leave:
     """Continue without the sync.
 
     Attributes:
-        just_looked: Whether the life has just looked for the record. If not, the record may be there by now; then it is obeyed.
+        just_looked: Whether the incarnation has just looked for the record. If not, the record may be there by now; then it is obeyed.
     """
 
     just_looked: bool
@@ -112,7 +112,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Differ:
-    """Start again from the published state, because this life's state is not that of the others.
+    """Start again from the published state, because this incarnation's state is not that of the others.
 
     Attributes:
         theirs: Digest of the state that the others hold.
@@ -128,12 +128,12 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Obey:
-    """Adopt what the record says, whichever ranks are in it: the record follows the state that this life holds."""
+    """Adopt what the record says, whichever ranks are in it: the record follows the state that this incarnation holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotNext:
-    """The record does not follow the last one that this life has obeyed."""
+    """The record does not follow the last one that this incarnation has obeyed."""
 
 
 Decision = KeepWaiting | Create | Leave | Differ | Expired
@@ -142,7 +142,7 @@ Decision = KeepWaiting | Create | Leave | Differ | Expired
 def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
     """What a listing of the sync's folder says: which contributions count, and which ranks are waited for.
 
-    A rank that has contributed from another state is not waited for: its contribution will never count for this life's state.
+    A rank that has contributed from another state is not waited for: its contribution will never count for this incarnation's state.
     """
     chosen = at.valid(listing)
     if at.everybody:
@@ -163,17 +163,17 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
 
 
 def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -> Decision:
-    """What a life does while it waits for a record that is not there yet.
+    """What an incarnation does while it waits for a record that is not there yet.
 
     Args:
-        at: What the life knows.
+        at: What the incarnation knows.
         folder: What it has just listed; None if it has only checked the time.
         overdue: Whether a grace has passed since it contributed, after which no rank is waited for.
         expired: Whether it has waited as long as it may.
     """
     if folder is not None:
         if overdue or not folder.missing:
-            # A life with another state than most must not decide: its record would start from a state that no other life holds.
+            # An incarnation with another state than most must not decide: its record would start from a state that no other incarnation holds.
             theirs = _other_state(at, folder)
             if theirs is not None:
                 return Differ(theirs)
@@ -193,15 +193,15 @@ def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -
 
 
 def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | NotNext:
-    """What a life does after it has read the record of the sync.
+    """What an incarnation does after it has read the record of the sync.
 
-    Every life obeys the record, even if the record leaves it out, or names other members than the life itself would have named:
-    there is only one record, and a life that used a list of its own would come to a state that no other life holds.
+    Every incarnation obeys the record, even if the record leaves it out, or names other members than the incarnation itself would have named:
+    there is only one record, and an incarnation that used a list of its own would come to a state that no other incarnation holds.
 
     Args:
-        at: What the life knows.
+        at: What the incarnation knows.
         commit: The record.
-        follows: Whether the record directly follows the last one that the life has obeyed, and continues its counts.
+        follows: Whether the record directly follows the last one that the incarnation has obeyed, and continues its counts.
     """
     if commit.base != at.base and (commit.sync, commit.previous) == (at.sync, at.previous):
         return Differ(commit.base)
@@ -209,13 +209,13 @@ def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | No
 
 
 def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: str) -> Fate:
-    """What becomes of what a life has learned since the fragment's last sync.
+    """What becomes of what an incarnation has learned since the fragment's last sync.
 
-    It is carried to the next sync only if the record names no life of the rank. If it names another life, that one covers the
+    It is carried to the next sync only if the record names no incarnation of the rank. If it names another incarnation, that one covers the
     same data, which must not count twice.
 
     Args:
-        commit: The record that the life obeys.
+        commit: The record that the incarnation obeys.
         rank: Its rank.
         own: Its contribution; None if it made none.
         learned: Whether it has learned anything.
@@ -230,10 +230,10 @@ def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: s
 
 
 def _other_state(at: Round, folder: Folder) -> str | None:
-    """Digest of the state that this life should hold instead of its own; None if it need not start again.
+    """Digest of the state that this incarnation should hold instead of its own; None if it need not start again.
 
     States can differ only in the gather topology, where every replica computes them itself. If no state has a majority, all
-    lives start again from what is published, but only once: a life that still differs then is not believed.
+    incarnations start again from what is published, but only once: an incarnation that still differs then is not believed.
     """
     if not folder.elsewhere:
         return None

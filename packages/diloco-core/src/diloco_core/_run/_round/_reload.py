@@ -1,4 +1,4 @@
-"""What the parts of an exchange raise if the life has to start again from the store.
+"""What the parts of an exchange raise if the incarnation has to start again from the store.
 
 The need for it appears deep inside reading and writing: while a record is read, while a damaged object is made again.
 """
@@ -12,18 +12,20 @@ from .._records._records import Rollback
 
 
 class Why(Enum):
-    """Why a life cannot use the state that it holds."""
+    """Why an incarnation cannot use the state that it holds."""
 
-    SUPERSEDED = "what the life needs is gone, because a newer state is complete"
-    DAMAGED = "something that the life needs is damaged, and is made again while loading"
-    REPLACED = "the last record that the life obeyed was lost, and another was decided in its place"
+    SUPERSEDED = "what the incarnation needs is gone, because a newer state is complete"
+    DAMAGED = "something that the incarnation needs is damaged, and is made again while loading"
+    REPLACED = (
+        "the last record that the incarnation obeyed was lost, and another was decided in its place"
+    )
     WENT_BACK = "the run continues from older states"
-    DIFFERS = "the life's state is not the one that the others hold"
-    CHANGED = "the life's state has changed in memory since the last sync"
+    DIFFERS = "the incarnation's state is not the one that the others hold"
+    CHANGED = "the incarnation's state has changed in memory since the last sync"
 
 
 class ReloadError(Exception):
-    """This life cannot use the state that it holds, and has to load the newest published one. Never leaves the exchange.
+    """This incarnation cannot use the state that it holds, and has to load the newest published one. Never leaves the exchange.
 
     Args:
         why: The reason.

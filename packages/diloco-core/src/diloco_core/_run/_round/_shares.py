@@ -1,7 +1,7 @@
-"""Which member computes which shard of a committed sync, and when: what a life decides while it adopts the result.
+"""Which member computes which shard of a committed sync, and when: what an incarnation decides while it adopts the result.
 
-This is step 11 of the protocol. Shard k belongs to member k mod n of the record. A life that has waited for it too long does
-its owner's work. A shard is created only once, so it does no harm if two lives do this at the same time: all lives take the
+This is step 11 of the protocol. Shard k belongs to member k mod n of the record. An incarnation that has waited for it too long does
+its owner's work. A shard is created only once, so it does no harm if two incarnations do this at the same time: all incarnations take the
 bytes that are there. Nothing here reads a store or a clock.
 """
 
@@ -16,15 +16,15 @@ _STAGGER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shards of a committed sync, as one life sees them (only in the sharded topology).
+    """The shards of a committed sync, as one incarnation sees them (only in the sharded topology).
 
     Attributes:
         sync: Number of the sync.
         members: Ranks of the record's members, in order.
-        rank: Rank of the life.
+        rank: Rank of the incarnation.
         grace: Seconds that it waits for an owner.
-        mending: Whether the result was published before, and a part of it is damaged or gone. Then all lives, including the
-            owners, take undamaged shards as they are; any life may compute a missing one, without waiting for its owner.
+        mending: Whether the result was published before, and a part of it is damaged or gone. Then all incarnations, including the
+            owners, take undamaged shards as they are; any incarnation may compute a missing one, without waiting for its owner.
         fixed: Whether nobody but its owner computes a shard.
     """
 
@@ -37,12 +37,12 @@ class Shares:
 
     @property
     def member(self) -> int | None:
-        """The life's place among the members; None if the record leaves its rank out."""
+        """The incarnation's place among the members; None if the record leaves its rank out."""
         return self.members.index(self.rank) if self.rank in self.members else None
 
     @property
     def designated(self) -> bool:
-        """Whether the life does the sync's chores, for which another member is responsible every time."""
+        """Whether the incarnation does the sync's chores, for which another member is responsible every time."""
         return self.member == self.sync % len(self.members)
 
     def owner(self, shard: int) -> int:
@@ -50,16 +50,16 @@ class Shares:
         return shard % len(self.members)
 
     def own(self, shards: Iterable[int]) -> list[int]:
-        """Those of the shards that the life updates without first checking whether they are published."""
+        """Those of the shards that the incarnation updates without first checking whether they are published."""
         if self.mending:
             return []
         return [shard for shard in shards if self.owner(shard) == self.member]
 
     def turn(self, shard: int) -> float:
-        """Seconds after which the life does the work of a shard's owner.
+        """Seconds after which the incarnation does the work of a shard's owner.
 
         The next member's turn comes first, then that of the member after it, and so on, so that not all replicas do the same
-        work at once. A life that the record leaves out comes last.
+        work at once. An incarnation that the record leaves out comes last.
         """
         if self.fixed:
             return math.inf
@@ -76,7 +76,7 @@ class Shares:
         return {self.members[self.owner(shard)] for shard in pending} - {self.rank}
 
     def patience(self, shards: Iterable[int]) -> float:
-        """Seconds that a life which cannot compute these shards waits for the others: by then, each of them has had its turn."""
+        """Seconds that an incarnation which cannot compute these shards waits for the others: by then, each of them has had its turn."""
         return self.grace + (0.0 if self.fixed else max(map(self.turn, shards)))
 
 
@@ -85,10 +85,10 @@ class Pending:
     """What is still missing from a sync's result, in one pass over it.
 
     Attributes:
-        shards: The shards that this life has not adopted.
+        shards: The shards that this incarnation has not adopted.
         published: Those of them that are in the store and were not tried yet in this pass.
-        arrived: Whether this life has adopted or computed any shard in this pass.
-        readable: Whether this life can read the contributions from which the shards are computed.
+        arrived: Whether this incarnation has adopted or computed any shard in this pass.
+        readable: Whether this incarnation can read the contributions from which the shards are computed.
     """
 
     shards: tuple[int, ...]
@@ -131,7 +131,7 @@ class KeepWaiting:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End with an error: this life cannot read the contributions, and no other life has computed the missing shards."""
+    """End with an error: this incarnation cannot read the contributions, and no other incarnation has computed the missing shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +142,11 @@ class Complete:
 def on_pending(
     shares: Shares, pending: Pending, *, elapsed: float, patience: float
 ) -> Adopt | Compute | LookAgain | KeepWaiting | GiveUp | Complete:
-    """What a life does while it adopts a committed sync: first it takes published shards, then it computes those that are late.
+    """What an incarnation does while it adopts a committed sync: first it takes published shards, then it computes those that are late.
 
     Args:
         shares: Which member computes which shard, and when.
-        pending: What is still missing, as the life has seen it.
+        pending: What is still missing, as the incarnation has seen it.
         elapsed: Seconds that it had waited at the beginning of this pass.
         patience: Seconds that it waits for others if it cannot compute; see :meth:`Shares.patience`.
     """
@@ -165,13 +165,13 @@ def on_pending(
 
 
 def inputs_are_superseded(newest: int, sync: int, *, mending: bool) -> bool:
-    """Whether contributions are gone because a newer state is complete, so that the life starts again from that state.
+    """Whether contributions are gone because a newer state is complete, so that the incarnation starts again from that state.
 
     If not, they are lost, which is an error.
 
     Args:
         newest: The newest sync of the fragment whose state is complete.
-        sync: The sync that the life adopts.
+        sync: The sync that the incarnation adopts.
         mending: Whether the damaged state is the one after this sync, so that only a newer state helps.
     """
     return newest > sync or (newest == sync and not mending)

@@ -1,6 +1,6 @@
-"""Copies of the states that a run has gone back to, because a life that does not know of the rollback may still delete them.
+"""Copies of the states that a run has gone back to, because an incarnation that does not know of the rollback may still delete them.
 
-A life that deletes what is no longer needed lists first and deletes later, and any time may pass in between. Only keys that it
+An incarnation that deletes what is no longer needed lists first and deletes later, and any time may pass in between. Only keys that it
 has never seen are safe from it. So a state that it may be about to delete is copied before the run goes back to it, and written
 again if it is gone.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..._errors import CorruptedObjectError, RunExistsError
 from ..._store._api import RECORD_BYTES, Buffer, Closing, ObjectReader, read_bytes
 from ..._wire._safetensors import check_extent
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._keys import done_key
 from .._records._records import Done, of_run
 from .._records._rules import is_state
@@ -20,103 +20,107 @@ from .._records._rules import is_state
 _FOLDER = "kept/"
 
 
-def keep(life: Life, index: int, sync: int) -> bool:
+def keep(incarnation: Incarnation, index: int, sync: int) -> bool:
     """Copy all that a fragment's state is made of. Returns False if a part of it is already gone or damaged."""
-    for key in keys_of(life, index, sync):
-        data = verified(life, key, key)
+    for key in keys_of(incarnation, index, sync):
+        data = verified(incarnation, key, key)
         if data is None:
             return False
-        life.store.create(_FOLDER + key, lambda: data)  # noqa: B023 - called at once
+        incarnation.store.create(_FOLDER + key, lambda: data)  # noqa: B023 - called at once
     return True
 
 
-def bring_back(life: Life) -> bool:
+def bring_back(incarnation: Incarnation) -> bool:
     """Write objects again that are gone, but of which there are copies. Returns whether there were any."""
-    kept = _copies(life)
+    kept = _copies(incarnation)
     if not kept:
         return False
-    present = life.store.list("state/").keys() | life.store.list("initial/").keys()
+    present = incarnation.store.list("state/").keys() | incarnation.store.list("initial/").keys()
     missing = [
         key.removeprefix(_FOLDER) for key in kept if key.removeprefix(_FOLDER) not in present
     ]
     why = "it was deleted by a replica that did not know yet that the run had gone back to it"
-    return any([_write_again(life, key, why) for key in missing])  # noqa: C419 - all of them
+    return any([_write_again(incarnation, key, why) for key in missing])  # noqa: C419 - all of them
 
 
-def mend_from_copies(life: Life, index: int, sync: int) -> bool:
+def mend_from_copies(incarnation: Incarnation, index: int, sync: int) -> bool:
     """Write objects of a fragment's state again that are damaged and have an undamaged copy. Returns whether there were any."""
-    kept = {key.removeprefix(_FOLDER) for key in _copies(life)}
+    kept = {key.removeprefix(_FOLDER) for key in _copies(incarnation)}
     damaged = [
         key
-        for key in keys_of(life, index, sync)
-        if key in kept and verified(life, key, key) is None
+        for key in keys_of(incarnation, index, sync)
+        if key in kept and verified(incarnation, key, key) is None
     ]
-    return any([_write_again(life, key, "it is damaged") for key in damaged])  # noqa: C419 - all of them
+    return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419 - all of them
 
 
-def forget_kept(life: Life, needed_from: Sequence[int]) -> None:
+def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
     """Delete copies of fragments that have two newer states by now.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         needed_from: What :func:`._rules.states_kept_from` returned.
     """
     unneeded = [
         key
-        for key in _copies(life)
+        for key in _copies(incarnation)
         for fragment in [key.rpartition("/")[2][:3]]
         if int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
     ]
     if unneeded:
-        life.store.delete(unneeded)
+        incarnation.store.delete(unneeded)
 
 
-def _copies(life: Life) -> list[str]:
-    return [key for key in life.store.list(_FOLDER) if is_state(key.removeprefix(_FOLDER))]
+def _copies(incarnation: Incarnation) -> list[str]:
+    return [key for key in incarnation.store.list(_FOLDER) if is_state(key.removeprefix(_FOLDER))]
 
 
-def keys_of(life: Life, index: int, sync: int) -> list[str]:
+def keys_of(incarnation: Incarnation, index: int, sync: int) -> list[str]:
     """The keys of all that a fragment's state after a sync is made of."""
-    shards = range(life.fragments[index].job.layout.shards)
-    keys = [life.key(part, index, shard) for part in life.made_of(sync, index) for shard in shards]
+    shards = range(incarnation.fragments[index].job.layout.shards)
+    keys = [
+        incarnation.key(part, index, shard)
+        for part in incarnation.made_of(sync, index)
+        for shard in shards
+    ]
     return [*keys, done_key(sync, index)] if sync else keys
 
 
-def _write_again(life: Life, key: str, why: str) -> bool:
-    data = verified(life, _FOLDER + key, key)
+def _write_again(incarnation: Incarnation, key: str, why: str) -> bool:
+    data = verified(incarnation, _FOLDER + key, key)
     if data is None:
         return False
-    life.say.error("writing %s again from its copy: %s", life.origin(key), why)
-    life.store.put(key, lambda: [data])
+    incarnation.say.error("writing %s again from its copy: %s", incarnation.origin(key), why)
+    incarnation.store.put(key, lambda: [data])
     return True
 
 
-def verified(life: Life, key: str, original: str) -> bytes | None:
+def verified(incarnation: Incarnation, key: str, original: str) -> bytes | None:
     """The bytes of a part of a state or of its copy; None if they are gone or are not what was written."""
     name = original.rpartition("/")[2]
     index, sync = int(name[:3]), int(original.split("/")[1]) if original.startswith("state/") else 0
     is_done = name.endswith(".done.json")
-    if index >= len(life.fragments) or not (
-        is_done or life.key(sync, index, int(name[4:9])) == original
+    if index >= len(incarnation.fragments) or not (
+        is_done or incarnation.key(sync, index, int(name[4:9])) == original
     ):
         return None  # of another run
-    origin = life.origin(key)
+    origin = incarnation.origin(key)
 
     def use(reader: ObjectReader) -> bytes:
         # One byte more than a record may have is refused like the whole.
         most = min(reader.size, RECORD_BYTES + 1) if is_done else check_extent(reader, key)
         data = read_bytes(reader, 0, most)
         if is_done:
-            of_run(Done.from_json(data, sync, index, origin), life.run, origin)
+            of_run(Done.from_json(data, sync, index, origin), incarnation.run, origin)
         else:
-            shard = life.shard(sync, index, int(name[4:9]))
-            shard.check(InMemory(data, origin), origin, life.scratch, whole=True)
+            shard = incarnation.shard(sync, index, int(name[4:9]))
+            shard.check(InMemory(data, origin), origin, incarnation.scratch, whole=True)
         return data
 
     try:
-        return life.read_file(key, use)
+        return incarnation.read_file(key, use)
     except (CorruptedObjectError, RunExistsError) as error:
-        life.say.error("%s", error)
+        incarnation.say.error("%s", error)
         return None
 
 

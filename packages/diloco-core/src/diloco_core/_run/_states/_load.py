@@ -19,8 +19,8 @@ from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError
 from ..._store._api import ObjectReader, reads_ahead
 from ..._store._reread import list_folders, open_ahead
-from .._life._life import Life
-from .._life._progress import Progress
+from .._incarnation._incarnation import Incarnation
+from .._incarnation._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
 from .._records._records import Done
 from .._records._rules import newest_whole
@@ -31,168 +31,172 @@ from ._rollback import History, NothingWholeError, close_gaps
 _TRIES = 8
 
 
-def load(life: Life) -> None:
+def load(incarnation: Incarnation) -> None:
     """Load the newest published state of every fragment. Adopting what was committed after it is left to the caller.
 
-    If that state is damaged, the state before it is loaded, and ``life.damage`` says which state has to be made again while
+    If that state is damaged, the state before it is loaded, and ``incarnation.damage`` says which state has to be made again while
     the log is replayed.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
         ReloadError: The run has gone back to older states meanwhile.
     """
-    count = len(life.fragments)
+    count = len(incarnation.fragments)
     for attempt in range(_TRIES):
-        life.timing.sleep(0.2 * attempt)  # a listing may be out of date
-        history = History(life)
-        if history.rollbacks and bring_back(life):
-            history = History(life)
-        close_gaps(life, history)
-        life.standing.rollbacks = history.rollbacks
-        life.damage.mending.clear()
+        incarnation.timing.sleep(0.2 * attempt)  # a listing may be out of date
+        history = History(incarnation)
+        if history.rollbacks and bring_back(incarnation):
+            history = History(incarnation)
+        close_gaps(incarnation, history)
+        incarnation.standing.rollbacks = history.rollbacks
+        incarnation.damage.mending.clear()
         try:
             # A list, so that the others are loaded even if one was deleted in the meantime.
-            if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419
+            if all([_load_newest(incarnation, index, history) for index in range(count)]):  # noqa: C419
                 break
         except CorruptedObjectError:
             # Perhaps it is not damaged, but was deleted while it was read and its space reused. Then there is a newer state.
-            if life.newest_done() == history.newest:
+            if incarnation.newest_done() == history.newest:
                 raise
     else:
         raise CorruptedObjectError(
-            f"the published state in {life.store.uri} was deleted each of the {_TRIES} times that it was read. A run deletes "
+            f"the published state in {incarnation.store.uri} was deleted each of the {_TRIES} times that it was read. A run deletes "
             "states only when newer ones are complete: look for something else that deletes objects below this prefix, or start "
             "this replica again"
         )
-    oldest = min(progress.sync for progress in life.fragments)
-    for rollback, record in reversed(life.standing.rollbacks):
-        if rollback.sync > oldest and life.standing.holds(rollback):
-            life.standing.turn_back(rollback, record)
+    oldest = min(progress.sync for progress in incarnation.fragments)
+    for rollback, record in reversed(incarnation.standing.rollbacks):
+        if rollback.sync > oldest and incarnation.standing.holds(rollback):
+            incarnation.standing.turn_back(rollback, record)
             return
-    _stand(life, oldest)
+    _stand(incarnation, oldest)
 
 
-def _stand(life: Life, sync: int) -> None:
+def _stand(incarnation: Incarnation, sync: int) -> None:
     """Begin after a sync whose record is known to be there."""
     if not sync:
-        life.standing.begin()
+        incarnation.standing.begin()
         return
-    log_entry = read_commit(life, sync, decided=True)
+    log_entry = read_commit(incarnation, sync, decided=True)
     if log_entry is None:
         raise CorruptedObjectError(
-            f"{life.origin(commit_key(sync))} is gone, although a run never deletes commit records: something else has deleted it"
+            f"{incarnation.origin(commit_key(sync))} is gone, although a run never deletes commit records: something else has deleted it"
         )
-    life.standing.skip(*log_entry)
+    incarnation.standing.skip(*log_entry)
 
 
-def _load_newest(life: Life, index: int, history: History) -> bool:
+def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool:
     """Load the newest state of a fragment that is not damaged. Returns False if the states were deleted in the meantime."""
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            found = life.damage.found(index, sync)
-            if found and not (life.standing.rollbacks and mend_from_copies(life, index, sync)):
+            found = incarnation.damage.found(index, sync)
+            if found and not (
+                incarnation.standing.rollbacks and mend_from_copies(incarnation, index, sync)
+            ):
                 raise CorruptedObjectError(
-                    f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged: {found}"
+                    f"the state of fragment {index} after sync {sync} in {incarnation.store.uri} is damaged: {found}"
                 )
-            missing = _load_or_mend(life, index, sync)
+            missing = _load_or_mend(incarnation, index, sync)
             if missing is None:
                 return True
-            if life.newest_done()[index] > history.newest[index]:
+            if incarnation.newest_done()[index] > history.newest[index]:
                 return False
             if sync:
-                raise CorruptedObjectError(f"{life.origin(missing)} is gone")
+                raise CorruptedObjectError(f"{incarnation.origin(missing)} is gone")
             if first_error is None:
-                raise _initial_gone(life, index, missing)
+                raise _initial_gone(incarnation, index, missing)
         except CorruptedObjectError as error:
-            if life.fixed and sync:
+            if incarnation.fixed and sync:
                 raise  # it cannot be made again: what each rank keeps of its own contribution is gone
             if first_error is None:
                 first_error = error
-                life.damage.make_again(index, sync, str(error))
+                incarnation.damage.make_again(index, sync, str(error))
             if sync:
                 reason = str(error).rstrip(".")
-                life.say.error("%s. Trying to make it again from the state before.", reason)
+                incarnation.say.error("%s. Trying to make it again from the state before.", reason)
     if first_error is None:
         return False
     raise NothingWholeError(str(first_error)) from first_error
 
 
-def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
+def _load_or_mend(incarnation: Incarnation, index: int, sync: int) -> str | None:
     """Load a fragment's state as :func:`_load_fragment`. If it is damaged and there are copies, mend it and load it again."""
     try:
-        return _load_fragment(life, index, sync)
+        return _load_fragment(incarnation, index, sync)
     except CorruptedObjectError:
-        if not life.standing.rollbacks or not mend_from_copies(life, index, sync):
+        if not incarnation.standing.rollbacks or not mend_from_copies(incarnation, index, sync):
             raise
-    return _load_fragment(life, index, sync)
+    return _load_fragment(incarnation, index, sync)
 
 
-def _initial_gone(life: Life, index: int, missing: str) -> CorruptedObjectError:
+def _initial_gone(incarnation: Incarnation, index: int, missing: str) -> CorruptedObjectError:
     """The error for an initial state that is not there: it is deleted when there are two newer ones, so these may be lost."""
-    recorded = max(life.recorded(), default=0)
+    recorded = max(incarnation.recorded(), default=0)
     if not recorded:
-        return CorruptedObjectError(f"{life.origin(missing)} is gone")
+        return CorruptedObjectError(f"{incarnation.origin(missing)} is gone")
     return CorruptedObjectError(
-        f"the run's log goes up to sync {recorded}, but {life.store.uri} holds neither an undamaged state of fragment {index} "
+        f"the run's log goes up to sync {recorded}, but {incarnation.store.uri} holds neither an undamaged state of fragment {index} "
         "after any sync nor its initial state: something else has deleted objects below state/"
     )
 
 
-def _load_fragment(life: Life, index: int, sync: int) -> str | None:
+def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | None:
     """Load a fragment's state. Returns None, or the key of an object that is missing."""
-    job = life.fragments[index].job
-    done = read_done(life, sync, index) if sync else life.manifest.done(index)
+    job = incarnation.fragments[index].job
+    done = read_done(incarnation, sync, index) if sync else incarnation.manifest.done(index)
     if done is None:
         return done_key(sync, index)
     shards = job.layout.shards
-    done.check_shards(shards, life.origin(done_key(sync, index)))
+    done.check_shards(shards, incarnation.origin(done_key(sync, index)))
     fresh = Progress.recorded(job, done)
-    parts = life.made_of(sync, index)
+    parts = incarnation.made_of(sync, index)
     # The files of a shard one after another, since each changes the values of the one before.
     files = {
-        life.key(part, index, number): (part, number) for number in range(shards) for part in parts
+        incarnation.key(part, index, number): (part, number)
+        for number in range(shards)
+        for part in parts
     }
-    listing = list_folders(life.store.list, files)
+    listing = list_folders(incarnation.store.list, files)
 
     def announce(key: str, reader: ObjectReader) -> None:
-        if life.gather and sync:
+        if incarnation.gather and sync:
             if reads_ahead(reader):
                 reader.expect(0, reader.size)
         else:
             part, number = files[key]
-            life.shard(part, index, number).announce_load(reader, life.origin(key))
+            incarnation.shard(part, index, number).announce_load(reader, incarnation.origin(key))
 
     for number in range(shards):
-        life.fragments[index].forget_outer(number, life.chunk_bytes)
+        incarnation.fragments[index].forget_outer(number, incarnation.chunk_bytes)
     in_memory: set[int] = set()
     if not parts[0]:
-        initial = life.manifest.done(index)
-        in_memory = shards_in_memory(life, initial)
-        to_check = shards_to_look_at(life, in_memory) if in_memory else set()
+        initial = incarnation.manifest.done(index)
+        in_memory = shards_in_memory(incarnation, initial)
+        to_check = shards_to_look_at(incarnation, in_memory) if in_memory else set()
         beginning = Progress.recorded(job, initial)
         for number in sorted(in_memory):
             look = number in to_check
-            if not take_from_memory(life, beginning, number, listing, look=look):
-                return life.key(0, index, number)
+            if not take_from_memory(incarnation, beginning, number, listing, look=look):
+                return incarnation.key(0, index, number)
     sizes = {
         key: listing.get(key)
         for key, (part, number) in files.items()
         if part or number not in in_memory
     }
-    with open_ahead(life.store.store, sizes, announce) as readers:
+    with open_ahead(incarnation.store.store, sizes, announce) as readers:
         for number in range(shards):
             begun = number in in_memory
             opened = [None if begun and not part else next(readers) for part in parts]
-            missing = _load_shard(life, fresh, number, opened, begun=begun)
+            missing = _load_shard(incarnation, fresh, number, opened, begun=begun)
             if missing is not None:
                 return missing
-    life.standing.fragments[index] = fresh
+    incarnation.standing.fragments[index] = fresh
     return None
 
 
 def _load_shard(
-    life: Life,
+    incarnation: Incarnation,
     fresh: Progress,
     number: int,
     opened: Sequence[ObjectReader | None],
@@ -200,23 +204,25 @@ def _load_shard(
     begun: bool,
 ) -> str | None:
     """Load a shard. Returns the key of a file that is missing, such as one that was deleted in the meantime."""
-    if not (life.gather and fresh.sync):
-        return read_values(life, fresh, number, opened, begun=begun)
-    key, shard = life.file(fresh, number)
+    if not (incarnation.gather and fresh.sync):
+        return read_values(incarnation, fresh, number, opened, begun=begun)
+    key, shard = incarnation.file(fresh, number)
     expected, (already_open,) = fresh.expected(number), opened
 
     def use(reader: ObjectReader) -> bool:
-        life.traffic.received += reader.size
-        fresh.job.install_outer(*shard.described(reader, life.origin(key), expected.rest)[1:])
-        shard.load(reader, life.origin(key), life.scratch, expected)
+        incarnation.traffic.received += reader.size
+        fresh.job.install_outer(
+            *shard.described(reader, incarnation.origin(key), expected.rest)[1:]
+        )
+        shard.load(reader, incarnation.origin(key), incarnation.scratch, expected)
         fresh.values_at[number] = fresh.outer_at[number] = fresh.sync
         return True
 
-    return None if life.read_file(key, use, already_open) else key
+    return None if incarnation.read_file(key, use, already_open) else key
 
 
 def read_values(
-    life: Life,
+    incarnation: Incarnation,
     progress: Progress,
     number: int,
     opened: Sequence[ObjectReader | None] = (),
@@ -228,10 +234,10 @@ def read_values(
     If any file is damaged, all are read again, from the one that holds the values whole: a change cannot be added twice.
 
     Args:
-        life: The life that reads them.
+        incarnation: The incarnation that reads them.
         progress: The state; memory need not hold anything of it.
         number: Number of the shard.
-        opened: The files that the values are made of (:meth:`.Life.made_of`), if they are open already. They are used first,
+        opened: The files that the values are made of (:meth:`.Incarnation.made_of`), if they are open already. They are used first,
             and closed.
         begun: Whether memory holds the values of the first of these files already.
 
@@ -241,7 +247,7 @@ def read_values(
     Raises:
         CorruptedObjectError: A file is damaged, or is not what the record of the state says.
     """
-    parts = life.made_of(progress.sync, progress.index)
+    parts = incarnation.made_of(progress.sync, progress.index)
     readers = list(opened) or [None] * len(parts)
     first = int(begun)
 
@@ -251,80 +257,91 @@ def read_values(
         start, first = first, 0
         for place, sync in list(enumerate(parts))[start:]:
             reader, readers[place] = readers[place], None
-            if not _take(life, progress, sync, number, reader):
-                return life.key(sync, progress.index, number)
+            if not _take(incarnation, progress, sync, number, reader):
+                return incarnation.key(sync, progress.index, number)
         return None
 
-    missing = life.again(read)
+    missing = incarnation.again(read)
     if missing is None:
         progress.values_at[number] = progress.sync
     return missing
 
 
 def _take(
-    life: Life, progress: Progress, sync: int, number: int, opened: ObjectReader | None
+    incarnation: Incarnation,
+    progress: Progress,
+    sync: int,
+    number: int,
+    opened: ObjectReader | None,
 ) -> bool:
     """Take the values in a file, or add its change to the values. Returns False if it does not exist."""
-    key, shard = life.file(progress, number, sync)
+    key, shard = incarnation.file(progress, number, sync)
     expected = progress.expected(number) if sync == progress.sync else None
 
     def use(reader: ObjectReader) -> bool:
-        shard.load(reader, life.origin(key), life.scratch, expected)
-        life.traffic.received += reader.size
+        shard.load(reader, incarnation.origin(key), incarnation.scratch, expected)
+        incarnation.traffic.received += reader.size
         return True
 
     try:
-        return life.store.read(key, use, opened) or False
+        return incarnation.store.read(key, use, opened) or False
     except DivergedError as error:
         raise CorruptedObjectError(
-            f"{life.origin(key)} does not fit the states before it: with the change in it, the values are not those of the "
+            f"{incarnation.origin(key)} does not fit the states before it: with the change in it, the values are not those of the "
             "replica that published it"
         ) from error
 
 
-def shards_in_memory(life: Life, done: Done) -> set[int]:
+def shards_in_memory(incarnation: Incarnation, done: Done) -> set[int]:
     """The shards of a fragment's initial state whose values memory holds."""
     return {
         number
         for number, values in enumerate(done.sums)
-        if life.shard(0, done.fragment, number).digest() == values
+        if incarnation.shard(0, done.fragment, number).digest() == values
     }
 
 
-def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
+def shards_to_look_at(incarnation: Incarnation, held: Iterable[int]) -> set[int]:
     """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
 
     When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica that cannot read one of the
     others asks for it. If there are syncs already, a rank checks all shards: it will replay the syncs, and then no longer hold
     these values.
     """
-    if life.recorded():
+    if incarnation.recorded():
         return set(held)
-    return {number for number in held if number % life.manifest.world_size == life.rank}
+    return {
+        number for number in held if number % incarnation.manifest.world_size == incarnation.rank
+    }
 
 
-def mend_initial(life: Life, *, gone: bool = True) -> None:
+def mend_initial(incarnation: Incarnation, *, gone: bool = True) -> None:
     """Check and mend the initial states whose values are still in memory, because another replica cannot read something.
 
     ``gone=False``: what is not there stays away. It may have been deleted since it was no longer needed.
     """
-    listing = {} if gone else life.store.list("initial/")
-    for index, progress in enumerate(life.fragments):
-        if progress.sync or progress.commit is not None or _is_collected(life, index):
+    listing = {} if gone else incarnation.store.list("initial/")
+    for index, progress in enumerate(incarnation.fragments):
+        if progress.sync or progress.commit is not None or _is_collected(incarnation, index):
             continue
-        done = life.manifest.done(index)
-        for number in shards_in_memory(life, done):
-            if gone or life.key(0, index, number) in listing:
-                mend_shard(life, Progress.recorded(progress.job, done), number, done)
+        done = incarnation.manifest.done(index)
+        for number in shards_in_memory(incarnation, done):
+            if gone or incarnation.key(0, index, number) in listing:
+                mend_shard(incarnation, Progress.recorded(progress.job, done), number, done)
 
 
 def take_from_memory(
-    life: Life, fresh: Progress, number: int, listing: Mapping[str, int], *, look: bool
+    incarnation: Incarnation,
+    fresh: Progress,
+    number: int,
+    listing: Mapping[str, int],
+    *,
+    look: bool,
 ) -> bool:
     """Take a shard of the initial state from memory, and mend its file in the store if necessary.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         fresh: The fragment's initial state as it is recorded.
         number: Number of the shard, one of :func:`shards_in_memory`.
         listing: The files of the fragment's initial state in the store.
@@ -333,26 +350,28 @@ def take_from_memory(
     Returns:
         False if the file was deleted because there are (or were) newer states.
     """
-    key, job = life.key(0, fresh.index, number), fresh.job
-    if key not in listing and _is_collected(life, fresh.index):
+    key, job = incarnation.key(0, fresh.index, number), fresh.job
+    if key not in listing and _is_collected(incarnation, fresh.index):
         return False
 
     def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(job.published(piece))
 
-    adopt_shard(job, number, read, life.chunk_bytes, life.scratch)
+    adopt_shard(job, number, read, incarnation.chunk_bytes, incarnation.scratch)
     if look or key not in listing:
-        mend_shard(life, fresh, number, life.manifest.done(fresh.index))
+        mend_shard(incarnation, fresh, number, incarnation.manifest.done(fresh.index))
     return True
 
 
-def _is_collected(life: Life, index: int) -> bool:
+def _is_collected(incarnation: Incarnation, index: int) -> bool:
     """Whether the initial state of a fragment was deleted by rule, because nothing can be computed from it any more."""
-    if newest_whole(life.store.list("state/"), len(life.fragments), life.whole_every)[index]:
+    if newest_whole(
+        incarnation.store.list("state/"), len(incarnation.fragments), incarnation.whole_every
+    )[index]:
         return True
-    if life.whole_every > 1:
+    if incarnation.whole_every > 1:
         return False  # contributions are deleted when any newer state is complete, and this one when a whole one is
     first_sync = index + 1
-    return life.store.peek(commit_key(first_sync)) is not None and not any(
-        map(Delta.parse, life.store.list(deltas(first_sync)))
+    return incarnation.store.peek(commit_key(first_sync)) is not None and not any(
+        map(Delta.parse, incarnation.store.list(deltas(first_sync)))
     )

@@ -9,8 +9,8 @@ from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import Sums, end_sums, shard_metadata
-from .._life._life import Life
-from .._life._progress import Progress, publishes_whole
+from .._incarnation._incarnation import Incarnation
+from .._incarnation._progress import Progress, publishes_whole
 from .._records._keys import done_key
 from .._records._records import Commit, Done
 from .._records._rules import collectable, kept_from, newest_done, states_kept_from, writer
@@ -22,134 +22,152 @@ LOOK_AGAIN = 64
 """The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""
 
 
-def write_done(life: Life, commit: Commit) -> None:
+def write_done(incarnation: Incarnation, commit: Commit) -> None:
     """Write the record which says that all shards of a sync are published; they are adopted already."""
-    _create_done(life, _own_done(life, life.fragments[commit.fragment], commit))
+    _create_done(
+        incarnation, _own_done(incarnation, incarnation.fragments[commit.fragment], commit)
+    )
 
 
-def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
+def publish_previous(incarnation: Incarnation, commit: Commit, member: int | None) -> None:
     """Gather: publish the state that a sync starts from if its publication is due. Memory still holds that state.
 
     By now all members have agreed on the state, since the record of the sync names its digest. Member k publishes the shards k,
     k + members, …. The fragment's next sync checks whether all shards arrived; if not, the next publication makes up for it.
     """
-    progress = life.fragments[commit.fragment]
+    progress = incarnation.fragments[commit.fragment]
     unfinished, progress.unfinished = progress.unfinished, None
     members = len(commit.members)
     if (
         unfinished is not None
         and member == commit.sync % members
-        and _is_published(life, unfinished)
+        and _is_published(incarnation, unfinished)
     ):
-        _create_done(life, unfinished)
-    if progress.commit is None or not life.published(progress.sync):
+        _create_done(incarnation, unfinished)
+    if progress.commit is None or not incarnation.published(progress.sync):
         return
     shards = range(progress.job.layout.shards)
-    written = {} if member is None else _publish(life, progress, shards[member::members])
-    progress.unfinished = _own_done(life, progress, progress.commit, written)
+    written = {} if member is None else _publish(incarnation, progress, shards[member::members])
+    progress.unfinished = _own_done(incarnation, progress, progress.commit, written)
 
 
-def finish(life: Life) -> None:
-    """The last thing that a life does: make sure that the run can start again from the state that it holds."""
-    listing = life.store.list("state/")
-    for index, newest in enumerate(newest_done(listing, len(life.fragments))):
-        progress = life.fragments[index]
+def finish(incarnation: Incarnation) -> None:
+    """The last thing that an incarnation does: make sure that the run can start again from the state that it holds."""
+    listing = incarnation.store.list("state/")
+    for index, newest in enumerate(newest_done(listing, len(incarnation.fragments))):
+        progress = incarnation.fragments[index]
         if newest > progress.sync or None in progress.values_at or not progress.commit:
             continue
-        done = _own_done(life, progress, progress.commit)
+        done = _own_done(incarnation, progress, progress.commit)
         shards = range(progress.job.layout.shards)
         if newest == progress.sync:
-            if life.gather:
-                _compare_done(life, done)
+            if incarnation.gather:
+                _compare_done(incarnation, done)
             continue
         missing = [
-            shard for shard in shards if life.key(progress.sync, index, shard) not in listing
+            shard for shard in shards if incarnation.key(progress.sync, index, shard) not in listing
         ]
-        whole = _publish_whole(life, progress, done, missing) if life.gather else not missing
+        whole = (
+            _publish_whole(incarnation, progress, done, missing)
+            if incarnation.gather
+            else not missing
+        )
         if whole:
-            _create_done(life, done)
+            _create_done(incarnation, done)
 
 
-def publish_when_asked(life: Life) -> None:
-    """Gather: publish the state that this life holds, even if no publication is due, since another replica cannot compute it."""
-    newest = life.newest_done() if life.gather else []
-    for complete, progress in zip(newest, life.fragments, strict=False):
+def publish_when_asked(incarnation: Incarnation) -> None:
+    """Gather: publish the state that this incarnation holds, even if no publication is due, since another replica cannot compute it."""
+    newest = incarnation.newest_done() if incarnation.gather else []
+    for complete, progress in zip(newest, incarnation.fragments, strict=False):
         if progress.commit is None or complete >= progress.sync or None in progress.values_at:
             continue
-        done = _own_done(life, progress, progress.commit)
-        if _publish_whole(life, progress, done, range(progress.job.layout.shards)):
-            life.say.error(
+        done = _own_done(incarnation, progress, progress.commit)
+        if _publish_whole(incarnation, progress, done, range(progress.job.layout.shards)):
+            incarnation.say.error(
                 "published the state after sync %d before its time, because another replica has asked for it",
                 progress.sync,
             )
-            _create_done(life, done)
+            _create_done(incarnation, done)
 
 
-def collect(life: Life, writers: Collection[int | None] = ()) -> None:
-    """Delete what no life can need any more.
+def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> None:
+    """Delete what no incarnation can need any more.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         writers: In fixed runs: the ranks of whose contributions and shards this deletes; None stands for everything else. If
             left out, all of it is deleted.
     """
-    states = life.store.list("state/")
-    keys = [*life.store.list("deltas/"), *states]
-    count, every = len(life.fragments), life.whole_every
-    kept = kept_from(states, count, last=life.sync, rollback=life.rollback)
+    states = incarnation.store.list("state/")
+    keys = [*incarnation.store.list("deltas/"), *states]
+    count, every = len(incarnation.fragments), incarnation.whole_every
+    kept = kept_from(states, count, last=incarnation.sync, rollback=incarnation.rollback)
     whole = kept
-    if life.gather:
+    if incarnation.gather:
         # Fragments publish in turn, so two states of the whole model need three of those that were published first.
         whole = kept_from(
-            states, count, last=life.sync, rollback=life.rollback, count=2 + (count > 1)
+            states,
+            count,
+            last=incarnation.sync,
+            rollback=incarnation.rollback,
+            count=2 + (count > 1),
         )
-    states_kept = states_kept_from(states, count, whole, every=every, rollback=life.rollback)
-    recent = life.manifest.retention + count * max(life.manifest.publish_every, every) * 3
-    # After that only now and then, for objects that had to stay so long or were left by a life that died.
-    if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:
-        keys += life.store.list("initial/")
-        if life.rollback:
-            forget_kept(life, states_kept)
+    states_kept = states_kept_from(states, count, whole, every=every, rollback=incarnation.rollback)
+    recent = (
+        incarnation.manifest.retention + count * max(incarnation.manifest.publish_every, every) * 3
+    )
+    # After that only now and then, for objects that had to stay so long or were left by an incarnation that died.
+    if incarnation.sync - incarnation.rollback <= recent or incarnation.sync % LOOK_AGAIN == 0:
+        keys += incarnation.store.list("initial/")
+        if incarnation.rollback:
+            forget_kept(incarnation, states_kept)
     if writers:
-        keys = [key for key in keys if writer(key, life.manifest.world_size) in writers]
+        keys = [key for key in keys if writer(key, incarnation.manifest.world_size) in writers]
     unneeded = collectable(
         keys,
-        last=life.sync,
+        last=incarnation.sync,
         kept=kept,
         states_kept=states_kept,
-        retention=life.manifest.retention,
-        keep_deltas=life.gather,
-        initial=life.manifest.initial,
+        retention=incarnation.manifest.retention,
+        keep_deltas=incarnation.gather,
+        initial=incarnation.manifest.initial,
     )
     if unneeded:
         # A reader that lags far behind may see other bytes in these objects. Checksums show that, and it loads a newer state.
-        life.store.delete(unneeded, unread=True)
+        incarnation.store.delete(unneeded, unread=True)
 
 
-def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence[int]) -> bool:
+def _publish_whole(
+    incarnation: Incarnation, progress: Progress, done: Done, missing: Sequence[int]
+) -> bool:
     """Gather: publish the shards that are missing, and mend those that are damaged. Returns whether all are published then."""
     shards = range(progress.job.layout.shards)
-    # Lives that do this at the same time begin at different shards.
-    start = life.rank % len(shards)
-    _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
+    # Incarnations that do this at the same time begin at different shards.
+    start = incarnation.rank % len(shards)
+    _publish(
+        incarnation, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards))
+    )
     # A list, so that all shards are checked and mended before they are compared.
-    stored = [_whole_sums(life, progress, shard) for shard in shards]
-    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
+    stored = [_whole_sums(incarnation, progress, shard) for shard in shards]
+    return all(_is_own(incarnation, done, shard, sums) for shard, sums in enumerate(stored))
 
 
-def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
+def _publish(
+    incarnation: Incarnation, progress: Progress, shards: Iterable[int]
+) -> dict[int, Sums]:
     """Publish shards of the state in memory. Returns the checksums of those that this call wrote."""
-    sync, index = progress.sync, life.index(progress.sync)
+    sync, index = progress.sync, incarnation.index(progress.sync)
     metadata = shard_metadata(progress.job, sync)
     written: dict[int, Sums] = {}
 
     def upload(number: int) -> None:
         attempts: list[Sums] = []
-        parts = partial(life.shard(sync, index, number).parts, metadata, attempts.append)
-        if life.create(life.key(sync, index, number), parts):
+        parts = partial(incarnation.shard(sync, index, number).parts, metadata, attempts.append)
+        if incarnation.create(incarnation.key(sync, index, number), parts):
             written[number] = attempts[-1]
 
-    publications = Publications(life.store.store)
+    publications = Publications(incarnation.store.store)
     try:
         for number in shards:
             publications.add(partial(upload, number), lambda: None)
@@ -160,20 +178,23 @@ def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int,
 
 
 def _own_done(
-    life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None
+    incarnation: Incarnation,
+    progress: Progress,
+    commit: Commit,
+    written: Mapping[int, Sums] | None = None,
 ) -> Done:
-    """The record of the state in memory after a sync. ``written`` has the checksums of files that this life has just written.
+    """The record of the state in memory after a sync. ``written`` has the checksums of files that this incarnation has just written.
 
     Gather: outer state takes no part in the digest on which the members agree. So its checksums are computed here from memory,
     and compared with what others have published. That costs one pass over the outer state per publication.
     """
     rests = progress.rests
-    if life.gather:
+    if incarnation.gather:
         metadata, known = shard_metadata(progress.job, commit.sync), written or {}
         rests = [
             known[number].rest
             if number in known
-            else life.shard(commit.sync, commit.fragment, number).rest(metadata)
+            else incarnation.shard(commit.sync, commit.fragment, number).rest(metadata)
             for number in range(progress.job.layout.shards)
         ]
     return Done(
@@ -186,78 +207,80 @@ def _own_done(
     )
 
 
-def _compare_done(life: Life, own_done: Done) -> None:
-    """Log an error if another life has recorded a complete state that is not what this life has computed."""
-    done = readable_done(life, own_done.sync, own_done.fragment)
+def _compare_done(incarnation: Incarnation, own_done: Done) -> None:
+    """Log an error if another incarnation has recorded a complete state that is not what this incarnation has computed."""
+    done = readable_done(incarnation, own_done.sync, own_done.fragment)
     if done is not None and done != own_done:
-        life.say.error(
+        incarnation.say.error(
             "the published state that %s describes is not what this replica has computed: the values or the outer "
             "optimizer's tensors differ. Check the memory of the machines before this run is continued.",
-            life.origin(done_key(own_done.sync, own_done.fragment)),
+            incarnation.origin(done_key(own_done.sync, own_done.fragment)),
         )
 
 
-def _is_published(life: Life, done: Done) -> bool:
-    """Whether the files of all shards are there and, by the checksums at their ends, are what this life has computed."""
+def _is_published(incarnation: Incarnation, done: Done) -> bool:
+    """Whether the files of all shards are there and, by the checksums at their ends, are what this incarnation has computed."""
     sync, index = done.sync, done.fragment
-    listing = life.store.list(f"state/{sync:08}/")
-    keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
+    listing = incarnation.store.list(f"state/{sync:08}/")
+    keys = [incarnation.key(sync, index, shard) for shard in range(len(done.sums))]
     if not all(key in listing for key in keys):
         return False
-    ends = (partial(_stored_end, life, key, listing[key]) for key in keys)
-    stored = in_parallel(life.store.store, ends, CONNECTIONS)
-    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
+    ends = (partial(_stored_end, incarnation, key, listing[key]) for key in keys)
+    stored = in_parallel(incarnation.store.store, ends, CONNECTIONS)
+    return all(_is_own(incarnation, done, shard, sums) for shard, sums in enumerate(stored))
 
 
-def _is_own(life: Life, done: Done, shard: int, stored: Sums | None) -> bool:
-    """Whether a published shard is what this life has computed. If not, that is logged."""
+def _is_own(incarnation: Incarnation, done: Done, shard: int, stored: Sums | None) -> bool:
+    """Whether a published shard is what this incarnation has computed. If not, that is logged."""
     if stored is None or stored == (done.sums[shard], done.rests[shard]):
         return stored is not None
     differing_part = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"
-    life.say.error(
+    incarnation.say.error(
         "the %s in %s differ from what this replica has computed. No replica will begin from this state; a later one "
         "takes its place. If this happens again, check the memory of the machines.",
         differing_part,
-        life.origin(life.key(done.sync, done.fragment, shard)),
+        incarnation.origin(incarnation.key(done.sync, done.fragment, shard)),
     )
     return False
 
 
-def _stored_end(life: Life, key: str, size: int) -> Sums | None:
+def _stored_end(incarnation: Incarnation, key: str, size: int) -> Sums | None:
     """The checksums at the end of a published shard; None if they cannot be used: a later publication makes up for it."""
 
     def read() -> Sums | None:
         try:
             # With the size given, this is one small request.
-            opened = life.store.store.open(key, size)
+            opened = incarnation.store.store.open(key, size)
         except ObjectNotFoundError:
             return None
-        return life.store.read(key, lambda reader: end_sums(reader, life.origin(key)), opened)
+        return incarnation.store.read(
+            key, lambda reader: end_sums(reader, incarnation.origin(key)), opened
+        )
 
     try:
-        return life.again(read)
+        return incarnation.again(read)
     except CorruptedObjectError as error:
-        life.say.error(
+        incarnation.say.error(
             "%s. No replica will begin from this state; a later one takes its place.",
             str(error).rstrip("."),
         )
         return None
 
 
-def _whole_sums(life: Life, progress: Progress, number: int) -> Sums | None:
+def _whole_sums(incarnation: Incarnation, progress: Progress, number: int) -> Sums | None:
     """The checksums of a published shard, after verifying all of it. If it is damaged, it is written again from memory.
 
     None if it was deleted because there is a newer state.
     """
     try:
-        return check_shard(life, progress.sync, progress.index, number)
+        return check_shard(incarnation, progress.sync, progress.index, number)
     except CorruptedObjectError as error:
-        if life.newest_done()[progress.index] > progress.sync:
+        if incarnation.newest_done()[progress.index] > progress.sync:
             return None  # it was deleted while it was read, and its space was reused
-        return rewrite_shard(life, progress, progress.sync, number, error)
+        return rewrite_shard(incarnation, progress, progress.sync, number, error)
 
 
-def _create_done(life: Life, done: Done) -> None:
-    if not life.store.create(done_key(done.sync, done.fragment), done.to_json):
-        # Another life was faster. Reading its record raises an error if that life belongs to another run.
-        readable_done(life, done.sync, done.fragment)
+def _create_done(incarnation: Incarnation, done: Done) -> None:
+    if not incarnation.store.create(done_key(done.sync, done.fragment), done.to_json):
+        # Another incarnation was faster. Reading its record raises an error if that incarnation belongs to another run.
+        readable_done(incarnation, done.sync, done.fragment)

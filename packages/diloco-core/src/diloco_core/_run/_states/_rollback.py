@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..._errors import CorruptedObjectError, FencedError, NonFiniteUpdateError
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._policy._ends import obey_end
 from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Commit, Rollback
@@ -32,7 +32,7 @@ class History:
     """The complete states of every fragment, and the rollbacks that affect them.
 
     Args:
-        life: The life that reads the store.
+        incarnation: The incarnation that reads the store.
 
     Attributes:
         recorded: The numbers that have a record in the log. If a lower number is missing, its record is lost.
@@ -40,11 +40,11 @@ class History:
         known: These rollbacks without the digests.
     """
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
-        self._done = done_states(life.store.list("state/"), len(life.fragments))
-        self.recorded = life.recorded()
-        self.rollbacks = _rollbacks(life, self.recorded)
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._incarnation = incarnation
+        self._done = done_states(incarnation.store.list("state/"), len(incarnation.fragments))
+        self.recorded = incarnation.recorded()
+        self.rollbacks = _rollbacks(incarnation, self.recorded)
         self.known = [rollback for rollback, _ in self.rollbacks]
 
     @property
@@ -68,26 +68,26 @@ class History:
         return [
             sync
             for sync in range(min(states) + 1, last + 1)
-            if sync > states[self._life.index(sync)]
+            if sync > states[self._incarnation.index(sync)]
             and sync not in numbers
-            and in_force(sync, self._life.index(sync), self.known)
+            and in_force(sync, self._incarnation.index(sync), self.known)
         ]
 
 
-def given_up_since(life: Life, sync: int, rollback: int) -> bool:
-    """Whether the run has since given up something that a life held after a sync; also true if the log cannot tell any more.
+def given_up_since(incarnation: Incarnation, sync: int, rollback: int) -> bool:
+    """Whether the run has since given up something that an incarnation held after a sync; also true if the log cannot tell any more.
 
     Args:
-        life: The life that reads the log.
+        incarnation: The incarnation that reads the log.
         sync: Number of the sync.
         rollback: Number of the newest rollback at that time.
     """
-    number = life.rollback
+    number = incarnation.rollback
     while number > rollback:
         try:
-            entry = life.log(number)
+            entry = incarnation.log(number)
         except CorruptedObjectError as error:
-            life.say.error("%s", error)
+            incarnation.say.error("%s", error)
             return True
         if entry is None or not isinstance(entry[0], Rollback):
             return True
@@ -97,17 +97,17 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
     return number != rollback
 
 
-def ends_in_log(life: Life) -> list[Rollback]:
+def ends_in_log(incarnation: Incarnation) -> list[Rollback]:
     """The ends of a fixed run that the log holds, the newest first."""
-    rollbacks = _rollbacks(life, life.recorded())
+    rollbacks = _rollbacks(incarnation, incarnation.recorded())
     return [rollback for rollback, _ in reversed(rollbacks) if rollback.end is not None]
 
 
-def close_gaps(life: Life, history: History) -> None:
-    """Write a record for every number before the newest rollback whose record is lost, so that no life decides it once more.
+def close_gaps(incarnation: Incarnation, history: History) -> None:
+    """Write a record for every number before the newest rollback whose record is lost, so that no incarnation decides it once more.
 
     A sync that still counts gets the same record again, if the record of its state holds a copy. A sync that was given up gets a
-    rollback to the states before it instead. The rollback that gave it up is newer, so no life begins from these states.
+    rollback to the states before it instead. The rollback that gave it up is newer, so no incarnation begins from these states.
 
     Raises:
         CorruptedObjectError: So many are lost that the rollback cannot be one of this run.
@@ -116,34 +116,34 @@ def close_gaps(life: Life, history: History) -> None:
     lost_records = newest - 1 - sum(number < newest for number in history.recorded)
     if lost_records > _MOST_LOST:
         raise CorruptedObjectError(
-            f"{life.origin(commit_key(newest))} is a rollback, but {lost_records} of the records before it are gone, and at most "
+            f"{incarnation.origin(commit_key(newest))} is a rollback, but {lost_records} of the records before it are gone, and at most "
             f"{_MOST_LOST} can be made up for. If this run has not written it, delete it; otherwise put the others back."
         )
     rollbacks = history.known
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
-        index = life.index(lost)
+        index = incarnation.index(lost)
         giving_up = next(
             (rollback for rollback in rollbacks if rollback.states[index] < lost < rollback.sync),
             None,
         )
-        if life.store.peek(commit_key(lost)) is not None:
+        if incarnation.store.peek(commit_key(lost)) is not None:
             continue  # the record is there: the listing was out of date
         if giving_up is None:
-            commit_again(life, lost, None)
+            commit_again(incarnation, lost, None)
             continue
-        count = len(life.fragments)
+        count = len(incarnation.fragments)
         states = tuple(
             min(state, _last_before(lost, index, count))
             for index, state in enumerate(giving_up.states)
         )
         previous = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
-        closing = Rollback(lost, states, (), giving_up.fence, previous, run=life.run)
-        life.say.error(
+        closing = Rollback(lost, states, (), giving_up.fence, previous, run=incarnation.run)
+        incarnation.say.error(
             "the record of sync %d is lost, and the run has given that sync up. Writing a rollback in its place, so "
             "that its number is not used again.",
             lost,
         )
-        life.store.create(commit_key(lost), closing.to_json)
+        incarnation.store.create(commit_key(lost), closing.to_json)
 
 
 def _last_before(sync: int, index: int, count: int) -> int:
@@ -151,20 +151,22 @@ def _last_before(sync: int, index: int, count: int) -> int:
     return max(0, sync - 1 - (sync - 2 - index) % count)
 
 
-def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
+def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[tuple[Rollback, str]]:
     """The rollbacks that can be read, in the order of the log.
 
     Every record names the newest rollback before it. So this goes from the end of the log back from one rollback to the next,
     and other records that are lost do not stop it. If a record cannot be read, the record before it is read instead.
     """
     newest = max(recorded, default=0)
-    while life.store.peek(commit_key(newest + 1)) is not None:  # a listing may be out of date
+    while (
+        incarnation.store.peek(commit_key(newest + 1)) is not None
+    ):  # a listing may be out of date
         newest += 1
         recorded.add(newest)
     rollbacks: list[tuple[Rollback, str]] = []
     sync = newest
     while sync:
-        record = _record(life, sync)
+        record = _record(incarnation, sync)
         if record is None:
             sync = max((number for number in recorded if number < sync), default=0)
             continue
@@ -174,46 +176,48 @@ def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
     return rollbacks[::-1]
 
 
-def _record(life: Life, sync: int) -> tuple[Commit | Rollback, str] | None:
+def _record(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str] | None:
     """A record of the log and its digest, or its copy in the record of the state (digest empty); None if neither can be read."""
     try:
-        entry = life.log(sync)
+        entry = incarnation.log(sync)
     except CorruptedObjectError as error:
-        life.say.error("%s", error)
+        incarnation.say.error("%s", error)
         entry = None
     if entry is None:
-        done = readable_done(life, sync, life.index(sync))
+        done = readable_done(incarnation, sync, incarnation.index(sync))
         if done is not None and done.commit is not None:
             return done.commit, ""
     return entry
 
 
-def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -> None:
+def roll_back(
+    incarnation: Incarnation, reason: CorruptedObjectError | NonFiniteUpdateError
+) -> None:
     """Decide, in the way a sync is decided, that the run continues from the newest undamaged state of every fragment.
 
-    The record is created once under the number of the next sync: either this record or that of a sync is there, and all lives
-    obey it. Afterwards the caller has to load again, whichever life was faster.
+    The record is created once under the number of the next sync: either this record or that of a sync is there, and all incarnations
+    obey it. Afterwards the caller has to load again, whichever incarnation was faster.
 
     Raises:
         CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to the same states already.
         NonFiniteUpdateError: The run has gone back to the same states already.
     """
-    # The log is listed before anything else is read. So whatever is decided from now on takes the number that this life would
+    # The log is listed before anything else is read. So whatever is decided from now on takes the number that this incarnation would
     # take, and only one of the two can be created.
-    history = History(life)
-    last = _last_decided(life, history.recorded)
+    history = History(incarnation)
+    last = _last_decided(incarnation, history.recorded)
     if history.newest_rollback > (
-        life.standing.rollbacks[-1][0].sync if life.standing.rollbacks else 0
+        incarnation.standing.rollbacks[-1][0].sync if incarnation.standing.rollbacks else 0
     ):
-        return  # another life has decided a rollback meanwhile
+        return  # another incarnation has decided a rollback meanwhile
     going_back = []
-    for index in range(len(life.fragments)):
+    for index in range(len(incarnation.fragments)):
         try:
-            newest_whole = _newest_whole(life, index, history)
+            newest_whole = _newest_whole(incarnation, index, history)
         except ReloadError:
-            return  # another life has decided something meanwhile
+            return  # another incarnation has decided something meanwhile
         if newest_whole is None:
-            if History(life).recorded != history.recorded:
+            if History(incarnation).recorded != history.recorded:
                 return  # the others have gone on meanwhile, and deleted what they do not need any more
             raise CorruptedObjectError(
                 f"{str(reason).rstrip('.')}. All states of fragment {index} are damaged or gone: there is nothing to go back to. "
@@ -230,41 +234,43 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
         raise reason  # the run has gone back to these states already; doing so once more would not help
     for index, state in enumerate(going_back):
-        # If two newer states have ever been complete, another life may be about to delete this one.
-        if sum(life.index(sync) == index for sync in given_up) >= 2 and not keep(
-            life, index, state
+        # If two newer states have ever been complete, another incarnation may be about to delete this one.
+        if sum(incarnation.index(sync) == index for sync in given_up) >= 2 and not keep(
+            incarnation, index, state
         ):
             return  # it has just been deleted: the caller loads again
-    fence = highest_epochs(life.store.list("claims/"))
-    previous = max(history.newest_rollback, _rollback_before(life, min(going_back)))
-    record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, previous, run=life.run)
-    life.say.error(
+    fence = highest_epochs(incarnation.store.list("claims/"))
+    previous = max(history.newest_rollback, _rollback_before(incarnation, min(going_back)))
+    record = Rollback(
+        last + 1, tuple(going_back), tuple(given_up), fence, previous, run=incarnation.run
+    )
+    incarnation.say.error(
         "%s. Because of resume='newest-whole', the run continues from the states after %s. Given up: %s. Replicas that "
         "were started earlier will stop, unless they have agreed to this too.",
         str(reason).rstrip("."),
         named_syncs(going_back),
         named_syncs(given_up),
     )
-    life.store.create(commit_key(record.sync), record.to_json)
+    incarnation.store.create(commit_key(record.sync), record.to_json)
 
 
-def _last_decided(life: Life, recorded: set[int]) -> int:
+def _last_decided(incarnation: Incarnation, recorded: set[int]) -> int:
     """The last number of the log that is known to have been taken, even if its record is lost.
 
-    Published states and contributions show it: a life that has written them is past that number and would take the next.
+    Published states and contributions show it: an incarnation that has written them is past that number and would take the next.
     """
-    published = [sync for sync, _ in states(life.store.list("state/"))]
-    contributions = filter(None, map(Delta.parse, life.store.list("deltas/")))
+    published = [sync for sync, _ in states(incarnation.store.list("state/"))]
+    contributions = filter(None, map(Delta.parse, incarnation.store.list("deltas/")))
     begun = [delta.sync - 1 for delta in contributions]
     return max([0, *recorded, *published, *begun])
 
 
 @contextmanager
-def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
+def saying_what_to_do(incarnation: Incarnation, *, going_back: bool) -> Iterator[None]:
     """Make errors about objects that cannot be read say how the run can be continued.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         going_back: Whether it has already tried to go back to older states by itself.
     """
     try:
@@ -273,7 +279,7 @@ def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
         if isinstance(error, NothingWholeError):
             raise CorruptedObjectError(
                 f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it again, and every older "
-                f"state in {life.store.uri} is damaged or gone: nothing can be exported, and resume='newest-whole' has nothing "
+                f"state in {incarnation.store.uri} is damaged or gone: nothing can be exported, and resume='newest-whole' has nothing "
                 "to go back to. Restore the lost objects from copies, or begin a new run on another prefix, from a checkpoint or "
                 "an earlier export."
             ) from error
@@ -281,29 +287,31 @@ def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
             raise
         raise CorruptedObjectError(
             f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it again, and the run cannot "
-            f"continue without it. export() writes the newest undamaged state in {life.store.uri} to a file. Replicas that are "
+            f"continue without it. export() writes the newest undamaged state in {incarnation.store.uri} to a file. Replicas that are "
             "started with resume='newest-whole' continue from that state: they give up the syncs after it, name these in the "
             "log, and stop replicas that were started before."
         ) from error
 
 
-def obey_rollback(life: Life, rollback: Rollback) -> None:
-    """Stop a life that began before the rollback, unless it has agreed to it.
+def obey_rollback(incarnation: Incarnation, rollback: Rollback) -> None:
+    """Stop an incarnation that began before the rollback, unless it has agreed to it.
 
     Raises:
-        FencedError: The life has not agreed.
+        FencedError: The incarnation has not agreed.
     """
     if rollback.end is not None:
-        obey_end(life, rollback)
+        obey_end(incarnation, rollback)
         return
     given_up = f" (given up: {named_syncs(rollback.given_up)})" if rollback.given_up else ""
-    if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
+    if incarnation.settings.resume != "newest-whole" and incarnation.epoch <= rollback.fence.get(
+        incarnation.rank, 0
+    ):
         raise FencedError(
-            f"the run at {life.store.uri} continues from older states, because the results of later syncs could not be read any "
-            f"more{given_up}. This life of rank {life.rank} (epoch {life.epoch}) began before that, so it stops. Start the "
+            f"the run at {incarnation.store.uri} continues from older states, because the results of later syncs could not be read any "
+            f"more{given_up}. This incarnation of rank {incarnation.rank} (epoch {incarnation.epoch}) began before that, so it stops. Start the "
             "replica again to take part.",
-            life.rank,
-            life.epoch,
+            incarnation.rank,
+            incarnation.epoch,
         )
 
 
@@ -314,26 +322,28 @@ def named_syncs(numbers: Sequence[int]) -> str:
     return f"sync{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _rollback_before(life: Life, sync: int) -> int:
+def _rollback_before(incarnation: Incarnation, sync: int) -> int:
     """Number of the newest rollback before a sync whose state is undamaged; 0 if there was none."""
-    done = readable_done(life, sync, life.index(sync)) if sync else None
+    done = readable_done(incarnation, sync, incarnation.index(sync)) if sync else None
     return done.commit.rollback if done is not None and done.commit is not None else 0
 
 
-def _newest_whole(life: Life, index: int, history: History) -> int | None:
+def _newest_whole(incarnation: Incarnation, index: int, history: History) -> int | None:
     """The sync of the newest undamaged state of a fragment; None if there is none."""
     syncs = history.states(index)
-    return next((sync for sync in syncs if _is_whole(life, index, sync, history.recorded)), None)
+    return next(
+        (sync for sync in syncs if _is_whole(incarnation, index, sync, history.recorded)), None
+    )
 
 
-def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
+def _is_whole(incarnation: Incarnation, index: int, sync: int, recorded: set[int]) -> bool:
     try:
-        done = read_done(life, sync, index) if sync else life.manifest.done(index)
+        done = read_done(incarnation, sync, index) if sync else incarnation.manifest.done(index)
         if done is None:
             return False
-        for number in range(life.fragments[index].job.layout.shards):
-            for part in life.made_of(sync, index):
-                sums = check_shard(life, part, index, number)
+        for number in range(incarnation.fragments[index].job.layout.shards):
+            for part in incarnation.made_of(sync, index):
+                sums = check_shard(incarnation, part, index, number)
                 if sums is None or (
                     part == sync and sums != (done.sums[number], done.rests[number])
                 ):
@@ -344,7 +354,7 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
             return False
         raise
     except CorruptedObjectError as error:
-        life.say.error(
+        incarnation.say.error(
             "the state of fragment %d after sync %d is damaged: %s",
             index,
             sync,

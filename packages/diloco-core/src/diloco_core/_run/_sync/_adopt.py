@@ -1,6 +1,6 @@
-"""Adopting a committed sync: updating this life's shards, taking those of others as published, and computing those that are late.
+"""Adopting a committed sync: updating this incarnation's shards, taking those of others as published, and computing those that are late.
 
-Which life does what, and when, is decided in :mod:`.._round._shares`.
+Which incarnation does what, and when, is decided in :mod:`.._round._shares`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
 from ..._timing import Wait
 from .._claims import check_claim
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._keys import Delta, deltas
 from .._records._records import Commit, Rollback
 from .._repair import ask_for_repair
@@ -25,31 +25,31 @@ from ._result import Result, adopt_listed, listed
 
 
 class Adoption:
-    """One life's adoption of one sync. Used once.
+    """One incarnation's adoption of one sync. Used once.
 
-    Sharded: the k-th member owns the shards k, k + members, …: it updates and publishes them, and all lives read them. If an
+    Sharded: the k-th member owns the shards k, k + members, …: it updates and publishes them, and all incarnations read them. If an
     owner is late by one grace, the next member does its work. Since a shard is created only once, a race does no harm: all
-    lives adopt what is there.
-    Gather: every life updates all shards, and some syncs are published.
+    incarnations adopt what is there.
+    Gather: every incarnation updates all shards, and some syncs are published.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         commit: The record, to be obeyed as it is.
-        local: Whether the record names this life's own contribution, so that it need not be read from the store.
+        local: Whether the record names this incarnation's own contribution, so that it need not be read from the store.
     """
 
-    def __init__(self, life: Life, commit: Commit, local: bool) -> None:
-        self._life = life
+    def __init__(self, incarnation: Incarnation, commit: Commit, local: bool) -> None:
+        self._incarnation = incarnation
         self._commit = commit
         self._local = local
-        self._result = Result.of(life, commit)
+        self._result = Result.of(incarnation, commit)
         self._shares = Shares(
             sync=commit.sync,
             members=tuple(member.rank for member in commit.members),
-            rank=life.rank,
-            grace=life.settings.grace,
+            rank=incarnation.rank,
+            grace=incarnation.settings.grace,
             mending=self._result.mending,
-            fixed=life.fixed,
+            fixed=incarnation.fixed,
         )
         self._unreadable: CorruptedObjectError | None = None
         self._ended: ReloadError | None = None
@@ -65,8 +65,8 @@ class Adoption:
             SyncTimeoutError: A shard was not published in time.
         """
         shards = range(self._result.layout.shards)
-        if self._life.gather:
-            publish_previous(self._life, self._commit, self._shares.member)
+        if self._incarnation.gather:
+            publish_previous(self._incarnation, self._commit, self._shares.member)
             self._compute([list(shards)])
             return
         own_shards = self._shares.own(shards)
@@ -77,11 +77,11 @@ class Adoption:
             own_shards = []
         self._take([shard for shard in shards if shard not in own_shards])
         if self._shares.designated:
-            write_done(self._life, self._commit)
+            write_done(self._incarnation, self._commit)
 
     def _take(self, missing: list[int]) -> None:
         """Adopt the missing shards as they are published, in any order; compute those whose owners are late."""
-        life, shares = self._life, self._shares
+        incarnation, shares = self._incarnation, self._shares
         turns = [] if shares.fixed else sorted({shares.turn(shard) for shard in missing})
         patience = shares.patience(missing) if missing else 0.0
         wait: Wait | None = None
@@ -93,15 +93,15 @@ class Adoption:
         def notice(seconds: float) -> str:
             owners = named_ranks(self._owners(missing))
             return (
-                f"rank {life.rank}: sync {self._commit.sync} is decided, and has been waiting for the shards of {owners} for "
-                f"{seconds:.0f} s, and gives up after {life.timing.sync_timeout:g} s"
+                f"rank {incarnation.rank}: sync {self._commit.sync} is decided, and has been waiting for the shards of {owners} for "
+                f"{seconds:.0f} s, and gives up after {incarnation.timing.sync_timeout:g} s"
             )
 
-        life.handover.absent = set()
+        incarnation.handover.absent = set()
         while missing:
             self._missing = missing
             elapsed = wait.elapsed() if wait else 0.0
-            life.handover.absent |= shares.late_owners(missing, elapsed)
+            incarnation.handover.absent |= shares.late_owners(missing, elapsed)
             published = listed(self._result, missing)
             pending = Pending(tuple(missing), tuple(published), readable=self._unreadable is None)
             # One pass: first the published shards, then the late ones. If any arrived, more may have, so look again at once.
@@ -122,46 +122,46 @@ class Adoption:
                 raise self._ended
             if isinstance(decision, KeepWaiting):
                 if wait is None:
-                    wait = life.store.wait(
-                        life.timing.sync_timeout,
+                    wait = incarnation.store.wait(
+                        incarnation.timing.sync_timeout,
                         expired,
                         lambda: self._look(self._missing),
                         alarms=turns,
                         notice=notice,
-                        notice_after=life.notice_after if life.fixed else math.inf,
+                        notice_after=incarnation.notice_after if incarnation.fixed else math.inf,
                     )
                 wait.pause()
         if wait is not None:
-            life.traffic.waited += wait.elapsed()
+            incarnation.traffic.waited += wait.elapsed()
 
     def _look(self, missing: Sequence[int], *, final: bool = False) -> None:
         """Fixed: look for reasons why the owners of the missing shards may never publish them."""
-        life = self._life
-        if life.others is None:
+        incarnation = self._incarnation
+        if incarnation.others is None:
             return
-        check_run(life)
-        # If a newer life has finished this sync, nobody publishes anything for this one.
-        check_claim(life)
+        check_run(incarnation)
+        # If a newer incarnation has finished this sync, nobody publishes anything for this one.
+        check_claim(incarnation)
         following = self._commit.sync + 1
-        owners = {*self._owners(missing)} - {life.rank}
-        listing = life.store.list(deltas(following))
+        owners = {*self._owners(missing)} - {incarnation.rank}
+        listing = incarnation.store.list(deltas(following))
         damage = self._damage(missing)
         gone_on = {delta.rank for delta in filter(None, map(Delta.parse, listing))}
         damaged = {*self._owners([shard for shard in missing if shard in self._result.damaged])}
-        if damage is not None and life.takes_means and damaged <= gone_on:
+        if damage is not None and incarnation.takes_means and damaged <= gone_on:
             raise damage  # they hold other tensors by now
         try:
-            life.others.check(life, owners, following, listing, final=final)
+            incarnation.others.check(incarnation, owners, following, listing, final=final)
         except UnequalSyncsError as error:
             if damage is None:
                 raise
             raise damage from error
-        entry = life.log(following)
+        entry = incarnation.log(following)
         if entry is not None and isinstance(entry[0], Rollback):
             self._ended = ReloadError(Why.WENT_BACK, entry[0])
         if self._result.damaged and not self._asked:
             self._asked = True
-            ask_for_repair(life)
+            ask_for_repair(incarnation)
 
     def _stand_in(self, shards: Sequence[int]) -> list[int]:
         """Compute shards whose owners are late. Returns those that are done: it stops if a contribution cannot be read."""
@@ -178,18 +178,18 @@ class Adoption:
     def _leave_to_others(self, error: CorruptedObjectError) -> None:
         """Leave shards to others, because a contribution cannot be read.
 
-        The life that made the contribution holds it in memory, and does the work of owners that are late.
+        The incarnation that made the contribution holds it in memory, and does the work of owners that are late.
 
         Raises:
-            CorruptedObjectError: No life could do it, since this is an earlier sync, whose members have gone on.
+            CorruptedObjectError: No incarnation could do it, since this is an earlier sync, whose members have gone on.
         """
-        if self._result.mending or not self._local or self._life.fixed:
+        if self._result.mending or not self._local or self._incarnation.fixed:
             raise error
         self._unreadable = error
-        self._life.say.error(
+        self._incarnation.say.error(
             "%s. Leaving the shards that need it to the other replicas, and waiting for them for %g s.",
             str(error).rstrip("."),
-            2 * self._life.settings.grace,
+            2 * self._incarnation.settings.grace,
         )
 
     def _damage(self, shards: Sequence[int]) -> CorruptedObjectError | None:
@@ -208,10 +208,10 @@ class Adoption:
         return sorted({self._shares.members[self._shares.owner(shard)] for shard in shards})
 
     def _late(self, missing: Sequence[int]) -> SyncTimeoutError:
-        life, ranks = self._life, self._owners(missing)
+        incarnation, ranks = self._incarnation, self._owners(missing)
         return SyncTimeoutError(
-            f"sync {self._commit.sync} at {life.store.uri} is decided, but the shards of ranks {ranks} were not published within "
-            f"{life.timing.sync_timeout:g} s (sync_timeout). Look at the logs of these ranks. The run can be resumed from its "
+            f"sync {self._commit.sync} at {incarnation.store.uri} is decided, but the shards of ranks {ranks} were not published within "
+            f"{incarnation.timing.sync_timeout:g} s (sync_timeout). Look at the logs of these ranks. The run can be resumed from its "
             "prefix.",
             ranks,
         )

@@ -10,7 +10,7 @@ from ..._errors import (
 )
 from ..._store._api import ObjectReader
 from ..._store._reread import list_folders, open_ahead
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._keys import commit_key
 from .._records._records import Rollback
 from .._records._rules import in_force, states
@@ -28,151 +28,155 @@ _ASKING = 2  # how often loading is tried again while other replicas are asked t
 _MOST_ROLLBACKS = 3
 
 
-def catch_up(life: Life, *, first: bool = False) -> None:
+def catch_up(incarnation: Incarnation, *, first: bool = False) -> None:
     """Take the newest state that the store holds, finishing what others left undone and mending what is damaged.
 
     Args:
-        life: The life.
-        first: Whether the life begins here. Only then may it go back to older states, if its settings allow that.
+        incarnation: The incarnation.
+        first: Whether the incarnation begins here. Only then may it go back to older states, if its settings allow that.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
         DivergedError: Replaying the log gives other values than the others had.
         NonFiniteUpdateError: A sync that is committed would make a tensor NaN or infinite.
     """
-    for progress in life.fragments:
+    for progress in incarnation.fragments:
         progress.job.begin()
-    error = _take_newest(life)
+    error = _take_newest(incarnation)
     if error is not None:
-        _take_mended(life, error, first=first)
-    for progress in life.fragments:
+        _take_mended(incarnation, error, first=first)
+    for progress in incarnation.fragments:
         progress.job.finish()
 
 
-def start_again(life: Life, reload: ReloadError) -> None:
-    """Take what is published, because this life cannot use the state that it holds.
+def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
+    """Take what is published, because this incarnation cannot use the state that it holds.
 
     Raises:
-        DivergedError: The life's state is wrong although it has started again before for that reason.
-        FencedError: The run went back to older states, and this life had not agreed to that.
+        DivergedError: The incarnation's state is wrong although it has started again before for that reason.
+        FencedError: The run went back to older states, and this incarnation had not agreed to that.
     """
     if reload.rollback is not None:
-        obey_rollback(life, reload.rollback)
+        obey_rollback(incarnation, reload.rollback)
     if reload.why in {Why.DIFFERS, Why.CHANGED}:
-        if life.handover.differed and reload.why is Why.DIFFERS:
-            raise diverged(life.rank)
-        if life.handover.differed:
+        if incarnation.handover.differed and reload.why is Why.DIFFERS:
+            raise diverged(incarnation.rank)
+        if incarnation.handover.differed:
             raise DivergedError(
-                f"the global copy of rank {life.rank} has changed in memory between two syncs, and did so again after it was "
+                f"the global copy of rank {incarnation.rank} has changed in memory between two syncs, and did so again after it was "
                 "reloaded. Nothing of it was sent. Either something in this process writes to it, or the machine's memory is "
                 "faulty: check the training code, or resume the run on another machine."
             )
-        life.handover.differed = True
+        incarnation.handover.differed = True
     elif reload.damage is not None:
-        life.say.warning(
+        incarnation.say.warning(
             "%s. Reloading the published state.",
             str(reload.damage).rstrip("."),
         )
-    last_rollback = life.rollback
-    catch_up(life)
-    # Loading may have met a rollback that this life had not seen in the log.
-    if life.rollback > last_rollback:
-        entry = life.log(life.rollback)
+    last_rollback = incarnation.rollback
+    catch_up(incarnation)
+    # Loading may have met a rollback that this incarnation had not seen in the log.
+    if incarnation.rollback > last_rollback:
+        entry = incarnation.log(incarnation.rollback)
         if entry is not None and isinstance(entry[0], Rollback):
-            obey_rollback(life, entry[0])
+            obey_rollback(incarnation, entry[0])
 
 
 def _take_mended(
-    life: Life, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool
+    incarnation: Incarnation, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool
 ) -> None:
-    """Ask other replicas to mend what this life cannot read, and wait for them for a grace; then go back, if that is agreed."""
+    """Ask other replicas to mend what this incarnation cannot read, and wait for them for a grace; then go back, if that is agreed."""
     problem: CorruptedObjectError | NonFiniteUpdateError | None = error
     # If a committed sync would make a tensor infinite, it would do so on every replica, so asking would not help.
-    for _ in asking(life, error, _ASKING) if isinstance(error, CorruptedObjectError) else ():
-        problem = _take_newest(life)
+    for _ in asking(incarnation, error, _ASKING) if isinstance(error, CorruptedObjectError) else ():
+        problem = _take_newest(incarnation)
         if problem is None:
             return
-    for _ in range(_MOST_ROLLBACKS if first and life.settings.resume == "newest-whole" else 0):
-        roll_back(life, problem or error)
-        problem = _take_newest(life)
+    for _ in range(
+        _MOST_ROLLBACKS if first and incarnation.settings.resume == "newest-whole" else 0
+    ):
+        roll_back(incarnation, problem or error)
+        problem = _take_newest(incarnation)
         if problem is None:
             return
     raise problem or error
 
 
-def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
+def _take_newest(incarnation: Incarnation) -> CorruptedObjectError | NonFiniteUpdateError | None:
     """Load the newest state and replay the log. Returns None, or the error that says what could not be read or computed."""
     damage: CorruptedObjectError | StoreUnavailableError | None = None
     why = None
     for pause in _PAUSES:
         try:
-            load(life)
-            replay(life)
-            _hold_own_part(life)
+            load(incarnation)
+            replay(incarnation)
+            _hold_own_part(incarnation)
         except ReloadError as reload:
             damage, why = reload.damage, reload.why
         except (CorruptedObjectError, NonFiniteUpdateError) as error:
             return error
         else:
             return None
-        life.timing.sleep(pause)
+        incarnation.timing.sleep(pause)
     if why is Why.DIFFERS:
-        raise diverged(life.rank)
+        raise diverged(incarnation.rank)
     if isinstance(damage, CorruptedObjectError):
         return damage
     if damage is not None:
         raise damage
     return CorruptedObjectError(
-        f"the state in {life.store.uri} changed each of the {len(_PAUSES)} times that it was read: start this replica again"
+        f"the state in {incarnation.store.uri} changed each of the {len(_PAUSES)} times that it was read: start this replica again"
     )
 
 
-def replay(life: Life) -> None:
+def replay(incarnation: Incarnation) -> None:
     """Adopt every sync that is committed and not adopted yet."""
     # A published state shows that its sync was decided, even if the record is gone.
-    published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
-    turns = {rollback.sync: (rollback, record) for rollback, record in life.standing.rollbacks}
-    known = [rollback for rollback, _ in life.standing.rollbacks]
+    published = max((sync for sync, _ in states(incarnation.store.list("state/"))), default=0)
+    turns = {
+        rollback.sync: (rollback, record) for rollback, record in incarnation.standing.rollbacks
+    }
+    known = [rollback for rollback, _ in incarnation.standing.rollbacks]
     while True:
-        sync = life.sync + 1
+        sync = incarnation.sync + 1
         if sync in turns:
-            if not life.standing.holds(turns[sync][0]):
+            if not incarnation.standing.holds(turns[sync][0]):
                 raise ReloadError(Why.WENT_BACK, turns[sync][0])
-            life.standing.turn_back(*turns[sync])
+            incarnation.standing.turn_back(*turns[sync])
             continue
-        if not in_force(sync, life.index(sync), known):
-            life.standing.pass_over(sync)
+        if not in_force(sync, incarnation.index(sync), known):
+            incarnation.standing.pass_over(sync)
             continue
-        entry = read_commit(life, sync, decided=life.sync < published)
+        entry = read_commit(incarnation, sync, decided=incarnation.sync < published)
         if entry is None:
             break
         commit, record = entry
-        life.verify(commit)
-        progress = life.fragments[commit.fragment]
+        incarnation.verify(commit)
+        progress = incarnation.fragments[commit.fragment]
         if commit.sync <= progress.sync:
-            life.standing.skip(commit, record)
+            incarnation.standing.skip(commit, record)
             continue
-        if life.fixed:
-            check_not_later(life, commit)
+        if incarnation.fixed:
+            check_not_later(incarnation, commit)
         if commit.base != progress.digest:
             # A shard that was deleted may have been created again with other bytes; a newer state is whole then.
             raise ReloadError(Why.DIFFERS)
-        Adoption(life, commit, local=False).run()
-        life.standing.advance(commit, record)
-        if life.damage.mending.get(commit.fragment) == commit.sync:
-            mend_published(life, commit.fragment)
-            life.damage.mended(commit.fragment, commit.sync)
+        Adoption(incarnation, commit, local=False).run()
+        incarnation.standing.advance(commit, record)
+        if incarnation.damage.mending.get(commit.fragment) == commit.sync:
+            mend_published(incarnation, commit.fragment)
+            incarnation.damage.mended(commit.fragment, commit.sync)
     # Several records in a row may be lost. The next one may just have been decided, so read it once more.
-    newest = max(life.recorded(), default=0)
-    has_gap = newest > life.sync + 1 and life.log(life.sync + 1) is None
-    if life.sync < published or has_gap:
+    newest = max(incarnation.recorded(), default=0)
+    has_gap = newest > incarnation.sync + 1 and incarnation.log(incarnation.sync + 1) is None
+    if incarnation.sync < published or has_gap:
         raise CorruptedObjectError(
-            f"{life.origin(commit_key(life.sync + 1))} is gone, although later objects are there. A run never deletes commit "
+            f"{incarnation.origin(commit_key(incarnation.sync + 1))} is gone, although later objects are there. A run never deletes commit "
             "records: something else has deleted it, or a replica of another run writes below this prefix"
         )
 
 
-def _hold_own_part(life: Life) -> None:
+def _hold_own_part(incarnation: Incarnation) -> None:
     """Read the outer optimizer's state of every N-th shard: of those that this rank updates if all N ranks take part.
 
     So it need not be read at the next sync. This also shows damage before any replica trains: loading reads only the values,
@@ -181,61 +185,61 @@ def _hold_own_part(life: Life) -> None:
     Raises:
         ReloadError: It is damaged, and the whole state has to be made again.
     """
-    if life.gather:
+    if incarnation.gather:
         return  # loading has read everything
-    for index in range(len(life.fragments)):
-        _hold_own_shards(life, index)
+    for index in range(len(incarnation.fragments)):
+        _hold_own_shards(incarnation, index)
 
 
-def _hold_own_shards(life: Life, index: int) -> None:
+def _hold_own_shards(incarnation: Incarnation, index: int) -> None:
     """Read what memory lacks of the shards of one fragment that are this rank's."""
-    progress = life.fragments[index]
-    shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
+    progress = incarnation.fragments[index]
+    shards = range(incarnation.rank, progress.job.layout.shards, incarnation.manifest.world_size)
     own_shards = {
-        life.key(progress.sync, index, shard): shard
+        incarnation.key(progress.sync, index, shard): shard
         for shard in shards
-        if begin_to_hold(life, progress, shard)
+        if begin_to_hold(incarnation, progress, shard)
     }
-    listing = {} if life.store.near else list_folders(life.store.list, own_shards)
+    listing = {} if incarnation.store.near else list_folders(incarnation.store.list, own_shards)
 
     def announce(key: str, reader: ObjectReader) -> None:
-        life.shard(progress.sync, index, own_shards[key]).announce_rest(reader)
+        incarnation.shard(progress.sync, index, own_shards[key]).announce_rest(reader)
 
     with open_ahead(
-        life.store.store, {key: listing.get(key) for key in own_shards}, announce
+        incarnation.store.store, {key: listing.get(key) for key in own_shards}, announce
     ) as readers:
         for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
-            _hold_or_make_again(life, index, shard, key, reader)
+            _hold_or_make_again(incarnation, index, shard, key, reader)
 
 
 def _hold_or_make_again(
-    life: Life, index: int, shard: int, key: str, opened: ObjectReader | None
+    incarnation: Incarnation, index: int, shard: int, key: str, opened: ObjectReader | None
 ) -> None:
     """Read what memory lacks of a shard. If its file is damaged or gone, make the shard again.
 
     Raises:
         ReloadError: The shard could not be made again by itself.
     """
-    progress = life.fragments[index]
+    progress = incarnation.fragments[index]
 
     def use(reader: ObjectReader) -> bool:
-        hold(life, progress, shard, reader)
+        hold(incarnation, progress, shard, reader)
         return True
 
     damage: CorruptedObjectError | None = None
     try:
         # Only two attempts, since the others may be waiting. If the file is not damaged after all, the same is computed again.
-        if life.read_file(key, use, opened, most=2):
+        if incarnation.read_file(key, use, opened, most=2):
             return
     except CorruptedObjectError as error:
         damage = error
-        progress.forget_outer(shard, life.chunk_bytes)
-    if life.newest_done()[index] > progress.sync:
+        progress.forget_outer(shard, incarnation.chunk_bytes)
+    if incarnation.newest_done()[index] > progress.sync:
         return  # it was deleted while it was read, because the others have gone on
-    if make_again(life, index, shard, damage):
+    if make_again(incarnation, index, shard, damage):
         return
-    damage = damage or CorruptedObjectError(f"{life.origin(key)} is gone")
-    life.damage.distrust(index, progress.sync, damage)
+    damage = damage or CorruptedObjectError(f"{incarnation.origin(key)} is gone")
+    incarnation.damage.distrust(index, progress.sync, damage)
     raise ReloadError(Why.DAMAGED, damage=damage)
 
 

@@ -11,7 +11,7 @@ from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
 from ..._wire._inputs import Inputs
 from ..._wire._published import Sums, end_sums
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._keys import Delta
 from .._records._rules import newest_done, newest_whole
 from .._repair import computed_otherwise, read_commit, rewrite_shard
@@ -33,13 +33,13 @@ class Computation:
 
     Args:
         result: The result whose shards are computed.
-        local: Whether the record names this life's own contribution, so that it need not be read from the store.
+        local: Whether the record names this incarnation's own contribution, so that it need not be read from the store.
     """
 
     def __init__(self, result: Result, *, local: bool) -> None:
         self._result = result
         self._local = local
-        self._life = result.life
+        self._incarnation = result.incarnation
         self._commit = result.commit
         self._progress = result.progress
         self._job = result.job
@@ -59,11 +59,11 @@ class Computation:
             for batch in batches
             for shard in batch
         )
-        publications = Publications(self._life.store.store)
+        publications = Publications(self._incarnation.store.store)
         try:
             for number, batch in enumerate(batches):
                 computed = batch if self._computes(batches[number:]) else ()
-                if self._life.gather:
+                if self._incarnation.gather:
                     self._compare(computed)
                     continue
                 for shard in computed:
@@ -83,11 +83,15 @@ class Computation:
                 if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
                     self._update(batch, self._open(batches))
                     return True
-                # A shard had to be made again, so the model no longer holds this life's contribution.
+                # A shard had to be made again, so the model no longer holds this incarnation's contribution.
                 self._close()
             except ObjectNotFoundError as error:
                 self._close()
-                if next(pauses) is not None and self._life.rollback and bring_back(self._life):
+                if (
+                    next(pauses) is not None
+                    and self._incarnation.rollback
+                    and bring_back(self._incarnation)
+                ):
                     continue
                 for shard in batch:
                     self._look_again(shard, error)
@@ -95,13 +99,13 @@ class Computation:
             except (StoreUnavailableError, CorruptedObjectError) as error:
                 self._close()
                 self._consider(error, next(pauses))
-            self._local = False  # parts of this life's own values may be updated already
+            self._local = False  # parts of this incarnation's own values may be updated already
 
     def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
         """The contributions, opened for all batches that are still to be computed."""
         if self._inputs is None:
-            life, traffic = self._life, self._life.traffic
-            own = (life.rank, life.epoch) if self._local else None
+            incarnation, traffic = self._incarnation, self._incarnation.traffic
+            own = (incarnation.rank, incarnation.epoch) if self._local else None
             members = self._commit.members
 
             def count(size: int) -> None:
@@ -109,14 +113,15 @@ class Computation:
 
             self._inputs = Inputs(
                 self._job,
-                life.format(self._commit.fragment),
-                life.store,
-                life.timing,
+                incarnation.format(self._commit.fragment),
+                incarnation.store,
+                incarnation.timing,
                 members,
                 next((each for each in members if (each.rank, each.epoch) == own), None),
                 batches,
-                chunk_bytes=life.chunk_bytes,
-                block_bytes=block_bytes_of(life.store.store) // (2 if life.gather else 1),
+                chunk_bytes=incarnation.chunk_bytes,
+                block_bytes=block_bytes_of(incarnation.store.store)
+                // (2 if incarnation.gather else 1),
                 received=count,
             )
         return self._inputs
@@ -132,8 +137,10 @@ class Computation:
             self._progress.values_at[shard] = None
         first, unchanged = watched(self._result, batch, inputs.sources[0])
 
-        own = next((each for each in self._commit.members if each.rank == self._life.rank), None)
-        if self._life.fixed and own is not None and not self._local:
+        own = next(
+            (each for each in self._commit.members if each.rank == self._incarnation.rank), None
+        )
+        if self._incarnation.fixed and own is not None and not self._local:
             self._say_what_is_lost(own, batch)
         self._job.rate = self._commit.rate
         if inputs.clipping is not None:
@@ -147,11 +154,11 @@ class Computation:
             self._job,
             batch,
             [first, *inputs.sources[1:]],
-            self._life.chunk_bytes,
-            self._life.scratch,
+            self._incarnation.chunk_bytes,
+            self._incarnation.scratch,
             sync=self._commit.sync,
             block_bytes=inputs.block_bytes,
-            everything=not self._life.fixed,
+            everything=not self._incarnation.fixed,
             verify=verify,
             shares=shares(
                 self._job.terms.weighting, [member.amount for member in self._commit.members]
@@ -159,7 +166,7 @@ class Computation:
         )
         for shard in batch:
             note_outer(
-                self._life,
+                self._incarnation,
                 self._progress,
                 shard,
                 self._commit.sync,
@@ -167,10 +174,10 @@ class Computation:
             )
 
     def _say_what_is_lost(self, own: Delta, batch: Sequence[int]) -> None:
-        """An earlier life of this rank took its part of these shards with it, which it did not send."""
+        """An earlier incarnation of this rank took its part of these shards with it, which it did not send."""
         self._result.without.update(dict.fromkeys(batch, f"{own.rank}.{own.epoch}"))
-        self._life.say.warning(
-            "sync %d counts a contribution of an earlier life of this rank (epoch %d), whose part of the shards that "
+        self._incarnation.say.warning(
+            "sync %d counts a contribution of an earlier incarnation of this rank (epoch %d), whose part of the shards that "
             "this rank updates is lost with it: what it had learned there, in inner steps %d to %d, counts as nothing.",
             self._commit.sync,
             own.epoch,
@@ -185,20 +192,20 @@ class Computation:
 
         Returns for another attempt, and raises the error if this is the end.
         """
-        # A life of a fixed run that has begun to update cannot begin again: nobody else holds its own part.
+        # An incarnation of a fixed run that has begun to update cannot begin again: nobody else holds its own part.
         if (
             pause is None
-            or self._life.fixed
-            or (self._life.store.store.retries and isinstance(error, StoreUnavailableError))
+            or self._incarnation.fixed
+            or (self._incarnation.store.store.retries and isinstance(error, StoreUnavailableError))
         ):
             raise error
-        self._life.timing.sleep(pause)
-        if self._life.gather:
+        self._incarnation.timing.sleep(pause)
+        if self._incarnation.gather:
             # A state that was updated in part can only be restored from what is published.
             raise ReloadError(Why.DAMAGED, damage=error) from error
         if isinstance(error, StoreUnavailableError):
             # Any read will do: it waits until the store can be reached again, as long as reads wait everywhere.
-            read_commit(self._life, self._commit.sync)
+            read_commit(self._incarnation, self._commit.sync)
 
     def _compare(self, batch: Sequence[int]) -> None:
         """Gather: note what was computed. If a state is mended, check that it is what the record of that state says."""
@@ -206,7 +213,7 @@ class Computation:
         for shard in batch:
             values = result.shard(shard).digest()
             if result.done is not None and values != result.done.sums[shard]:
-                raise computed_otherwise(self._life, result.key(shard))
+                raise computed_otherwise(self._incarnation, result.key(shard))
             result.settle(shard, values, None)
 
     def _prepare(self, shard: int) -> bool:
@@ -218,38 +225,40 @@ class Computation:
         Raises:
             ReloadError: It could not be made again by itself. Loading makes it again from the state before it.
         """
-        life, progress, index = self._life, self._progress, self._commit.fragment
-        if not begin_to_hold(life, progress, shard):
+        incarnation, progress, index = self._incarnation, self._progress, self._commit.fragment
+        if not begin_to_hold(incarnation, progress, shard):
             return False
-        key = life.key(progress.sync, index, shard)
+        key = incarnation.key(progress.sync, index, shard)
 
         def read() -> None:
-            with life.store.store.open(key) as reader:
-                hold(life, progress, shard, reader)
+            with incarnation.store.store.open(key) as reader:
+                hold(incarnation, progress, shard, reader)
 
         try:
-            life.again(read)
+            incarnation.again(read)
         except ObjectNotFoundError:
-            newest = life.newest_done()[index]
+            newest = incarnation.newest_done()[index]
             if (
                 newest <= progress.sync
                 and not self._result.mending
-                and make_again(life, index, shard, None)
+                and make_again(incarnation, index, shard, None)
             ):
                 return True
             raise
         except CorruptedObjectError as error:
-            if not self._result.mending and make_again(life, index, shard, error):
+            if not self._result.mending and make_again(incarnation, index, shard, error):
                 return True
-            life.damage.distrust(index, self._result.previous, error)
+            incarnation.damage.distrust(index, self._result.previous, error)
             raise ReloadError(Why.DAMAGED, damage=error) from error
         return False
 
     def _publish(self, shard: int, publications: Publications) -> None:
-        life, result = self._life, self._result
+        incarnation, result = self._incarnation, self._result
         if shard in result.damaged or result.mending:
             damage = result.damaged.pop(shard, None)
-            sums = rewrite_shard(life, self._progress, result.sync, shard, damage, result.done)
+            sums = rewrite_shard(
+                incarnation, self._progress, result.sync, shard, damage, result.done
+            )
             result.settle(shard, *sums)
             return
         written: list[Sums] = []
@@ -258,34 +267,38 @@ class Computation:
 
         def upload() -> None:
             nonlocal created
-            created = life.create(result.key(shard), lambda: stored.parts(metadata, written.append))
+            created = incarnation.create(
+                result.key(shard), lambda: stored.parts(metadata, written.append)
+            )
 
         def use() -> None:
             if created:
                 result.settle(shard, *written[-1])
-            # Another life was faster: there is only one version, and all lives take it.
+            # Another incarnation was faster: there is only one version, and all incarnations take it.
             elif self._is_same(shard) or adopt(result, shard):
                 pass
             elif shard in result.damaged:
                 Computation(result, local=self._local).run([[shard]])
             else:
-                key = life.origin(result.key(shard))
+                key = incarnation.origin(result.key(shard))
                 self._look_again(shard, f"{key} existed, but has been deleted since")
 
         publications.add(upload, use)
 
     def _is_same(self, shard: int) -> bool:
-        """Whether another life has published an encoded shard with the values that this life has computed, which it keeps then.
+        """Whether another incarnation has published an encoded shard with the values that this incarnation has computed, which it keeps then.
 
         So nothing has to be read from which the values before could be made, to which a published change is added.
         """
-        life, result = self._life, self._result
+        incarnation, result = self._incarnation, self._result
         if self._job.coded is None:
             return False
         key, stored = result.key(shard), result.shard(shard)
         own_sums = stored.sums(result.metadata(shard))
         try:
-            end = life.read_file(key, lambda reader: end_sums(reader, life.origin(key)))
+            end = incarnation.read_file(
+                key, lambda reader: end_sums(reader, incarnation.origin(key))
+            )
         except CorruptedObjectError:
             return False  # reading it whole shows the same, and what is to be done then
         if end == own_sums:
@@ -302,29 +315,35 @@ class Computation:
             CorruptedObjectError: There is neither.
             ReloadError: A newer state is complete.
         """
-        life, result = self._life, self._result
-        if not life.gather and not result.mending and adopt(result, shard):
+        incarnation, result = self._incarnation, self._result
+        if not incarnation.gather and not result.mending and adopt(result, shard):
             return
-        rollbacks = [rollback for rollback, _ in life.standing.rollbacks]
-        listing, count, every = life.store.list("state/"), len(life.fragments), life.whole_every
+        rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
+        listing, count, every = (
+            incarnation.store.list("state/"),
+            len(incarnation.fragments),
+            incarnation.whole_every,
+        )
         # A state that is not whole does not help: it is made of this result, too.
         newest = newest_whole(listing, count, every, rollbacks)[result.index]
         if inputs_are_superseded(newest, result.sync, mending=result.mending):
             raise ReloadError(Why.SUPERSEDED)
         damaged, reason = "", result.damaged.get(shard)
         if result.mending:
-            reason = life.damage.reasons[result.index]
+            reason = incarnation.damage.reasons[result.index]
         if reason is not None:
             damaged = f"Its result is damaged as well: {reason.rstrip('.')}. "
         elif result.sync < max(newest_done(listing, count)):
             damaged = f"Its result {result.key(shard)} is gone as well. "
         raise CorruptedObjectError(
-            f"sync {result.sync} in {life.store.uri} is decided, but something from which its result is computed is gone: "
+            f"sync {result.sync} in {incarnation.store.uri} is decided, but something from which its result is computed is gone: "
             f"{str(missing).rstrip('.')}. {damaged}No newer state is complete{_IF_ENCODED if every > 1 else ''}."
         )
 
 
-def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError | None) -> bool:
+def make_again(
+    incarnation: Incarnation, index: int, number: int, damage: CorruptedObjectError | None
+) -> bool:
     """Compute a shard of the state in memory again, because its file is damaged or gone, and write the file as it was.
 
     This needs the state before and the contributions to its sync, which stay in the store until the next state is complete.
@@ -333,23 +352,23 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
     Returns:
         Whether it was possible. If so, memory holds the values and the outer state of the shard as they were published.
     """
-    progress = life.fragments[index]
-    if life.gather or life.fixed or progress.commit is None:
+    progress = incarnation.fragments[index]
+    if incarnation.gather or incarnation.fixed or progress.commit is None:
         return False
     progress.values_at[number] = None
-    progress.forget_outer(number, life.chunk_bytes)
-    key = life.key(progress.sync, index, number)
-    life.damage.reasons[index] = str(damage or f"{life.origin(key)} is gone")
+    progress.forget_outer(number, incarnation.chunk_bytes)
+    key = incarnation.key(progress.sync, index, number)
+    incarnation.damage.reasons[index] = str(damage or f"{incarnation.origin(key)} is gone")
     try:
-        before = state_before(life, index)
+        before = state_before(incarnation, index)
         if before is None:
             return False
-        result = Result.again(life, progress.commit, before)
+        result = Result.again(incarnation, progress.commit, before)
         if damage is not None:
             result.damaged[number] = str(damage)
         Computation(result, local=False).run([[number]])
     except (CorruptedObjectError, ReloadError) as error:
-        life.say.error("%s could not be made again: %s", life.origin(key), error)
+        incarnation.say.error("%s could not be made again: %s", incarnation.origin(key), error)
         return False
     progress.values_at[number] = progress.outer_at[number] = progress.sync
     return True

@@ -1,7 +1,7 @@
 """What an update starts from: the values of a shard after the fragment's last sync, and the outer optimizer's state for it.
 
-Every life holds all values. The outer state of a shard is held only by the life that has updated the shard last. If another life
-updates it next, that life reads the outer state. What is held is compared with what was published.
+Every incarnation holds all values. The outer state of a shard is held only by the incarnation that has updated the shard last. If another incarnation
+updates it next, that incarnation reads the outer state. What is held is compared with what was published.
 """
 
 from __future__ import annotations
@@ -17,75 +17,79 @@ from ..._errors import CorruptedObjectError, ObjectNotFoundError
 from ..._store._api import ObjectReader
 from ..._wire._published import WITHOUT, shard_metadata
 from ..._wire._sections import view
-from .._life._life import Life
-from .._life._progress import Progress
+from .._incarnation._incarnation import Incarnation
+from .._incarnation._progress import Progress
 from .._records._rules import done_states
 from .._repair import readable_done
 from .._states._load import read_values
 from ._result import Result
 
 
-def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:
+def begin_to_hold(incarnation: Incarnation, progress: Progress, number: int) -> bool:
     """Whether a part of a shard after the fragment's last sync has to be read, because memory does not hold it."""
     has_values = progress.values_at[number] == progress.sync
     if has_values and progress.outer_at[number] == progress.sync:
         return False
-    progress.forget_outer(number, life.chunk_bytes)
-    if has_values and not progress.sync and not life.manifest.first:
+    progress.forget_outer(number, incarnation.chunk_bytes)
+    if has_values and not progress.sync and not incarnation.manifest.first:
         progress.outer_at[number] = 0  # no outer step has been taken yet
         return False
     return True
 
 
-def hold(life: Life, progress: Progress, number: int, reader: ObjectReader) -> None:
+def hold(incarnation: Incarnation, progress: Progress, number: int, reader: ObjectReader) -> None:
     """Read what memory lacks of a shard from its file, and from others that its values are made of.
 
     Raises:
         CorruptedObjectError: It is not what was published.
         ObjectNotFoundError: Another file is gone.
     """
-    key, stored = life.file(progress, number)
-    sync, origin = progress.sync, life.origin(key)
-    if sync or life.manifest.first:
+    key, stored = incarnation.file(progress, number)
+    sync, origin = progress.sync, incarnation.origin(key)
+    if sync or incarnation.manifest.first:
         described, chunks, scalars = stored.described(reader, origin, progress.rests[number])
         progress.job.install_outer(chunks, scalars)
         progress.without.pop(number, None)
         if WITHOUT in described:
             progress.without[number] = described[WITHOUT]
-        life.traffic.received += stored.rest_bytes(reader.size)
-    if progress.values_at[number] != sync and life.made_of(sync, progress.index) == [sync]:
-        stored.load(reader, origin, life.scratch, progress.expected(number))
-        life.traffic.received += reader.size - stored.rest_bytes(reader.size)
+        incarnation.traffic.received += stored.rest_bytes(reader.size)
+    if progress.values_at[number] != sync and incarnation.made_of(sync, progress.index) == [sync]:
+        stored.load(reader, origin, incarnation.scratch, progress.expected(number))
+        incarnation.traffic.received += reader.size - stored.rest_bytes(reader.size)
         progress.values_at[number] = sync
     elif progress.values_at[number] != sync:
-        missing = read_values(life, progress, number)
+        missing = read_values(incarnation, progress, number)
         if missing is not None:
-            raise ObjectNotFoundError(f"{life.origin(missing)} is gone")
-    note_outer(life, progress, number, sync, progress.without.get(number, ""))
+            raise ObjectNotFoundError(f"{incarnation.origin(missing)} is gone")
+    note_outer(incarnation, progress, number, sync, progress.without.get(number, ""))
 
 
-def note_outer(life: Life, progress: Progress, number: int, sync: int, without: str) -> None:
+def note_outer(
+    incarnation: Incarnation, progress: Progress, number: int, sync: int, without: str
+) -> None:
     """Note that memory holds the outer state of a shard after a sync, and how to see later whether it has changed there."""
     progress.outer_at[number] = sync
     if sync and progress.job.coded is not None:
-        shard = life.shard(sync, progress.index, number)
+        shard = incarnation.shard(sync, progress.index, number)
         progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync, without))
 
 
-def state_before(life: Life, index: int) -> Progress | None:
-    """The progress of a life that is about to read the state from which a fragment's last sync started.
+def state_before(incarnation: Incarnation, index: int) -> Progress | None:
+    """The progress of an incarnation that is about to read the state from which a fragment's last sync started.
 
     None if the store no longer holds that state, or its record cannot be read.
     """
-    progress = life.fragments[index]
+    progress = incarnation.fragments[index]
     if progress.commit is None:
         return None
-    rollbacks = [rollback for rollback, _ in life.standing.rollbacks]
-    complete = done_states(life.store.list("state/"), len(life.fragments), rollbacks)[index]
+    rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
+    complete = done_states(incarnation.store.list("state/"), len(incarnation.fragments), rollbacks)[
+        index
+    ]
     for sync in sorted({0, *complete}, reverse=True):
         if sync >= progress.sync:
             continue
-        done = readable_done(life, sync, index) if sync else life.manifest.done(index)
+        done = readable_done(incarnation, sync, index) if sync else incarnation.manifest.done(index)
         if done is not None and len(done.sums) == len(done.rests) == progress.job.layout.shards:
             before = Progress.recorded(progress.job, done)
             if before.digest == progress.commit.base:
@@ -112,8 +116,8 @@ def watched(
         A source to be used instead of ``first``, which computes the checksum too; and a function to be called after the last
         chunk, which raises an error if the state has changed.
     """
-    life, progress, previous = result.life, result.progress, result.previous
-    if life.fixed and result.job.coded is None:
+    incarnation, progress, previous = result.incarnation, result.progress, result.previous
+    if incarnation.fixed and result.job.coded is None:
         # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds its own part.
         return first, lambda: None
     # What is published encoded is decoded in memory.
@@ -134,7 +138,7 @@ def watched(
         return first, lambda: None
     # The chunks are read in this order; a chunk itself does not say to which shard it belongs.
     shard_of_chunk = (
-        shard for shard in shards for _ in result.layout.chunks(shard, life.chunk_bytes)
+        shard for shard in shards for _ in result.layout.chunks(shard, incarnation.chunk_bytes)
     )
 
     def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
@@ -161,7 +165,7 @@ def _changed_in_memory(result: Result, shard: int, what: str) -> CorruptedObject
         f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since sync "
         f"{result.previous}: it is not what was published"
     )
-    result.life.say.error(
+    result.incarnation.say.error(
         "%s. Reading it again. Check the memory of this machine.",
         str(error).rstrip("."),
     )

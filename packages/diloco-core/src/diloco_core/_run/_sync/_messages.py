@@ -7,14 +7,14 @@ from ..._arithmetic._weights import shares
 from ..._errors import SyncTimeoutError
 from ..._exchange._endings import named_ranks
 from ..._exchange._report import SyncReport
-from .._life._life import Life
+from .._incarnation._incarnation import Incarnation
 from .._records._keys import Delta, deltas, highest_epochs
 from .._records._records import Commit
 from .._round._membership import Folder
 
 
 def report(
-    life: Life,
+    incarnation: Incarnation,
     job: SyncJob,
     commit: Commit | None,
     contribution: str,
@@ -25,43 +25,45 @@ def report(
     """The report of a sync.
 
     Args:
-        life: The life, which stands after the sync by now, if it has come so far.
+        incarnation: The incarnation, which stands after the sync by now, if it has come so far.
         job: The fragment.
-        commit: The record of the sync; None if this life does not hold its result.
-        contribution: What became of this life's contribution.
-        since: When the sync began, by the life's clock, if it was completed.
-        reloaded: Whether this life had to start again from the published state.
+        commit: The record of the sync; None if this incarnation does not hold its result.
+        contribution: What became of this incarnation's contribution.
+        since: When the sync began, by the incarnation's clock, if it was completed.
+        reloaded: Whether this incarnation had to start again from the published state.
     """
-    at, clipped = (0, ()) if commit is None else life.fragments[commit.fragment].clipped
+    at, clipped = (0, ()) if commit is None else incarnation.fragments[commit.fragment].clipped
     members = () if commit is None else commit.members
-    traffic = life.traffic
+    traffic = incarnation.traffic
     return SyncReport(
-        sync=life.sync - life.takes_means,
+        sync=incarnation.sync - incarnation.takes_means,
         fragment=job.name,
         committed=commit is not None,
         members=len(members),
         bytes_sent=traffic.sent,
         bytes_received=traffic.received,
         wait_seconds=traffic.waited,
-        exchange_seconds=0.0 if since is None else life.timing.clock() - since - traffic.waited,
+        exchange_seconds=0.0
+        if since is None
+        else incarnation.timing.clock() - since - traffic.waited,
         contribution=contribution,
         reloaded=reloaded,
         weights=shares(job.terms.weighting, [each.amount for each in members]) if members else (),
-        # A life that computed no shard has read no norms.
+        # An incarnation that computed no shard has read no norms.
         clipped=clipped if commit is not None and at == commit.sync else (),
     )
 
 
-def timed_out(life: Life, sync: int, name: str, folder: Folder) -> SyncTimeoutError:
-    """The error for a life that has waited in vain for enough contributions.
+def timed_out(incarnation: Incarnation, sync: int, name: str, folder: Folder) -> SyncTimeoutError:
+    """The error for an incarnation that has waited in vain for enough contributions.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         sync: Number of the sync.
         name: Name of the fragment.
-        folder: What the life has seen last.
+        folder: What the incarnation has seen last.
     """
-    if life.fixed:
+    if incarnation.fixed:
         reason = "no rank is missing, so this process itself stood still or was slow. Look at what its machine did."
         if folder.missing:
             reason = (
@@ -69,85 +71,94 @@ def timed_out(life: Life, sync: int, name: str, folder: Folder) -> SyncTimeoutEr
                 "only slow, raise sync_timeout."
             )
         return SyncTimeoutError(
-            f"sync {sync} of fragment {name} at {life.store.uri} was not completed within {life.timing.sync_timeout:g} s; "
+            f"sync {sync} of fragment {name} at {incarnation.store.uri} was not completed within {incarnation.timing.sync_timeout:g} s; "
             f"{reason}",
             list(folder.missing),
         )
     return SyncTimeoutError(
-        f"sync {sync} of fragment {name} at {life.store.uri} did not get contributions from {life.manifest.min_replicas} "
-        f"replicas (min_replicas) within {life.timing.sync_timeout:g} s (sync_timeout). Nothing was decided. "
-        f"{_attendance(life, folder)}. Look at the logs of the ranks that are missing. When enough replicas can be started, "
+        f"sync {sync} of fragment {name} at {incarnation.store.uri} did not get contributions from {incarnation.manifest.min_replicas} "
+        f"replicas (min_replicas) within {incarnation.timing.sync_timeout:g} s (sync_timeout). Nothing was decided. "
+        f"{_attendance(incarnation, folder)}. Look at the logs of the ranks that are missing. When enough replicas can be started, "
         "resume the run from its prefix.",
         list(folder.missing),
     )
 
 
 def notice(
-    life: Life, sync: int, name: str, folder: Folder, seconds: float, patience: float | None
+    incarnation: Incarnation,
+    sync: int,
+    name: str,
+    folder: Folder,
+    seconds: float,
+    patience: float | None,
 ) -> str:
     """The log message about a wait that has lasted for a grace or longer; empty if there is nothing to log.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         sync: Number of the sync.
         name: Name of the fragment.
-        folder: What the life has seen last.
+        folder: What the incarnation has seen last.
         seconds: For how long it has waited.
-        patience: Seconds after which the life continues without the sync; None if it does not.
+        patience: Seconds after which the incarnation continues without the sync; None if it does not.
     """
-    quorum = life.manifest.min_replicas
-    if life.fixed:
+    quorum = incarnation.manifest.min_replicas
+    if incarnation.fixed:
         if not folder.missing:
             return ""
         ranks = named_ranks(folder.missing)
         return (
-            f"rank {life.rank}: sync {sync} of fragment {name} has been waiting for {ranks} for {seconds:.0f} s, and gives up "
-            f"after {life.timing.sync_timeout:g} s"
+            f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for {ranks} for {seconds:.0f} s, and gives up "
+            f"after {incarnation.timing.sync_timeout:g} s"
         )
-    if len(folder.chosen) >= quorum and seconds < 2 * life.settings.grace:
-        return ""  # one of the lives that have contributed is about to decide the sync
-    end = f"This replica gives up after {life.timing.sync_timeout:g} s (sync_timeout)"
+    if len(folder.chosen) >= quorum and seconds < 2 * incarnation.settings.grace:
+        return ""  # one of the incarnations that have contributed is about to decide the sync
+    end = f"This replica gives up after {incarnation.timing.sync_timeout:g} s (sync_timeout)"
     if patience is not None:
         end = f"This replica leaves without the sync after {patience:g} s"
     return (
-        f"rank {life.rank}: sync {sync} of fragment {name} has been waiting for contributions from {quorum} replicas "
-        f"(min_replicas) for {seconds:.0f} s. {end}. {_attendance(life, folder)}"
+        f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for contributions from {quorum} replicas "
+        f"(min_replicas) for {seconds:.0f} s. {end}. {_attendance(incarnation, folder)}"
     )
 
 
-def say_who_is_missing(life: Life, commit: Commit) -> None:
+def say_who_is_missing(incarnation: Incarnation, commit: Commit) -> None:
     """Log which ranks are not in a sync that is decided, and which are in it again."""
-    messages = life.attendance.committed(
-        commit, lambda: life.store.list(deltas(commit.sync)), life.now
+    messages = incarnation.attendance.committed(
+        commit, lambda: incarnation.store.list(deltas(commit.sync)), incarnation.now
     )
     for level, text in messages:
-        life.say.log(level, "%s", text)
+        incarnation.say.log(level, "%s", text)
 
 
 def say_what_is_lost(
-    life: Life, commit: Commit, became: str, left_open: Delta | None, steps: tuple[int, int] | None
+    incarnation: Incarnation,
+    commit: Commit,
+    became: str,
+    left_open: Delta | None,
+    steps: tuple[int, int] | None,
 ) -> None:
     """Log which inner steps no sync will ever hold, if this sync leaves some out.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         commit: The record of the sync.
-        became: What became of what the life had learned; see :func:`.._round._membership.fate`.
-        left_open: The contribution, if it was made earlier and the life had not waited for the end of the sync then.
-        steps: The inner steps that the life has taken for the sync (the first, and one past the last); None if there are none.
+        became: What became of what the incarnation had learned; see :func:`.._round._membership.fate`.
+        left_open: The contribution, if it was made earlier and the incarnation had not waited for the end of the sync then.
+        steps: The inner steps that the incarnation has taken for the sync (the first, and one past the last); None if there are none.
     """
     if steps is None:
         return
     if became == "counted" and left_open and left_open.stop < steps[1]:
-        life.say.warning(
+        incarnation.say.warning(
             "inner steps %d to %d are dropped: this replica took them after its contribution to sync %d, for whose end "
             "it had not waited",
             left_open.stop,
             steps[1],
             commit.sync,
         )
-    if became == "dropped" and life.rank not in {member.rank for member in commit.members}:
-        life.say.warning(
+    if became == "dropped" and incarnation.rank not in {member.rank for member in commit.members}:
+        incarnation.say.warning(
             "sync %d was decided without this replica, which was late. Its inner steps %d to %d are lost because of "
             "late='drop'.",
             commit.sync,
@@ -155,11 +166,13 @@ def say_what_is_lost(
         )
 
 
-def _attendance(life: Life, folder: Folder) -> str:
+def _attendance(incarnation: Incarnation, folder: Folder) -> str:
     """A text on which ranks have contributed, and what is known about the others."""
-    ranks = [rank for rank in range(life.manifest.world_size) if rank not in folder.chosen]
-    lives = highest_epochs(life.store.list("claims/"))
-    others = life.attendance.describe(ranks, lives, list(folder.elsewhere), life.now)
+    ranks = [rank for rank in range(incarnation.manifest.world_size) if rank not in folder.chosen]
+    incarnations = highest_epochs(incarnation.store.list("claims/"))
+    others = incarnation.attendance.describe(
+        ranks, incarnations, list(folder.elsewhere), incarnation.now
+    )
     contributed = f"contributed: rank {', '.join(map(str, folder.chosen))}" if folder.chosen else ""
     text = "; ".join(filter(None, [contributed, others]))
     return text[:1].upper() + text[1:]

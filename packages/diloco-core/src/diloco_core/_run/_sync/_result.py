@@ -1,6 +1,6 @@
-"""The result of a committed sync, while one life takes or computes it.
+"""The result of a committed sync, while one incarnation takes or computes it.
 
-Shards are taken as they were published, so that all lives hold the same bytes, whoever computed them.
+Shards are taken as they were published, so that all incarnations hold the same bytes, whoever computed them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..._exchange._resumable import ResumableJob
 from ..._store._api import ObjectReader
 from ..._store._reread import open_ahead
 from ..._wire._published import Shard, Sums, shard_metadata
-from .._life._life import Life
-from .._life._progress import Progress
+from .._incarnation._incarnation import Incarnation
+from .._incarnation._progress import Progress
 from .._records._records import Commit, Done
 from .._repair import check_shard, readable_done
 from .._round._reload import ReloadError, Why
@@ -24,20 +24,20 @@ from .._states._load import read_values
 
 @dataclass(slots=True)
 class Result:
-    """The state after a sync, while one life takes or computes it. Written by the code that takes or computes shards.
+    """The state after a sync, while one incarnation takes or computes it. Written by the code that takes or computes shards.
 
     Attributes:
-        life: The life.
+        incarnation: The incarnation.
         commit: The sync's record, to be obeyed as it is.
-        progress: What the life holds of the fragment: at first the state before, and then more and more shards of this one.
+        progress: What the incarnation holds of the fragment: at first the state before, and then more and more shards of this one.
         mending: Whether this state was published before, and a part of it is damaged or gone.
         done: The record of this state, if the state is being mended and the record can be read: only what it says is written.
         damaged: What is wrong with damaged shards in the store, by number.
-        without: For shards that this life has computed without its rank's own part: whose part that is.
+        without: For shards that this incarnation has computed without its rank's own part: whose part that is.
         previous: The sync from whose state the result is computed.
     """
 
-    life: Life
+    incarnation: Incarnation
     commit: Commit
     progress: Progress
     mending: bool
@@ -50,18 +50,18 @@ class Result:
         self.previous = self.progress.sync
 
     @classmethod
-    def of(cls, life: Life, commit: Commit) -> Result:
+    def of(cls, incarnation: Incarnation, commit: Commit) -> Result:
         """The result of the fragment's next sync, computed from the state in memory."""
-        mending = life.damage.mending.get(commit.fragment) == commit.sync
-        done = readable_done(life, commit.sync, commit.fragment) if mending else None
-        return cls(life, commit, life.fragments[commit.fragment], mending, done)
+        mending = incarnation.damage.mending.get(commit.fragment) == commit.sync
+        done = readable_done(incarnation, commit.sync, commit.fragment) if mending else None
+        return cls(incarnation, commit, incarnation.fragments[commit.fragment], mending, done)
 
     @classmethod
-    def again(cls, life: Life, commit: Commit, before: Progress) -> Result:
+    def again(cls, incarnation: Incarnation, commit: Commit, before: Progress) -> Result:
         """The result of a sync that is adopted already, of which a part is made again from the state ``before``."""
-        done = life.fragments[commit.fragment].done()
-        done = done or readable_done(life, commit.sync, commit.fragment)
-        return cls(life, commit, before, True, done)
+        done = incarnation.fragments[commit.fragment].done()
+        done = done or readable_done(incarnation, commit.sync, commit.fragment)
+        return cls(incarnation, commit, before, True, done)
 
     @property
     def sync(self) -> int:
@@ -85,11 +85,11 @@ class Result:
 
     def key(self, shard: int) -> str:
         """Key of a shard of the result."""
-        return self.life.key(self.sync, self.index, shard)
+        return self.incarnation.key(self.sync, self.index, shard)
 
     def shard(self, shard: int) -> Shard:
         """A shard of the result."""
-        return self.life.shard(self.sync, self.index, shard)
+        return self.incarnation.shard(self.sync, self.index, shard)
 
     def metadata(self, shard: int) -> dict[str, str]:
         """The metadata in the header of a shard of the result."""
@@ -97,7 +97,7 @@ class Result:
 
     def before(self, shard: int) -> Shard:
         """A shard of the state from which the result is computed."""
-        return self.life.shard(self.previous, self.index, shard)
+        return self.incarnation.shard(self.previous, self.index, shard)
 
     def settle(self, shard: int, values: int, rest: int | None) -> None:
         """Note that memory now holds the values of a shard, and that these are its checksums."""
@@ -111,21 +111,21 @@ class Result:
 
 def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
     """Those of the shards that are published by now, with the sizes of their files."""
-    listing = result.life.store.list(f"state/{result.sync:08}/")
+    listing = result.incarnation.store.list(f"state/{result.sync:08}/")
     keys = {result.key(shard): shard for shard in shards}
     return {shard: listing[key] for key, shard in keys.items() if key in listing}
 
 
 def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
     """Adopt shards that :func:`listed` returned, as :func:`adopt` does. Returns those that could be read."""
-    life = result.life
+    incarnation = result.incarnation
     sizes = {result.key(shard): size for shard, size in listing.items()}
     numbers = dict(zip(sizes, listing, strict=True))
 
     def announce(key: str, reader: ObjectReader) -> None:
-        result.shard(numbers[key]).announce(reader, life.origin(key))
+        result.shard(numbers[key]).announce(reader, incarnation.origin(key))
 
-    with open_ahead(life.store.store, sizes, announce) as readers:
+    with open_ahead(incarnation.store.store, sizes, announce) as readers:
         opened = zip(listing, readers, strict=True)
         return [shard for shard, reader in opened if adopt(result, shard, reader)]
 
@@ -139,13 +139,13 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     Raises:
         ReloadError: The values in memory, to which a published change is added, are not those that it belongs to.
     """
-    life, progress = result.life, result.progress
+    incarnation, progress = result.incarnation, result.progress
     key, stored = result.key(shard), result.shard(shard)
 
     if result.job.coded is not None and progress.values_at[shard] != result.previous:
-        # This life has begun to compute the shard, and a change can only be added to the values before.
+        # This incarnation has begun to compute the shard, and a change can only be added to the values before.
         try:
-            if read_values(life, progress, shard) is not None:
+            if read_values(incarnation, progress, shard) is not None:
                 return False
         except CorruptedObjectError as error:
             raise ReloadError(Why.DAMAGED, damage=error) from error
@@ -153,26 +153,26 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     def use(reader: ObjectReader) -> Sums:
         if result.job.coded is None:
             progress.values_at[shard] = None
-        return stored.adopt(reader, life.origin(key), life.scratch)
+        return stored.adopt(reader, incarnation.origin(key), incarnation.scratch)
 
     try:
         if result.mending:  # parts of the file that adopting does not read may be damaged too
-            check_shard(life, result.sync, result.index, shard, result.done)
+            check_shard(incarnation, result.sync, result.index, shard, result.done)
         # If it was deleted while it was read, and its space reused, then it is gone when it is read again.
-        sums = life.read_file(key, use, opened)
+        sums = incarnation.read_file(key, use, opened)
     except CorruptedObjectError as error:
         result.damaged[shard] = str(error)
-        life.say.error("%s. It will be computed again.", str(error).rstrip("."))
+        incarnation.say.error("%s. It will be computed again.", str(error).rstrip("."))
         return False
     except DivergedError:
         changed = CorruptedObjectError(
             f"the global copy of fragment {result.job.name} has changed in memory since sync {result.previous}: with the change "
-            f"in {life.origin(key)}, it does not become what the owner of the shard holds"
+            f"in {incarnation.origin(key)}, it does not become what the owner of the shard holds"
         )
-        life.say.error(
+        incarnation.say.error(
             "%s.%s Check the memory of this machine.",
             changed,
-            "" if life.fixed else " Reloading the published state.",
+            "" if incarnation.fixed else " Reloading the published state.",
         )
         raise ReloadError(Why.CHANGED, damage=changed) from None
     if sums is None:
@@ -180,6 +180,6 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     result.damaged.pop(shard, None)
     result.without.pop(shard, None)
     result.settle(shard, *sums)
-    progress.forget_outer(shard, life.chunk_bytes)
-    life.traffic.received += stored.adopted_bytes
+    progress.forget_outer(shard, incarnation.chunk_bytes)
+    incarnation.traffic.received += stored.adopted_bytes
     return True

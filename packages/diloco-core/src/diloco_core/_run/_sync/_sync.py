@@ -13,7 +13,7 @@ from ..._exchange._report import SyncReport
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import Buffer
 from ..._wire._delta import ChangedError
-from .._life._life import LOST, Life
+from .._incarnation._incarnation import LOST, Incarnation
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
 from .._records._records import Commit
 from .._records._rules import former_farewells, in_force, rate_of
@@ -29,84 +29,86 @@ from ._messages import notice, report, say_what_is_lost, say_who_is_missing, tim
 
 
 class StoreSync:
-    """The next sync of one life, in two halves. Used once.
+    """The next sync of one incarnation, in two halves. Used once.
 
     Args:
-        life: The life.
+        incarnation: The incarnation.
         job: The fragment that is synced.
-        patience: Seconds after which this life leaves without the sync (sooner if no rank is left to wait for); None if the
+        patience: Seconds after which this incarnation leaves without the sync (sooner if no rank is left to wait for); None if the
             sync must be completed in time.
-        hurried: Whether this life shall leave without the sync, as long as the sync is not decided. It may change at any time.
+        hurried: Whether this incarnation shall leave without the sync, as long as the sync is not decided. It may change at any time.
         window: If replicas contribute by the time: seconds after which they do, counted from when each has seen the record of
-            the sync before; otherwise 0. Patience and grace begin then, also for a life that waits earlier, because it leaves or
-            an earlier life of its rank has contributed: the others are not late yet.
+            the sync before; otherwise 0. Patience and grace begin then, also for an incarnation that waits earlier, because it leaves or
+            an earlier incarnation of its rank has contributed: the others are not late yet.
     """
 
     def __init__(
         self,
-        life: Life,
+        incarnation: Incarnation,
         job: ResumableJob,
         patience: float | None = None,
         hurried: Callable[[], bool] = bool,
         window: float = 0.0,
     ) -> None:
-        self._life = life
+        self._incarnation = incarnation
         self._window = window
         self._job = job
         self._patience = patience
         self._hurried = hurried
-        self._sync = life.sync + 1
-        self._index = life.index(self._sync)
-        self._progress = life.fragments[self._index]
+        self._sync = incarnation.sync + 1
+        self._index = incarnation.index(self._sync)
+        self._progress = incarnation.fragments[self._index]
         self._base = self._progress.digest
-        # A life contributes only once to a sync, even if it did not wait for its end the first time.
-        self._left_open = life.handover.take_open(self._sync)
+        # An incarnation contributes only once to a sync, even if it did not wait for its end the first time.
+        self._left_open = incarnation.handover.take_open(self._sync)
         self._own_delta = self._left_open
         self._parts: Callable[[], Iterable[Buffer]] | None = None  # what that holds
-        self._round = _round(life, may_leave=patience is not None)
+        self._round = _round(incarnation, may_leave=patience is not None)
         self._folder = rounds.Folder({}, {}, ())
         self._decided: tuple[Commit, str] | None = None
-        self._seen: float | None = None  # when that was read, by the life's clock
+        self._seen: float | None = None  # when that was read, by the incarnation's clock
         self._contributing = 0.0
 
     def contribute(self) -> None:
-        """The first half: store this life's contribution, unless the sync is decided already.
+        """The first half: store this incarnation's contribution, unless the sync is decided already.
 
         Raises:
             NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
-            ReloadError: This life cannot use the state that it holds. Then there is no second half.
+            ReloadError: This incarnation cannot use the state that it holds. Then there is no second half.
         """
-        life = self._life
-        life.traffic.begin()
-        start = life.timing.clock()
-        if not life.fixed or life.standing.is_new:
-            # Later in a fixed run, nothing is decided before this life has contributed.
-            self._note(commit_mended(life, self._sync))
+        incarnation = self._incarnation
+        incarnation.traffic.begin()
+        start = incarnation.timing.clock()
+        if not incarnation.fixed or incarnation.standing.is_new:
+            # Later in a fixed run, nothing is decided before this incarnation has contributed.
+            self._note(commit_mended(incarnation, self._sync))
         steps = self._job.contribution.steps
-        if life.fixed and steps is None:
+        if incarnation.fixed and steps is None:
             # All ranks are in every sync, also those that have taken no step since the last one.
-            counted = self._progress.positions.get(life.rank, 0)
+            counted = self._progress.positions.get(incarnation.rank, 0)
             steps = (counted, counted)
         open_for_own = self._decided is None and self._own_delta is None
         if open_for_own and steps is not None and not self._stands_in():
             self._contribute(*steps)
-        self._contributing = life.timing.clock() - start
+        self._contributing = incarnation.timing.clock() - start
 
     def take_back(self) -> None:
-        """Delete this life's contribution to a sync that will never be decided."""
+        """Delete this incarnation's contribution to a sync that will never be decided."""
         if self._own_delta is not None and self._decided is None:
-            self._life.store.delete([self._own_delta.key])
+            self._incarnation.store.delete([self._own_delta.key])
 
     def _stands_in(self) -> bool:
-        """Fixed: whether an earlier life of this rank has contributed. That stands for the rank, and nothing is sent."""
-        life = self._life
-        looks = life.fixed and life.standing.is_new
-        return looks and life.rank in self._round.valid(life.store.list(deltas(self._sync)))
+        """Fixed: whether an earlier incarnation of this rank has contributed. That stands for the rank, and nothing is sent."""
+        incarnation = self._incarnation
+        looks = incarnation.fixed and incarnation.standing.is_new
+        return looks and incarnation.rank in self._round.valid(
+            incarnation.store.list(deltas(self._sync))
+        )
 
     def ready(self) -> bool:
-        """Whether the sync is decided, or this life would not wait any longer for others."""
+        """Whether the sync is decided, or this incarnation would not wait any longer for others."""
         try:
-            self._note(self._decided or commit_mended(self._life, self._sync))
+            self._note(self._decided or commit_mended(self._incarnation, self._sync))
             if self._decided is not None:
                 return True
             decision = rounds.on_look(self._round, self._look(), overdue=False, expired=False)
@@ -115,89 +117,93 @@ class StoreSync:
         return not isinstance(decision, rounds.KeepWaiting)
 
     def finish(self) -> SyncReport:
-        """The second half. Afterwards this life holds the state after the sync, unless the sync was left out.
+        """The second half. Afterwards this incarnation holds the state after the sync, unless the sync was left out.
 
         Raises:
-            ReloadError: This life cannot use the state that it holds.
+            ReloadError: This incarnation cannot use the state that it holds.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
         """
-        life = self._life
-        start = life.timing.clock() - self._contributing
+        incarnation = self._incarnation
+        start = incarnation.timing.clock() - self._contributing
         entry = self._decided or self._wait()
         if entry is None:
-            life.handover.open = self._own_delta
-            return report(life, self._job, None, "none" if self._own_delta is None else "open")
+            incarnation.handover.open = self._own_delta
+            return report(
+                incarnation, self._job, None, "none" if self._own_delta is None else "open"
+            )
         commit, record_digest = entry
-        if life.fixed:
-            check_not_later(life, commit)
+        if incarnation.fixed:
+            check_not_later(incarnation, commit)
         self._check(commit)
-        say_who_is_missing(life, commit)
+        say_who_is_missing(incarnation, commit)
         became = rounds.fate(
             commit,
-            life.rank,
+            incarnation.rank,
             self._own_delta,
             learned=self._job.contribution.steps is not None
-            or (life.fixed and self._own_delta is not None),
-            late=life.settings.late,
+            or (incarnation.fixed and self._own_delta is not None),
+            late=incarnation.settings.late,
         )
         learned = self._job.progress() if became == "carried" else []
-        say_what_is_lost(life, commit, became, self._left_open, self._job.contribution.steps)
+        say_what_is_lost(incarnation, commit, became, self._left_open, self._job.contribution.steps)
         local = became == "counted" and self._left_open is None
-        designated = commit.members[commit.sync % len(commit.members)].rank == life.rank
-        if life.deletes_own:  # the record of this sync shows that the state before it is complete
-            collect(life, {life.rank, None} if designated else {life.rank})
-        Adoption(life, commit, local=local).run()
-        if life.fixed:
-            look_ahead(life, commit)
+        designated = commit.members[commit.sync % len(commit.members)].rank == incarnation.rank
+        if (
+            incarnation.deletes_own
+        ):  # the record of this sync shows that the state before it is complete
+            collect(incarnation, {incarnation.rank, None} if designated else {incarnation.rank})
+        Adoption(incarnation, commit, local=local).run()
+        if incarnation.fixed:
+            look_ahead(incarnation, commit)
         if learned:
             self._job.reapply(learned)
         self._job.rate = commit.rate
-        life.standing.advance(commit, record_digest, self._seen)
+        incarnation.standing.advance(commit, record_digest, self._seen)
         if became == "counted":
-            life.standing.is_new = False
-        if designated and not life.deletes_own:
-            collect(life)
-        return report(life, self._job, commit, became, since=start)
+            incarnation.standing.is_new = False
+        if designated and not incarnation.deletes_own:
+            collect(incarnation)
+        return report(incarnation, self._job, commit, became, since=start)
 
     def _note(self, decided: tuple[Commit, str] | None) -> None:
         """Note that the record of the sync was read, or that it is not there yet."""
         if decided is not None and self._seen is None:
-            self._seen = self._life.timing.clock()
+            self._seen = self._incarnation.timing.clock()
         self._decided = decided
 
     def after_reloading(self) -> SyncReport:
-        """The report of the sync if this life had to start again from the published state.
+        """The report of the sync if this incarnation had to start again from the published state.
 
-        The log shows what became of the sync: it may have been decided and adopted with this life's contribution all the same.
+        The log shows what became of the sync: it may have been decided and adopted with this incarnation's contribution all the same.
         """
         commit = self._adopted()
         became = "none" if self._job.contribution.steps is None else "dropped"
         if commit is not None and self._own_delta is not None and self._own_delta in commit.members:
             became = "counted"
-        return report(self._life, self._job, commit, became, reloaded=True)
+        return report(self._incarnation, self._job, commit, became, reloaded=True)
 
     def _adopted(self) -> Commit | None:
         """The record of this sync, if the state that was loaded holds its result; otherwise None."""
-        life = self._life
-        rollbacks = [rollback for rollback, _ in life.standing.rollbacks]
-        if life.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
+        incarnation = self._incarnation
+        rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
+        if incarnation.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
             return None
-        progress = life.fragments[self._index]
+        progress = incarnation.fragments[self._index]
         if progress.commit is not None and progress.sync == self._sync:
             return progress.commit
         try:
-            entry = read_commit(life, self._sync)
+            entry = read_commit(incarnation, self._sync)
         except (CorruptedObjectError, ReloadError):
             return None
         return None if entry is None else entry[0]
 
     def _contribute(self, start: int, stop: int) -> None:
-        life, progress = self._life, self._progress
+        incarnation, progress = self._incarnation, self._progress
         groups = carried_groups(self._job)
         delta = Delta(
             self._sync,
-            life.rank,
-            life.epoch,
+            incarnation.rank,
+            incarnation.epoch,
             start,
             stop,
             self._base,
@@ -207,30 +213,30 @@ class StoreSync:
             self._named_rate(),
         )
         if not self._round.valid(
-            {delta.key: life.format(self._index).size(groups, life.rank) or 0}
+            {delta.key: incarnation.format(self._index).size(groups, incarnation.rank) or 0}
         ):
             raise SyncError(
-                f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but the run has "
-                f"already counted its steps up to {progress.positions.get(life.rank, 0)}. Contributions must continue from the "
+                f"rank {incarnation.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but the run has "
+                f"already counted its steps up to {progress.positions.get(incarnation.rank, 0)}. Contributions must continue from the "
                 "counted steps, which restore() returned."
             )
-        measure_norms(self._job, life.rank, life.scratch)
+        measure_norms(self._job, incarnation.rank, incarnation.scratch)
         self._ask(self._job.contribution.proposal.wish)
 
         def published(shard: int) -> tuple[int, int]:
-            values = life.shard(progress.sync, self._index, shard).values()
+            values = incarnation.shard(progress.sync, self._index, shard).values()
             return values.seed, progress.sums[shard]
 
         parts = partial(
-            life.format(self._index).parts,
+            incarnation.format(self._index).parts,
             delta,
-            life.scratch,
-            None if life.fixed else published,
+            incarnation.scratch,
+            None if incarnation.fixed else published,
         )
         try:
-            life.traffic.count_sent(life.store.put(delta.key, parts))
+            incarnation.traffic.count_sent(incarnation.store.put(delta.key, parts))
         except ChangedError as error:
-            life.say.error(
+            incarnation.say.error(
                 "the global copy of fragment %s has changed in memory since sync %d (shard %s is not what was "
                 "published). Nothing was sent. Reloading the published state. Check the memory of this machine.",
                 self._job.name,
@@ -243,12 +249,12 @@ class StoreSync:
     def _named_rate(self) -> str:
         """The digits of the learning rates that this contribution names, as rank 0's of a fixed run do if they are functions."""
         proposal = self._job.contribution.proposal
-        names = self._life.fixed and self._life.rank == 0 and proposal.of_sync
+        names = self._incarnation.fixed and self._incarnation.rank == 0 and proposal.of_sync
         return digits(proposal.standing.values) if names else ""
 
     def _standing(self, members: Sequence[Delta]) -> Rate:
         """The learning rate that the sync takes if no replica asks for another one."""
-        standing = self._life.standing.rate
+        standing = self._incarnation.standing.rate
         if standing.number:
             return standing
         named = values_of(members[0].rate)
@@ -256,28 +262,33 @@ class StoreSync:
 
     def _ask(self, wish: Sequence[float]) -> None:
         """Ask for another outer learning rate, if this replica wants one. To be called before its contribution is put."""
-        life = self._life
+        incarnation = self._incarnation
         if wish:
-            rate = Rate(tuple(wish), life.standing.rate.number + 1, life.rank, life.epoch)
-            life.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
+            rate = Rate(
+                tuple(wish),
+                incarnation.standing.rate.number + 1,
+                incarnation.rank,
+                incarnation.epoch,
+            )
+            incarnation.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
 
     def _wait(self) -> tuple[Commit, str] | None:
-        """Wait for the record, and create it when this life may. Returns None if this life continues without the sync."""
-        life = self._life
+        """Wait for the record, and create it when this incarnation may. Returns None if this incarnation continues without the sync."""
+        incarnation = self._incarnation
         early = self._early()
-        deadline = early + life.settings.grace
+        deadline = early + incarnation.settings.grace
         if self._patience is not None:
             self._patience += early
-        timeout = life.timing.sync_timeout if self._patience is None else self._patience
+        timeout = incarnation.timing.sync_timeout if self._patience is None else self._patience
         # Nothing is logged about the time in which nobody else is expected.
-        wait = life.store.wait(
+        wait = incarnation.store.wait(
             timeout,
             self._timed_out,
             alarms=[deadline],
             notice=lambda seconds: notice(
-                life, self._sync, self._job.name, self._folder, seconds, self._patience
+                incarnation, self._sync, self._job.name, self._folder, seconds, self._patience
             ),
-            notice_after=early + life.notice_after,
+            notice_after=early + incarnation.notice_after,
         )
         moment = None
         folder: rounds.Folder | None = self._look()
@@ -287,32 +298,32 @@ class StoreSync:
                 return None
             if moment is not None:
                 wait.sleep(moment)
-            entry = commit_mended(life, self._sync)
+            entry = commit_mended(incarnation, self._sync)
             if entry is not None:
                 self._note(entry)
                 break
             moment = wait.moment()
             folder, expired = self._look() if moment.look else None, moment.expired
             seen = self._folder
-            if life.others is not None and seen.missing and (moment.look or expired):
-                expired &= not life.others.check(
-                    life, seen.missing, self._sync, seen.listing, final=expired
+            if incarnation.others is not None and seen.missing and (moment.look or expired):
+                expired &= not incarnation.others.check(
+                    incarnation, seen.missing, self._sync, seen.listing, final=expired
                 )
             # In a fixed run no sync is decided without all ranks.
-            overdue = moment.elapsed >= deadline and not life.fixed
+            overdue = moment.elapsed >= deadline and not incarnation.fixed
             decision = rounds.on_look(self._round, folder, overdue=overdue, expired=expired)
-        life.traffic.waited += wait.elapsed()
+        incarnation.traffic.waited += wait.elapsed()
         return entry
 
     def _early(self) -> float:
-        """How many seconds before the end of its window this life waits for others. They contribute only then."""
-        life = self._life
+        """How many seconds before the end of its window this incarnation waits for others. They contribute only then."""
+        incarnation = self._incarnation
         if not self._window:
             return 0.0
-        return max(0.0, life.standing.seen + self._window - life.timing.clock())
+        return max(0.0, incarnation.standing.seen + self._window - incarnation.timing.clock())
 
     def _leaves(self, decision: rounds.Decision) -> bool:
-        """Do what is decided. Returns whether this life continues without the sync."""
+        """Do what is decided. Returns whether this incarnation continues without the sync."""
         match decision:
             case rounds.Create(members):
                 self._create(members)
@@ -324,115 +335,122 @@ class StoreSync:
                 return True
             case rounds.Leave():
                 # A replica that has left may have decided the sync before it left.
-                return commit_mended(self._life, self._sync) is None
+                return commit_mended(self._incarnation, self._sync) is None
         return False
 
     def _look(self) -> rounds.Folder:
         """List the sync's folder, answer requests for repair in it, and note which ranks have contributed."""
-        life = self._life
-        check_run(life)
-        listing = life.store.list(deltas(self._sync))
+        incarnation = self._incarnation
+        check_run(incarnation)
+        listing = incarnation.store.list(deltas(self._sync))
         self._help(listing)
-        life.attendance.look(listing, life.now)
+        incarnation.attendance.look(listing, incarnation.now)
         self._folder = rounds.read_folder(self._round, listing)
         self._mend_own()
-        if life.others is not None:
-            life.others.compare(life, self._folder.chosen.values())
+        if incarnation.others is not None:
+            incarnation.others.compare(incarnation, self._folder.chosen.values())
         return self._folder
 
     def _mend_own(self) -> None:
-        """Fixed: write this life's contribution again if the listing shows that it is not whole. Nobody goes on without it."""
-        life, delta, parts = self._life, self._own_delta, self._parts
-        if not life.fixed or delta is None or parts is None or life.rank in self._folder.chosen:
+        """Fixed: write this incarnation's contribution again if the listing shows that it is not whole. Nobody goes on without it."""
+        incarnation, delta, parts = self._incarnation, self._own_delta, self._parts
+        if (
+            not incarnation.fixed
+            or delta is None
+            or parts is None
+            or incarnation.rank in self._folder.chosen
+        ):
             return
-        life.say.error(LOST, f"{life.origin(delta.key)} is gone or cut short")
-        life.store.put(delta.key, parts)
+        incarnation.say.error(LOST, f"{incarnation.origin(delta.key)} is gone or cut short")
+        incarnation.store.put(delta.key, parts)
 
     def _create(self, members: tuple[Delta, ...]) -> None:
-        """Create the record of the sync, unless another life has. Only the record that is read afterwards counts."""
-        life = self._life
-        look_back(life)
+        """Create the record of the sync, unless another incarnation has. Only the record that is read afterwards counts."""
+        incarnation = self._incarnation
+        look_back(incarnation)
         commit = Commit(
             self._sync,
             self._index,
             self._base,
-            life.standing.previous,
+            incarnation.standing.previous,
             members,
             self._progress.counting(members),
             self._progress.outer_steps + 1,
-            life.rollback,
+            incarnation.rollback,
             rate_of(self._standing(members), self._folder.listing, self._round.schema),
-            run=life.run,
+            run=incarnation.run,
         )
-        if life.store.create(commit_key(self._sync), commit.to_json):
-            life.damage.decided = commit
+        if incarnation.store.create(commit_key(self._sync), commit.to_json):
+            incarnation.damage.decided = commit
 
     def _help(self, listing: Iterable[str]) -> None:
-        """Help lives that cannot read something which this life may know."""
+        """Help incarnations that cannot read something which this incarnation may know."""
         asked = {
             hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
         }
-        if self._life.damage.is_asked(asked):
-            answer(self._life)
-            mend_initial(self._life)
-            publish_when_asked(self._life)
+        if self._incarnation.damage.is_asked(asked):
+            answer(self._incarnation)
+            mend_initial(self._incarnation)
+            publish_when_asked(self._incarnation)
 
     def _check(self, commit: Commit) -> None:
-        """Check that the record follows the state that this life holds.
+        """Check that the record follows the state that this incarnation holds.
 
         Raises:
             CorruptedObjectError: It does not, because the records in the store do not follow each other.
-            ReloadError: It does not, because this life's state is not the run's.
+            ReloadError: It does not, because this incarnation's state is not the run's.
         """
-        match rounds.on_record(self._round, commit, follows=self._life.standing.follows(commit)):
+        match rounds.on_record(
+            self._round, commit, follows=self._incarnation.standing.follows(commit)
+        ):
             case rounds.Differ(theirs):
                 raise self._differs(theirs)
             case rounds.NotNext():
-                raise not_next(self._life, commit)
+                raise not_next(self._incarnation, commit)
 
     def _differs(self, theirs: str) -> ReloadError:
-        self._life.say.error(
+        self._incarnation.say.error(
             "the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
             "replica, but %s in others.%s",
             self._job.name,
             self._progress.sync,
             self._base,
             theirs,
-            "" if self._life.fixed else " Reloading the published state.",
+            "" if self._incarnation.fixed else " Reloading the published state.",
         )
         return ReloadError(Why.DIFFERS)
 
     def _timed_out(self) -> Exception:
-        return timed_out(self._life, self._sync, self._job.name, self._folder)
+        return timed_out(self._incarnation, self._sync, self._job.name, self._folder)
 
 
-def stands_in(life: Life) -> bool:
-    """Whether an earlier life of this rank has already contributed to the next sync. That contribution counts for the rank."""
-    at = _round(life, may_leave=False)
-    listing = life.store.list(deltas(at.sync))
-    life.handover.former = former_farewells(listing, life.rank, life.epoch)
-    delta = at.valid(listing).get(life.rank)
-    return delta is not None and delta.epoch < life.epoch
+def stands_in(incarnation: Incarnation) -> bool:
+    """Whether an earlier incarnation of this rank has already contributed to the next sync. That contribution counts for the rank."""
+    at = _round(incarnation, may_leave=False)
+    listing = incarnation.store.list(deltas(at.sync))
+    incarnation.handover.former = former_farewells(listing, incarnation.rank, incarnation.epoch)
+    delta = at.valid(listing).get(incarnation.rank)
+    return delta is not None and delta.epoch < incarnation.epoch
 
 
-def _round(life: Life, *, may_leave: bool) -> rounds.Round:
-    """What a life knows about the next sync."""
-    sync = life.sync + 1
-    progress = life.fragments[life.index(sync)]
+def _round(incarnation: Incarnation, *, may_leave: bool) -> rounds.Round:
+    """What an incarnation knows about the next sync."""
+    sync = incarnation.sync + 1
+    progress = incarnation.fragments[incarnation.index(sync)]
     return rounds.Round(
         sync=sync,
-        rank=life.rank,
+        rank=incarnation.rank,
         base=progress.digest,
-        schema=schema(life.run, progress.job),
+        schema=schema(incarnation.run, progress.job),
         positions=progress.positions,
-        size=life.format(life.index(sync)).size,
-        previous=life.standing.previous,
-        members=life.standing.members,
-        min_replicas=life.manifest.min_replicas,
-        absent=frozenset(life.handover.absent),
-        # A life that may leave without the sync does not wait for lives that have left before.
-        former=() if may_leave else frozenset(life.handover.former),
-        differed=life.handover.differed,
+        size=incarnation.format(incarnation.index(sync)).size,
+        previous=incarnation.standing.previous,
+        members=incarnation.standing.members,
+        min_replicas=incarnation.manifest.min_replicas,
+        absent=frozenset(incarnation.handover.absent),
+        # An incarnation that may leave without the sync does not wait for incarnations that have left before.
+        former=() if may_leave else frozenset(incarnation.handover.former),
+        differed=incarnation.handover.differed,
         may_leave=may_leave,
-        everybody=range(life.manifest.world_size) if life.fixed else (),
+        everybody=range(incarnation.manifest.world_size) if incarnation.fixed else (),
     )

@@ -1,4 +1,4 @@
-"""What a life holds of one fragment, and the files in which its states are published."""
+"""What an incarnation holds of one fragment, and the files in which its states are published."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .._records._rules import is_whole
 
 @dataclass(slots=True)
 class Progress:
-    """What a life holds of one fragment.
+    """What an incarnation holds of one fragment.
 
     Attributes:
         job: The fragment.
@@ -34,7 +34,7 @@ class Progress:
             show whether memory has changed; otherwise None.
         unfinished: The record of the state that is being published (gather only).
         without: For shards of which a contribution was lost: which one, as the header of the shard says.
-        clipped: The last sync whose contributions this life has clipped, and how; see :attr:`.SyncReport.clipped`.
+        clipped: The last sync whose contributions this incarnation has clipped, and how; see :attr:`.SyncReport.clipped`.
     """
 
     job: ResumableJob
@@ -57,11 +57,11 @@ class Progress:
 
     @classmethod
     def recorded(cls, job: ResumableJob, done: Done) -> Progress:
-        """The progress of a life that is about to read the state that a record describes, and holds nothing of it yet."""
+        """The progress of an incarnation that is about to read the state that a record describes, and holds nothing of it yet."""
         return cls(job, done.fragment, done.sync, list(done.sums), list(done.rests), done.commit)
 
     def expected(self, number: int) -> Sums:
-        """The checksums of a shard's file that the record of this state names, in a life that was made by :meth:`recorded`."""
+        """The checksums of a shard's file that the record of this state names, in an incarnation that was made by :meth:`recorded`."""
         rest = self.rests[number]
         assert rest is not None
         return Sums(self.sums[number], rest)

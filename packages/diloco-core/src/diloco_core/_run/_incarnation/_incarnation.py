@@ -1,4 +1,4 @@
-"""One life of a rank in a run: its identity, and what it knows, in parts that each say which code may change them."""
+"""One incarnation of a rank in a run: its identity, and what it knows, in parts that each say which code may change them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _log = logging.getLogger("diloco_core")
 
 
 class Others(Protocol):
-    """What watches over the ranks that a life of a fixed run waits for; see :class:`.._policy._others.Others`."""
+    """What watches over the ranks that an incarnation of a fixed run waits for; see :class:`.._policy._others.Others`."""
 
     def check(
         self,
-        life: Life,
+        incarnation: Incarnation,
         missing: Collection[int],
         sync: int,
         listing: Iterable[str],
@@ -58,11 +58,11 @@ class Others(Protocol):
     ) -> bool:
         """Look for reasons why some ranks may never do their part. Returns whether the sync's number is taken by now."""
 
-    def compare(self, life: Life, contributions: Iterable[Delta]) -> None:
+    def compare(self, incarnation: Incarnation, contributions: Iterable[Delta]) -> None:
         """Refuse to go on with ranks that were started with other settings."""
 
     def is_past(self, hint: Hint) -> bool:
-        """Whether the life that has left this hint has ended before this one began to continue the run."""
+        """Whether the incarnation that has left this hint has ended before this one began to continue the run."""
 
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
@@ -77,8 +77,8 @@ class _OfRank(logging.LoggerAdapter[logging.Logger]):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """One life of a rank. Its attributes cannot be set; its parts change only by their own methods.
+class Incarnation:
+    """One incarnation of a rank. Its attributes cannot be set; its parts change only by their own methods.
 
     Attributes:
         store: The run's prefix.
@@ -87,12 +87,12 @@ class Life:
         manifest: The run's manifest.
         run: Name of the run.
         rank: The rank.
-        epoch: The number of this life among those of its rank.
+        epoch: The number of this incarnation among those of its rank.
         claim: The record with which it has claimed that epoch.
         chunk_bytes: Bytes handled at once.
         scratch: Buffers.
         standing: Where it stands in the log, and what it holds. Moved by loading, replaying and completing a sync.
-        damage: What is damaged, and what this life could write again.
+        damage: What is damaged, and what this incarnation could write again.
         handover: What one sync leaves to the next.
         traffic: What the sync in progress has cost.
         attendance: What it has heard from the other ranks.
@@ -122,7 +122,7 @@ class Life:
 
     @property
     def say(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Where to log something about this life: every message begins with its rank."""
+        """Where to log something about this incarnation: every message begins with its rank."""
         return _OfRank(_log, {"rank": self.rank})
 
     @property
@@ -137,12 +137,12 @@ class Life:
 
     @property
     def fragments(self) -> Sequence[Progress]:
-        """What this life holds of each fragment."""
+        """What this incarnation holds of each fragment."""
         return self.standing.fragments
 
     @property
     def sync(self) -> int:
-        """The last sync that this life has adopted."""
+        """The last sync that this incarnation has adopted."""
         return self.standing.sync
 
     @property
@@ -157,7 +157,7 @@ class Life:
 
     @property
     def late(self) -> bool:
-        """Whether this life has not moved for a grace, so that the others may have gone on without it."""
+        """Whether this incarnation has not moved for a grace, so that the others may have gone on without it."""
         return self.standing.seconds >= self.settings.grace
 
     @property
@@ -308,11 +308,11 @@ class Life:
         return read_again(self.timing, read)
 
     def watch(self, key: str, own: bytes, parse: Callable[[bytes], T]) -> T | None:
-        """Make sure that an object is there which this life has read or written. If it is damaged or gone, it is written again.
+        """Make sure that an object is there which this incarnation has read or written. If it is damaged or gone, it is written again.
 
         Args:
             key: Its key.
-            own: Its content, as this life knows it.
+            own: Its content, as this incarnation knows it.
             parse: Reads any other content.
 
         Returns:

@@ -1,4 +1,4 @@
-"""One life in the model of a run: it walks the real decision functions, one request at a time; see :mod:`round_lab`."""
+"""One incarnation in the model of a run: it walks the real decision functions, one request at a time; see :mod:`round_lab`."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Violation(AssertionError):
 
 
 class Replaced(Exception):
-    """A newer life of the rank has taken over."""
+    """A newer incarnation of the rank has taken over."""
 
 
 class Gone(Exception):
-    """What a life would go on from is gone, since newer state is complete: it loads again."""
+    """What an incarnation would go on from is gone, since newer state is complete: it loads again."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request to the store; a life stands still until the world has carried it out."""
+    """One request to the store; an incarnation stands still until the world has carried it out."""
 
     kind: str
     key: Any
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass
 class State:
-    """What a life holds: per shard the batches that are counted, and where it stands in the log."""
+    """What an incarnation holds: per shard the batches that are counted, and where it stands in the log."""
 
     sync: int = 0
     values: list = field(default_factory=list)
@@ -85,8 +85,8 @@ def checksum(value):
     return int(digest(repr(value).encode()), 16)
 
 
-class Life:
-    """One life of a rank. ``request`` is what it is about to do; None when it has ended."""
+class Incarnation:
+    """One incarnation of a rank. ``request`` is what it is about to do; None when it has ended."""
 
     def __init__(self, world, rank, name):
         self.world, self.rank, self.name = world, rank, name
@@ -117,10 +117,10 @@ class Life:
             raise Replaced
 
     def _differ(self):
-        """Only a life that has been replaced may hold another state than the log names, and only in a fixed run."""
+        """Only an incarnation that has been replaced may hold another state than the log names, and only in a fixed run."""
         if self.world.fixed:
             yield from self._check_claim()
-        raise Violation(f"life {self.name} holds another state after sync {self.state.sync}")
+        raise Violation(f"incarnation {self.name} holds another state after sync {self.state.sync}")
 
     def _join(self):
         yield from self._claim()
@@ -198,7 +198,7 @@ class Life:
         return True
 
     def _sync(self, *, stands_in):
-        """Take part in the next sync; whether this life goes on."""
+        """Take part in the next sync; whether this incarnation goes on."""
         state, world = self.state, self.world
         if (
             self.flips
@@ -269,7 +269,7 @@ class Life:
             self.differed = True
             raise Gone
         if obeys != Obey():
-            raise Violation(f"life {self.name} at sync {state.sync} cannot obey {commit}")
+            raise Violation(f"incarnation {self.name} at sync {state.sync} cannot obey {commit}")
         becomes = membership.fate(commit, self.rank, own, learned=own is not None, late=world.late)
         yield from self._adopt(commit, local=becomes == "counted")
         self.is_new = self.is_new and becomes != "counted"
@@ -344,7 +344,7 @@ class Life:
         yield Request("create", done_key(commit.sync, 0), Done(commit.sync, 0, sums, sums, commit))
 
     def _compute(self, commit, shard, local):
-        """A shard after a sync, as it is in the store afterwards. ``local``: whether this life's own contribution is in it."""
+        """A shard after a sync, as it is in the store afterwards. ``local``: whether this incarnation's own contribution is in it."""
         value = self.state.values[shard]
         key = shard_key(commit.sync, 0, shard, NONCE)
         for member in commit.members:

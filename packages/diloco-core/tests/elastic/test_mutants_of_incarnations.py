@@ -1,4 +1,4 @@
-"""What keeps an earlier life of a rank from going on is needed: without it, simulated runs go wrong."""
+"""What keeps an earlier incarnation of a rank from going on is needed: without it, simulated runs go wrong."""
 
 from dataclasses import replace
 
@@ -35,9 +35,9 @@ def _going_back(policy, number):
     training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses=pauses)
 
     def train(node):
-        if node.rank == 1 or node.life > 1:
+        if node.rank == 1 or node.incarnation > 1:
             node.exchange.settings = replace(settings, resume="newest-whole")
-        if (node.rank, node.life) == (1, 1):
+        if (node.rank, node.incarnation) == (1, 1):
             node.sleep(60.0)
             newest = max(
                 sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
@@ -67,14 +67,14 @@ def _asleep(policy, number):
 
 def no_fence_after_a_rollback(monkeypatch):
     for module in (_exchange_elastic, _elastic_catchup):
-        monkeypatch.setattr(module, "obey_rollback", lambda life, rollback: None)
+        monkeypatch.setattr(module, "obey_rollback", lambda incarnation, rollback: None)
 
 
 def saving_without_looking_for_a_successor(monkeypatch):
     def mutant(self, parts):
-        life = self._running()
-        key = inner_key(life.rank, life.epoch, life.sync)
-        life.store.put(key, lambda: parts(key))
+        incarnation = self._running()
+        key = inner_key(incarnation.rank, incarnation.epoch, incarnation.sync)
+        incarnation.store.put(key, lambda: parts(key))
 
     monkeypatch.setattr(StoreExchange, "save_inner", mutant)
 
@@ -85,7 +85,7 @@ def saving_without_looking_for_a_successor(monkeypatch):
     [(no_fence_after_a_rollback, _going_back), (saving_without_looking_for_a_successor, _asleep)],
     ids=lambda argument: argument.__name__,
 )
-def test_an_earlier_life_that_goes_on_is_caught(policy, mutate, wrong, monkeypatch):
+def test_an_earlier_incarnation_that_goes_on_is_caught(policy, mutate, wrong, monkeypatch):
     assert [wrong(policy, number) for number in range(2)] == [[]] * 2
     mutate(monkeypatch)
     assert all(wrong(policy, number) for number in range(2)), "every schedule shows it"

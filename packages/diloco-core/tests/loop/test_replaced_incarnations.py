@@ -1,4 +1,4 @@
-"""A life whose rank was claimed by a newer one was replaced: nobody says that it has failed."""
+"""An incarnation whose rank was claimed by a newer one was replaced: nobody says that it has failed."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from diloco_core._wire._fields import Fields
 from diloco_core._wire._sealed import unseal
 
 
-def life(folder):
+def incarnation(folder):
     exchange = StoreExchange(open_store(str(folder)), 0, 1, Elastic(1, topology="gather"))
     model = small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -18,12 +18,12 @@ def life(folder):
 
 
 def test_it_leaves_and_says_so(tmp_path):
-    exchange, model, inner, outer = life(tmp_path)
+    exchange, model, inner, outer = incarnation(tmp_path)
 
     def goes_on():
         with outer:
             push(model, inner, 0, 0)
-            with life(tmp_path)[3]:
+            with incarnation(tmp_path)[3]:
                 for step in range(9):
                     push(model, inner, 0, step)
 

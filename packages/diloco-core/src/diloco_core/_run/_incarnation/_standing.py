@@ -1,4 +1,4 @@
-"""Where a life stands in the log of syncs, and what it holds there."""
+"""Where an incarnation stands in the log of syncs, and what it holds there."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ._progress import Progress
 
 @dataclass(eq=False)
 class Standing:
-    """Where a life stands in the log. It moves in the log only by the methods below.
+    """Where an incarnation stands in the log. It moves in the log only by the methods below.
 
     Loading sets it to a state (its fragments and rollbacks, then :meth:`begin`, :meth:`skip` or :meth:`turn_back`).
     Replaying the log and completing a sync move it on by one number (:meth:`advance`, :meth:`skip`, :meth:`pass_over`,
     :meth:`turn_back`).
 
     Attributes:
-        sync: The last sync that the life has adopted.
+        sync: The last sync that the incarnation has adopted.
         previous: Digest of that sync's record (before the first sync: of the manifest); empty if the sync was given up and not
             read.
         members: The members of that sync, as epoch by rank; before the first sync, all ranks with epoch 0.
         rollback: Number of the newest rollback in the log; 0 if there was none.
         rollbacks: The rollbacks that loading took into account, in the order of the log, each with the digest of its record.
-        seen: When the life has seen the record of that sync, or when it had loaded its state, by its clock in seconds.
-        is_new: Whether the life has completed no sync by a contribution of its own. Once it has, those of earlier lives have no
+        seen: When the incarnation has seen the record of that sync, or when it had loaded its state, by its clock in seconds.
+        is_new: Whether the incarnation has completed no sync by a contribution of its own. Once it has, those of earlier incarnations have no
             say any more.
-        checked: When the life last saw that the prefix still belongs to its run (:func:`.._watch.watch_manifest`).
+        checked: When the incarnation last saw that the prefix still belongs to its run (:func:`.._watch.watch_manifest`).
 
     Args:
-        fragments: What the life holds of each fragment.
+        fragments: What the incarnation holds of each fragment.
         manifest: The run's manifest.
         uri: The run's prefix, for errors.
-        clock: The life's clock.
+        clock: The incarnation's clock.
     """
 
     fragments: list[Progress]
@@ -68,7 +68,7 @@ class Standing:
         return self.clock() - self._since
 
     def has_loaded(self) -> None:
-        """Note that the life has just caught up with the log."""
+        """Note that the incarnation has just caught up with the log."""
         self.seen = self.clock()
 
     def index(self, sync: int) -> int:
@@ -89,7 +89,7 @@ class Standing:
         )
 
     def follows(self, commit: Commit) -> bool:
-        """Whether a record is the next one in the log, as far as this life has read the log."""
+        """Whether a record is the next one in the log, as far as this incarnation has read the log."""
         follows = (commit.sync, commit.fragment) == (self.sync + 1, self.index(self.sync + 1))
         if self.previous:
             follows = follows and (commit.previous, commit.rollback) == (
@@ -120,12 +120,12 @@ class Standing:
         self.members = dict(self._everybody)
 
     def advance(self, commit: Commit, record_digest: str, seen: float | None = None) -> None:
-        """Move on by one sync that the life has adopted.
+        """Move on by one sync that the incarnation has adopted.
 
         Args:
             commit: The record of the sync.
             record_digest: Digest of that record.
-            seen: When the life has read it, by its clock in seconds; now if left out.
+            seen: When the incarnation has read it, by its clock in seconds; now if left out.
         """
         progress = self.fragments[commit.fragment]
         progress.sync = commit.sync

@@ -1,4 +1,4 @@
-"""Follows the replicas of a run through their lives, by what they have logged: states agree, and inner state comes back."""
+"""Follows the replicas of a run through their incarnations, by what they have logged: states agree, and inner state comes back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from typing import Any
 
 
-class LifeReader:
-    """Reads the logs of all lives of a run.
+class IncarnationReader:
+    """Reads the logs of all incarnations of a run.
 
     Args:
         lines: All lines, rank by rank in the order in which they were written.
@@ -36,10 +36,10 @@ class LifeReader:
             self._follow(rank, lines)
 
     def explains(self, rank: int, first: int, stop: int, delay: int) -> bool:
-        """Whether a life of this rank said why the run counts none of the inner steps from ``first`` to right before ``stop``.
+        """Whether an incarnation of this rank said why the run counts none of the inner steps from ``first`` to right before ``stop``.
 
-        It began there (the steps before it were another life's, and open in one fragment only), it dropped or reloaded
-        there, or it was overtaken there by an earlier life. With a delay, a sync that is applied takes the place of the steps
+        It began there (the steps before it were another incarnation's, and open in one fragment only), it dropped or reloaded
+        there, or it was overtaken there by an earlier incarnation. With a delay, a sync that is applied takes the place of the steps
         that were made while it was under way.
         """
         for line in self._lines:
@@ -71,20 +71,20 @@ class LifeReader:
                 self._expect(
                     "states of replicas",
                     line["digest"] == expected,
-                    f"life {line['life']} of rank {line['rank']} holds another state after sync {sync} than the others",
+                    f"incarnation {line['incarnation']} of rank {line['rank']} holds another state after sync {sync} than the others",
                 )
 
     def _follow(self, rank: int, lines: list[dict[str, Any]]) -> None:
-        """What a life gets back is what an earlier life saved last, and its data goes on where the run's count ends."""
+        """What an incarnation gets back is what an earlier incarnation saved last, and its data goes on where the run's count ends."""
         saves: dict[int, list[dict[str, Any]]] = defaultdict(list)
         entered: set[int] = set()
         for line in lines:
-            who = f"life {line['life']} of rank {rank}"
+            who = f"incarnation {line['incarnation']} of rank {rank}"
             if line["event"] == "enter":
-                entered.add(line["life"])
+                entered.add(line["incarnation"])
                 self._check_start(who, line, saves)
-            elif line["event"] == "save" and line["life"] in entered:
-                saves[line["life"]].append(line)
+            elif line["event"] == "save" and line["incarnation"] in entered:
+                saves[line["incarnation"]].append(line)
                 self._expect(
                     "saved positions",
                     line["position"] == line["counted"],
@@ -106,7 +106,12 @@ class LifeReader:
         self._expect(
             "inner states", restored["same"], f"{who} got back another inner state than was saved"
         )
-        candidates = [save for life, own in saves.items() if life != line["life"] for save in own]
+        candidates = [
+            save
+            for incarnation, own in saves.items()
+            if incarnation != line["incarnation"]
+            for save in own
+        ]
         known = {(save["position"], save["inner"]) for save in candidates}
         own = (restored["position"], restored["inner"])
         self._expect(

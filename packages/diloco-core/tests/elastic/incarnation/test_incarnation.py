@@ -1,14 +1,14 @@
-"""What a life knows is written by whom it belongs to, and by nobody else."""
+"""What an incarnation knows is written by whom it belongs to, and by nobody else."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from diloco_core import CorruptedObjectError
-from diloco_core._run._life._life import Life
-from diloco_core._run._life._memory import Damage, Handover, Traffic
-from diloco_core._run._life._progress import Progress
-from diloco_core._run._life._standing import Standing
+from diloco_core._run._incarnation._incarnation import Incarnation
+from diloco_core._run._incarnation._memory import Damage, Handover, Traffic
+from diloco_core._run._incarnation._progress import Progress
+from diloco_core._run._incarnation._standing import Standing
 from diloco_core._run._records._keys import Delta, Hint
 from diloco_core._run._records._records import Commit, Rollback
 
@@ -39,9 +39,9 @@ def _standing(clock=lambda: 0.0):
     return standing
 
 
-def _life(standing):
+def _incarnation(standing):
     nothing = SimpleNamespace(uri="u", clock=lambda: 0.0, grace=5.0)
-    return Life(
+    return Incarnation(
         store=nothing,
         timing=nothing,
         settings=nothing,
@@ -66,12 +66,12 @@ _READ_ONLY = [
 
 
 @pytest.mark.parametrize("name", [*_READ_ONLY, "traffic", "handover", "damage", "epoch"])
-def test_nothing_of_a_life_is_set_from_outside(name):
-    life = _life(_standing())
-    before = getattr(life, name)
+def test_nothing_of_a_incarnation_is_set_from_outside(name):
+    incarnation = _incarnation(_standing())
+    before = getattr(incarnation, name)
     # A TypeError in Python 3.11, where the class is frozen, has slots, and the name is that of a property.
     with pytest.raises((AttributeError, TypeError)):
-        setattr(life, name, before)
+        setattr(incarnation, name, before)
 
 
 class TestStanding:
@@ -105,7 +105,7 @@ class TestStanding:
         standing = _standing()
         assert not standing.follows(wrong)
         with pytest.raises(CorruptedObjectError, match="does not follow"):
-            _life(standing).verify(wrong)
+            _incarnation(standing).verify(wrong)
 
     def test_after_a_sync_that_was_given_up_any_record_before_the_next_will_do(self):
         standing = _standing()

@@ -1,4 +1,4 @@
-"""What a life remembers: what is damaged, what one sync leaves to the next, and what the sync in progress has cost."""
+"""What an incarnation remembers: what is damaged, what one sync leaves to the next, and what the sync in progress has cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._records._records import Commit
 
 @dataclass(slots=True)
 class Damage:
-    """Which parts of the run are damaged, and which of them this life could write again.
+    """Which parts of the run are damaged, and which of them this incarnation could write again.
 
     Loading records the damage that it meets, and replaying the log what it has mended. A sync records which requests for repair
     it has answered and which record it has created.
@@ -21,7 +21,7 @@ class Damage:
         mending: The fragments whose newest state is damaged, with the sync of that state. It is made again from the state before.
             Loading begins with none, since it shows them again.
         reasons: What is wrong with damaged states, by fragment.
-        decided: The last record that this life has created, so that it can write that again if it is damaged or lost.
+        decided: The last record that this incarnation has created, so that it can write that again if it is damaged or lost.
     """
 
     mending: dict[int, int] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class Damage:
 
 @dataclass(slots=True)
 class Handover:
-    """What one sync of a life leaves to the next one. Written by syncs, and by the exchange, which knows how they ended.
+    """What one sync of an incarnation leaves to the next one. Written by syncs, and by the exchange, which knows how they ended.
 
     Attributes:
-        open: This life's contribution to a sync whose end it did not wait for; None if there is none.
+        open: This incarnation's contribution to a sync whose end it did not wait for; None if there is none.
         absent: Ranks whose shards others had to update, so that the next sync does not wait for them. The adoption of another
             result, which shows them anew, forgets them first.
-        former: Hints of lives that left before the run was resumed. They are ignored, so that these ranks are waited for.
-        differed: Whether this life has started again because its state differed from the others' or had changed in memory, and
+        former: Hints of incarnations that left before the run was resumed. They are ignored, so that these ranks are waited for.
+        differed: Whether this incarnation has started again because its state differed from the others' or had changed in memory, and
             has completed no sync since.
     """
 
