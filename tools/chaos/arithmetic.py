@@ -22,8 +22,8 @@ class State:
         values: Flat values of every group.
         momentum: Flat momentum of the groups that take outer steps; empty before the first step.
         residual: What the updates until now have lost, where they are published encoded.
-        slack: By how much encoding may have changed the momentum (``"momentum_buffer"``) and the residual
-            (``"update_residual"``) of a group, element by element.
+        slack: By how much encoding may have changed the momentum (``"momentum_buffer"``) and the
+            residual (``"update_residual"``) of a group, element by element.
     """
 
     values: list[Vector]

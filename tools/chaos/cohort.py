@@ -173,7 +173,10 @@ class Cohort:
         self._signal(incarnation, signal.SIGSTOP)
 
     def look_after(self) -> None:
-        """Wake who has slept enough, start the dead again, and judge how they ended. To be called often."""
+        """Wake who has slept enough, start the dead again, and judge how they ended.
+
+        To be called often.
+        """
         now = time.monotonic()
         for incarnation in [
             incarnation
@@ -242,7 +245,8 @@ class Cohort:
         }
         incarnations = [*self.current.values(), *self.zombies]
         return ", ".join(
-            f"rank {incarnation.rank} (incarnation {incarnation.number}): {last.get(incarnation.number, 'nothing')}"
+            f"rank {incarnation.rank} (incarnation {incarnation.number}): "
+            f"{last.get(incarnation.number, 'nothing')}"
             for incarnation in incarnations
         )
 
@@ -260,7 +264,8 @@ class Cohort:
             if other.rank == incarnation.rank and other is not incarnation
         ]
         if status == FENCED and incarnation is self.current[incarnation.rank] and beside:
-            # Of two incarnations that begin at the same time, the one that was started first may claim last.
+            # Of two incarnations that begin at the same time, the one that was started first may
+            # claim last.
             self.current[incarnation.rank] = beside[-1]
             self.zombies.remove(beside[-1])
             self.zombies.append(incarnation)
@@ -323,7 +328,8 @@ class Cohort:
 
     def _signal(self, incarnation: Incarnation, number: int) -> None:
         if incarnation.pid is not None and incarnation.status is None:
-            # The nursery may have seen its end, which is still on the way to us: then there is no such process.
+            # The nursery may have seen its end, which is still on the way to us: then there is no
+            # such process.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(incarnation.pid, number)
 

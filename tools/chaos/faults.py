@@ -40,8 +40,11 @@ RATES = {
     Fault.SLOW: 0.02,
     Fault.OUTAGE: 0.001,
 }
-"""How often each happens to a request that it fits. Bodies of requests are never damaged: no S3 client would be told, and
-nobody else has what a damaged contribution would have said. TLS and the checksums of S3 are there for that."""
+"""How often each happens to a request that it fits.
+
+Bodies of requests are never damaged: no S3 client would be told, and nobody else has what a damaged
+contribution would have said. TLS and the checksums of S3 are there for that.
+"""
 
 
 @dataclass
@@ -69,7 +72,8 @@ class Faults:
             method: Its method.
             conditional: Whether it writes only where there is nothing.
             listing: Whether it asks for a listing.
-            probe: Whether a client tries with it whether the store keeps its promises: then listings must be fresh.
+            probe: Whether a client tries with it whether the store keeps its promises: then
+                listings must be fresh.
         """
         fitting = [Fault.ERROR, Fault.RESET, Fault.SLOW, Fault.OUTAGE]
         if method != "GET":

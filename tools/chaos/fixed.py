@@ -1,9 +1,10 @@
 """Fixed membership: how replicas leave what nobody is sent, and how their store is read from outside.
 
-A replica contributes to the shards that it updates itself without sending anything, so no reader of the store alone can
-recompute them. Here every replica writes its whole contribution to a folder before a sync; what it sends has to be a part of
-that, and every outer step what these make. If an incarnation dies in the middle of a sync, the part that it did not send dies with it:
-the header of the shard says so, and the part counts as if nothing had been learned.
+A replica contributes to the shards that it updates itself without sending anything, so no reader of
+the store alone can recompute them. Here every replica writes its whole contribution to a folder
+before a sync; what it sends has to be a part of that, and every outer step what these make. If an
+incarnation dies in the middle of a sync, the part that it did not send dies with it: the header of
+the shard says so, and the part counts as if nothing had been learned.
 """
 
 from __future__ import annotations
@@ -138,7 +139,10 @@ class FixedReader(Reader):
             self.findings.expect(
                 "lost parts",
                 (rank, epoch) in named and shard % self.manifest["world_size"] == int(rank),
-                f"{key} is without the part of rank {rank} in incarnation {epoch}, which has none in it",
+                (
+                    f"{key} is without the part of rank {rank} in incarnation {epoch}, which has none "
+                    "in it"
+                ),
             )
             if (rank, epoch) not in named or before is None:
                 return None
@@ -154,7 +158,8 @@ class FixedReader(Reader):
         path = self._contributions / f"{sync:08}.{rank:05}.{epoch:04}.safetensors"
         if not path.exists():
             raise Broken(
-                f"incarnation {epoch} of rank {rank} is in sync {sync}, and has not left its contribution in {path}"
+                f"incarnation {epoch} of rank {rank} is in sync {sync}, and has not left its "
+                f"contribution in {path}"
             )
         return tensors(path.read_bytes(), path.name)[0]
 

@@ -92,8 +92,8 @@ class History:
     def _came_back(self, key: str, data: bytes) -> bool:
         """Whether a shard was written with a rank's own part once, and without it once, and was deleted in between.
 
-        In fixed runs an incarnation that was stopped holds its own part, and the one that took its place does not. Nobody uses what comes
-        back: who has read it looks ahead in the log first.
+        In fixed runs an incarnation that was stopped holds its own part, and the one that took its
+        place does not. Nobody uses what comes back: who has read it looks ahead in the log first.
         """
         if key not in self._removed or not key.endswith(".safetensors"):
             return False
@@ -166,7 +166,8 @@ class History:
 class FolderWatcher:
     """Looks at a run's folder again and again, and tells a history what is new and what has gone.
 
-    What comes and goes between two looks is not seen; the reader says how many syncs it could recompute.
+    What comes and goes between two looks is not seen; the reader says how many syncs it could
+    recompute.
 
     Args:
         run: The run's folder.
@@ -241,9 +242,13 @@ class FolderWatcher:
                     self._seen[key] = signature
 
     def _look_for_inner(self) -> None:
-        """What has taken the place of an inner state may itself be replaced before it can be read. Its name is enough."""
+        """What has taken the place of an inner state may itself be replaced before it can be read.
+
+        Its name is enough.
+        """
         for folder in sorted(self._run.glob("inner/*")):
-            for name in os.listdir(folder):  # noqa: PTH208 - names only, since a file may vanish at any moment
+            # Names only, since a file may vanish at any moment
+            for name in os.listdir(folder):  # noqa: PTH208
                 self._history.saw_inner(f"inner/{folder.name}/{name}")
 
     def _files(self, folder: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:

@@ -26,7 +26,8 @@ class IncarnationReader:
         """Check everything.
 
         Args:
-            digests: Digests of the published state after syncs, as far as the reader of the store knows them.
+            digests: Digests of the published state after syncs, as far as the reader of the store
+                knows them.
         """
         self._compare_states(digests)
         ranks: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -38,9 +39,10 @@ class IncarnationReader:
     def explains(self, rank: int, first: int, stop: int, delay: int) -> bool:
         """Whether an incarnation of this rank said why the run counts none of the inner steps from ``first`` to right before ``stop``.
 
-        It began there (the steps before it were another incarnation's, and open in one fragment only), it dropped or reloaded
-        there, or it was overtaken there by an earlier incarnation. With a delay, a sync that is applied takes the place of the steps
-        that were made while it was under way.
+        It began there (the steps before it were another incarnation's, and open in one fragment
+        only), it dropped or reloaded there, or it was overtaken there by an earlier incarnation.
+        With a delay, a sync that is applied takes the place of the steps that were made while it
+        was under way.
         """
         for line in self._lines:
             if (
@@ -71,7 +73,10 @@ class IncarnationReader:
                 self._expect(
                     "states of replicas",
                     line["digest"] == expected,
-                    f"incarnation {line['incarnation']} of rank {line['rank']} holds another state after sync {sync} than the others",
+                    (
+                        f"incarnation {line['incarnation']} of rank {line['rank']} holds another "
+                        f"state after sync {sync} than the others"
+                    ),
                 )
 
     def _follow(self, rank: int, lines: list[dict[str, Any]]) -> None:
@@ -88,7 +93,10 @@ class IncarnationReader:
                 self._expect(
                     "saved positions",
                     line["position"] == line["counted"],
-                    f"{who} saved its data position {line['position']} as that of inner step {line['counted']}",
+                    (
+                        f"{who} saved its data position {line['position']} as that of inner step "
+                        f"{line['counted']}"
+                    ),
                 )
 
     def _check_start(
@@ -99,7 +107,10 @@ class IncarnationReader:
         self._expect(
             "starts",
             position + line["skip"] == line["counted"],
-            f"{who} goes on at batch {position} + {line['skip']}, and the run has counted {line['counted']}",
+            (
+                f"{who} goes on at batch {position} + {line['skip']}, and the run has counted "
+                f"{line['counted']}"
+            ),
         )
         if restored is None:
             return

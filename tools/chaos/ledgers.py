@@ -53,8 +53,8 @@ class Ledgers:
             self._findings.expect(
                 "ledgers of contributions",
                 bool(np.abs(values - expected).max() < 1e-6),
-                f"{member['key']} claims the batches {member['from']} to {member['to']}, but was made from others "
-                f"({ledger}: {_differences(values, expected)})",
+                f"{member['key']} claims the batches {member['from']} to {member['to']}, but was "
+                f"made from others ({ledger}: {_differences(values, expected)})",
             )
 
     def check_global(self, sync: int, groups: list[Vector], settings: dict[str, str]) -> None:

@@ -1,8 +1,9 @@
 """Starts incarnations quickly: torch is imported once, and every incarnation is a fork of this process.
 
-Reads a line of JSON per command on stdin, ``{"start": number, "arguments": {…}, "errors": path}``; with ``"export": true``
-it is an export of the run, not an incarnation. Answers on stdout with ``{"number", "pid"}`` at once and ``{"number", "status"}``
-at the end (a negative status: killed by that signal).
+Reads a line of JSON per command on stdin, ``{"start": number, "arguments": {…}, "errors": path}``;
+with ``"export": true`` it is an export of the run, not an incarnation. Answers on stdout with
+``{"number", "pid"}`` at once and ``{"number", "status"}`` at the end (a negative status: killed by
+that signal).
 """
 
 from __future__ import annotations

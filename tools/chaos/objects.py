@@ -36,7 +36,8 @@ class Objects:
     Attributes:
         store: The store as it is.
         history: Copies of what was written in the course of the run.
-        damaged: Keys of what was damaged on purpose: if nobody has read it since, it may still lie there as it is.
+        damaged: Keys of what was damaged on purpose: if nobody has read it since, it may still lie
+            there as it is.
     """
 
     store: Path

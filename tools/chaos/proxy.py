@@ -194,7 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.reset()
         return self.answer(status, headers, answer)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815 - names of the base class
+    # Names of the base class
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
 
     def forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         """Ask the S3 behind; a connection that it has closed in the meantime is opened again."""
@@ -214,7 +215,10 @@ class _Handler(BaseHTTPRequestHandler):
         return response.status, kept, answer
 
     def record(self, key: str, query: dict[str, str], body: bytes) -> None:
-        """Tell the proxy what was applied. Runs hold no objects so large that they would be uploaded in parts."""
+        """Tell the proxy what was applied.
+
+        Runs hold no objects so large that they would be uploaded in parts.
+        """
         if self.command == "PUT" and "uploadId" not in query:
             self.proxy.wrote(key, body)
         elif self.command == "DELETE" and "uploadId" not in query:

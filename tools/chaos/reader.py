@@ -2,9 +2,10 @@
 
     python tools/chaos/reader.py STORE HISTORY
 
-Every outer step is recomputed in float64 from the contributions that its record names, and compared with what was
-published. The records must form one chain; no inner step of a rank may count twice; the ledgers must say that exactly the
-batches were learned that the records count; nothing that is named may be missing.
+Every outer step is recomputed in float64 from the contributions that its record names, and compared
+with what was published. The records must form one chain; no inner step of a rank may count twice;
+the ledgers must say that exactly the batches were learned that the records count; nothing that is
+named may be missing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Reader:
 
     Attributes:
         findings: What was checked, and what is wrong.
-        gaps: Inner steps that no record counts, as (rank, first, one past the last): learned, and dropped.
+        gaps: Inner steps that no record counts, as (rank, first, one past the last): learned, and
+            dropped.
         positions: Inner steps of every rank that the log counts.
     """
 
@@ -161,7 +163,8 @@ class Reader:
 
     def _counted(
         self,
-        commit: dict[str, Any],  # noqa: ARG002 - of use in runs whose contributions are not sent as a whole
+        # Of use in runs whose contributions are not sent as a whole
+        commit: dict[str, Any],  # noqa: ARG002
         fragment: int,  # noqa: ARG002
         contributions: Sequence[list[Vector]],
         before: State | None,  # noqa: ARG002
@@ -190,14 +193,14 @@ class Reader:
             self.findings.expect(
                 "values",
                 off <= 1,
-                f"the state of fragment {fragment} after sync {sync}, group {group}, is not what its contributions make: "
-                f"{off:.3g} times as far off as rounding explains",
+                f"the state of fragment {fragment} after sync {sync}, group {group}, is not what "
+                f"its contributions make: {off:.3g} times as far off as rounding explains",
             )
         self.findings.expect(
             "momentum",
             computed.momentum.keys() == published.momentum.keys(),
-            f"the state of fragment {fragment} after sync {sync} has momentum of the groups {sorted(published.momentum)}, "
-            f"not {sorted(computed.momentum)}",
+            f"the state of fragment {fragment} after sync {sync} has momentum of the groups "
+            f"{sorted(published.momentum)}, not {sorted(computed.momentum)}",
         )
         for group in computed.momentum.keys() & published.momentum.keys():
             off = disagreement(
@@ -210,8 +213,8 @@ class Reader:
             self.findings.expect(
                 "momentum",
                 off <= 1,
-                f"the momentum of fragment {fragment} after sync {sync}, group {group}, is {off:.3g} times as far off as "
-                "rounding explains",
+                f"the momentum of fragment {fragment} after sync {sync}, group {group}, is "
+                f"{off:.3g} times as far off as rounding explains",
             )
 
     def _check_done(self, commit: dict[str, Any], fragment: int) -> None:

@@ -27,7 +27,8 @@ class Log:
 
     Attributes:
         commits: The records, in order.
-        gaps: Inner steps that no record counts, as (rank, first, one past the last): learned, and dropped.
+        gaps: Inner steps that no record counts, as (rank, first, one past the last): learned, and
+            dropped.
         positions: Inner steps of every rank that the log counts.
     """
 
@@ -118,7 +119,10 @@ class Log:
             self._findings.expect(
                 "steps",
                 before <= first < stop,
-                f"{key} counts the inner steps {first} to {stop} of rank {rank}, and {before} are counted already",
+                (
+                    f"{key} counts the inner steps {first} to {stop} of rank {rank}, and {before} are "
+                    "counted already"
+                ),
             )
             if first > before:
                 self.gaps.add((rank, before, first))

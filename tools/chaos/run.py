@@ -3,8 +3,8 @@
     python tools/chaos/run.py --seconds 60 --kill-every 4 --stop-every 8
     python tools/chaos/run.py --elastic --store obstore+s3 --seconds 60 --faults 1
 
-Prints one line of JSON: how often what was done to the run, how often what was checked, and a sentence for everything that
-is wrong. The exit status is 1 if anything is.
+Prints one line of JSON: how often what was done to the run, how often what was checked, and a
+sentence for everything that is wrong. The exit status is 1 if anything is.
 """
 
 from __future__ import annotations
@@ -125,13 +125,15 @@ def parse() -> argparse.Namespace:
         parser.error("--topology is for runs with --elastic")
     if not arguments.elastic and arguments.damage_every:
         parser.error(
-            "--damage-every is for runs with --elastic: what a replica did not send cannot be made again by others, so "
-            "with fixed membership a run goes back to older states, and only if it is told to"
+            "--damage-every is for runs with --elastic: what a replica did not send cannot be made "
+            "again by others, so with fixed membership a run goes back to older states, and only "
+            "if it is told to"
         )
     longest = SYNC_EVERY // arguments.fragments - 1
     if not 0 <= arguments.delay <= longest:
         parser.error(
-            f"--delay must be between 0 and {longest}: a fragment is synced every {longest + 1} inner steps"
+            f"--delay must be between 0 and {longest}: a fragment is synced every {longest + 1} "
+            "inner steps"
         )
     if arguments.state_codec != "plain" and arguments.topology == "gather":
         parser.error("--state-codec is for sharded runs")
@@ -197,7 +199,8 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
     for rank, first, stop in sorted(reader.gaps):
         if not incarnations.explains(rank, first, stop, arguments.delay):
             problems.append(
-                f"the inner steps {first} to {stop} of rank {rank} are in no record, and nobody dropped them"
+                f"the inner steps {first} to {stop} of rank {rank} are in no record, and nobody "
+                "dropped them"
             )
     return {
         "store": arguments.store,

@@ -23,10 +23,12 @@ class States:
         objects: What the store holds and held.
         manifest: The manifest of the run.
         findings: What is wrong is added to these.
-        key: Returns where a shard is, given sync, fragment and number; sync 0 is the state at the beginning.
+        key: Returns where a shard is, given sync, fragment and number; sync 0 is the state at the
+            beginning.
 
     Attributes:
-        encoded: Whether states hold what the values were changed by, and only some of them the values.
+        encoded: Whether states hold what the values were changed by, and only some of them the
+            values.
         published: What was read, by sync and fragment.
         sums: The checksums of the values of the state that was read last, shard by shard.
     """
@@ -104,7 +106,10 @@ class States:
         before: State | None,
         whole: bool,
     ) -> State | None:
-        """Add the update to the values before. A whole state holds the sum as well, which has to be the same."""
+        """Add the update to the values before.
+
+        A whole state holds the sum as well, which has to be the same.
+        """
         if before is None and not whole:
             return None
         state = State([])

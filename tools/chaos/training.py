@@ -14,8 +14,9 @@ LEDGER = 509
 class Part(torch.nn.Module):
     """A layer with a ledger: element (rank, batch) grows by one when that rank learns that batch.
 
-    The ledger takes part in the loss with a gradient of -1 at the batch's element. Under plain SGD with a learning rate
-    of 1 it counts, and float64 keeps the counts exact, so every contribution tells which batches it was made from.
+    The ledger takes part in the loss with a gradient of -1 at the batch's element. Under plain SGD
+    with a learning rate of 1 it counts, and float64 keeps the counts exact, so every contribution
+    tells which batches it was made from.
     """
 
     def __init__(self, inputs: int, outputs: int, world_size: int) -> None:

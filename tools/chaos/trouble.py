@@ -25,7 +25,8 @@ class Trouble:
         grace: The run's grace; a process is stopped for half of it up to ten times as long.
         kill_every: Seconds between two kills on average; 0 for none.
         stop_every: Seconds between two stops on average; 0 for none.
-        damage_every: Seconds on average between two times that all are killed and an object is damaged; 0 for none.
+        damage_every: Seconds on average between two times that all are killed and an object is
+            damaged; 0 for none.
         damage: How that is done.
         counts: How often what happened.
     """
@@ -112,8 +113,9 @@ class Trouble:
         if "second incarnations" in self.counts and self.chance.random() < 0.25:
             cohort.stop(victim, seconds, 0)
             return
-        # A second incarnation begins while it sleeps, or just after it has woken up. Often it sleeps until that one is well under
-        # way: only then does the zombie wake up in a world that has gone on without it.
+        # A second incarnation begins while it sleeps, or just after it has woken up. Often it
+        # sleeps until that one is well under way: only then does the zombie wake up in a world that
+        # has gone on without it.
         wake_after = self.chance.choice([0, 0, 1, 3, 6])
         cohort.stop(victim, seconds, wake_after)
         latest = 0.8 * seconds if wake_after else 1.1 * seconds

@@ -1,6 +1,7 @@
 """One incarnation of a replica: it trains until the run has made as many syncs as the stop file asks for.
 
-Exit statuses: 0, finished; 3, a newer incarnation of the rank has taken over; 4, another named error; 1, anything else.
+Exit statuses: 0, finished; 3, a newer incarnation of the rank has taken over; 4, another named
+error; 1, anything else.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Settings:
         stop: Once this file exists, it says after how many syncs to end.
         min_replicas: As in ``connect``; None for fixed membership.
         contributions: With fixed membership, where every replica leaves its contributions.
-        grace: As in ``connect``; with fixed membership, seconds after which a replica counts as lost.
+        grace: As in ``connect``; with fixed membership, seconds after which a replica counts as
+            lost.
         sync_timeout: As in ``connect``.
         topology: As in ``connect``.
         fragments: 1 or 2.
@@ -192,7 +194,8 @@ def train(settings: Settings, log: Log) -> None:
             model.loss(settings.rank, number, inputs, labels).backward()
             inner.step()
             inner.zero_grad()
-            # Rank 0 is slow, so that the others are often stopped and killed while they wait in a sync.
+            # Rank 0 is slow, so that the others are often stopped and killed while they wait in a
+            # sync.
             time.sleep(settings.step_seconds * (1 if settings.rank else 2))
 
 

@@ -1,7 +1,8 @@
 """An exchange of your own: the replicas meet over any transport that can gather values from all of them.
 
-:class:`Board` stands for the transport here: a place in memory where every replica puts its part down, and takes everybody's
-when all are there. Everything that is special about an exchange is in :class:`BoardExchange`.
+:class:`Board` stands for the transport here: a place in memory where every replica puts its part
+down, and takes everybody's when all are there. Everything that is special about an exchange is in
+:class:`BoardExchange`.
 """
 
 import sys
@@ -60,9 +61,9 @@ class Sync:
 class BoardExchange:
     """One replica's connection to the others, through a board.
 
-    Every replica adds everything up by itself, in rank order: so all have the same bytes on processors that are alike. The
-    exchanges of diloco_core give each replica a shard to update instead, and all read what it publishes: less work, and the
-    same bytes on any processor.
+    Every replica adds everything up by itself, in rank order: so all have the same bytes on
+    processors that are alike. The exchanges of diloco_core give each replica a shard to update
+    instead, and all read what it publishes: less work, and the same bytes on any processor.
     """
 
     def __init__(self, board, rank):
@@ -83,7 +84,10 @@ class BoardExchange:
         return 1
 
     def begin(self, job, *, last=False):
-        """A sync has two halves. Here nothing can be done before all are there, so that the second half is all of it."""
+        """A sync has two halves.
+
+        Here nothing can be done before all are there, so that the second half is all of it.
+        """
         return Sync(self, job)
 
     def finish(self, job):
@@ -97,7 +101,8 @@ class BoardExchange:
                 index = int((~mine.isfinite()).nonzero()[0])
                 raise NonFiniteDeltaError(job.locate(piece, index), self.rank)
             parts = self._board.everybodys((number, piece), self.rank, mine)
-            # "first" is for what has nothing to add up: rank 0's values, such as the model's initial ones.
+            # "first" is for what has nothing to add up: rank 0's values, such as the model's
+            # initial ones.
             reduced = parts[0].clone() if group.rule == "first" else sum(parts) / len(parts)
             values = job.update(piece, reduced)  # the outer optimizer's step
             job.check_update(piece, values, number)

@@ -1,7 +1,7 @@
 """An elastic run: one of three replicas fails, is started again, and the run does not mind.
 
-The replicas are threads here, as in ``plain_loop.py``. In incarnation the failure is a machine that is taken away, and whoever
-launched the replica (Kubernetes, say) starts it again.
+The replicas are threads here, as in ``plain_loop.py``. In incarnation the failure is a machine that
+is taken away, and whoever launched the replica (Kubernetes, say) starts it again.
 """
 
 import sys
@@ -22,7 +22,10 @@ class MachineIsGoneError(Exception):
 
 
 def batch(rank, number):
-    """One batch of this rank's data. It depends on its number alone, so no incarnation of the rank takes another one's batches."""
+    """One batch of this rank's data.
+
+    It depends on its number alone, so no incarnation of the rank takes another one's batches.
+    """
     generator = torch.Generator().manual_seed(1_000_000 * rank + number)
     wanted = torch.linspace(-1, 1, 16)
     x = torch.randn(32, 16, generator=generator)
@@ -36,7 +39,8 @@ def train(exchange, fails_after=None):
     with DiLoCo(model, optimizer, exchange, sync_every=10, flush="none") as outer:
         began_at = outer.inner_steps  # 0 unless this rank has lived before
         while outer.committed < OUTER_STEPS:  # the run's steps, whoever took them
-            # A loader with a position of its own belongs in stateful= instead; see "Batches" in the README.
+            # A loader with a position of its own belongs in stateful= instead; see "Batches" in the
+            # README.
             x, y = batch(exchange.rank, outer.inner_steps)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()

@@ -1,7 +1,8 @@
 """A torch loop with DiLoCo around it: three replicas, each with a third of the data, meet in a folder.
 
-Here a replica is a thread, so that one command shows everything. On machines of their own, each calls ``train(connect())``
-instead, and finds ``RENDEZVOUS_URI``, ``REPLICA_RANK`` and ``REPLICA_WORLD_SIZE`` in its environment. Nothing else changes.
+Here a replica is a thread, so that one command shows everything. On machines of their own, each
+calls ``train(connect())`` instead, and finds ``RENDEZVOUS_URI``, ``REPLICA_RANK`` and
+``REPLICA_WORLD_SIZE`` in its environment. Nothing else changes.
 """
 
 import sys

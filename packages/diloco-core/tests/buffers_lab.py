@@ -48,7 +48,9 @@ def with_buffers(lab, buffers):
 
 
 def synced(lab, kind, buffers, policy="mean", later=None, **options):
-    """What replicas hold after two syncs, where rank r has the buffers ``later[r]`` before the second."""
+    """What replicas hold after two syncs, where rank r has the buffers ``later[r]`` before the
+    second.
+    """
 
     def replica(exchange):
         net = with_buffers(lab, buffers[exchange.rank])

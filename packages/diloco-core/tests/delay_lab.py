@@ -62,9 +62,11 @@ OUTER = {
 def by_the_formulas(
     replicas, fragments, period, delay, alpha, inner, outer, steps, refused=(), lr_of=None
 ):
-    """What every replica's parameters are after every step and at the end, and the committed syncs; written out plainly.
+    """What every replica's parameters are after every step and at the end, and the committed syncs;
+    written out plainly.
 
-    The outer learning rate is that of ``OUTER``, or ``lr_of(sync, taken)`` with the inner steps taken when the sync is sent.
+    The outer learning rate is that of ``OUTER``, or ``lr_of(sync, taken)`` with the inner steps
+    taken when the sync is sent.
     """
     models = [Parts(fragments) for _ in range(replicas)]
     inners = [INNER[inner](model.parameters()) for model in models]
@@ -128,7 +130,9 @@ def by_the_formulas(
 
 
 def train(exchange, fragments, period, delay, alpha, inner, outer, steps, wishes=None, **more):
-    """The same by the outer loop, which asks for an outer learning rate before some steps, by (rank, step)."""
+    """The same by the outer loop, which asks for an outer learning rate before some steps, by
+    (rank, step).
+    """
     model = Parts(fragments)
     optimizer = INNER[inner](model.parameters())
     seen, reports = [], []

@@ -1,4 +1,7 @@
-"""A pretended accelerator, in whose memory the tensors of the CPU lie. Its side stream copies as late as it may, or at once."""
+"""A pretended accelerator, in whose memory the tensors of the CPU lie.
+
+Its side stream copies as late as it may, or at once.
+"""
 
 import threading
 from contextlib import contextmanager
@@ -17,7 +20,8 @@ class PretendedAccelerator(Accelerator):
 
     Args:
         late: Whether copies on the side stream are made only when somebody waits for them.
-        current_is_late: Whether the current stream has still so much to do that it does not get to its waits.
+        current_is_late: Whether the current stream has still so much to do that it does not get to
+            its waits.
     """
 
     def __init__(self, *, late=True, current_is_late=False):

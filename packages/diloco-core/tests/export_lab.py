@@ -15,7 +15,9 @@ from diloco_core._store._open import open_store
 
 
 class Everything(nn.Module):
-    """Tied across modules, frozen, BatchNorm, odd shapes and layouts, dtypes, a submodule that is called ``module``."""
+    """Tied across modules, frozen, BatchNorm, odd shapes and layouts, dtypes, a submodule that is
+    called ``module``.
+    """
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,8 @@ def assert_caught(wrong, *, first, runs):
 
     Args:
         wrong: What goes wrong in the run with a number.
-        first: The number of the first one that shows it, as a rule: looked at first, since others take long.
+        first: The number of the first one that shows it, as a rule: looked at first, since others
+            take long.
         runs: How many there are.
     """
     found = next(filter(None, map(wrong, [*range(first, runs), *range(first)])), None)

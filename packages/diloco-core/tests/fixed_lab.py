@@ -18,7 +18,8 @@ from diloco_core._run._records._records import Rollback
 from diloco_core._run._settings import Fixed
 
 LOST_AFTER = 90.0
-#: A hung process is taken for dead and goes on all the same: what was started in its place may come after its end.
+#: A hung process is taken for dead and goes on all the same: what was started in its place may come
+#: after its end.
 LATE = "has left the run"
 
 
@@ -55,7 +56,8 @@ ENDED = ("raised ReplicaLostError", "raised RunExistsError", "not every rank cam
 
 
 def random_ended_run(seed):
-    """What is wrong with a run whose ranks may come back too late, and with the one that resumes it if it has ended.
+    """What is wrong with a run whose ranks may come back too late, and with the one that resumes it
+    if it has ended.
 
     The allowance is about as long as the dead stay away, so that returns and ends meet.
     """
@@ -98,7 +100,9 @@ def random_ended_run(seed):
 
 
 def _against_the_end(outcome, log, *, resume):
-    """What somebody has done although the run had ended, or without its having ended; ``log`` is what was added to it."""
+    """What somebody has done although the run had ended, or without its having ended; ``log`` is
+    what was added to it.
+    """
     found, fence, ended = [], {}, False
     for record in log:
         if ended and not resume:

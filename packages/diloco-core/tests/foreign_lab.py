@@ -1,4 +1,6 @@
-"""Runs whose records somebody else has written: any field may hold anything, and every checksum is right."""
+"""Runs whose records somebody else has written: any field may hold anything, and every checksum is
+right.
+"""
 
 import copy
 import json
@@ -80,7 +82,10 @@ def exchange_of(folder, membership, *, resume):
 
 
 def train(folder, membership, syncs=SYNCS, *, resume=False):
-    """Train one replica of a run up to some number of outer steps or a few more. Returns how many were taken."""
+    """Train one replica of a run up to some number of outer steps or a few more.
+
+    Returns how many were taken.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 2).requires_grad_(False))
     model.append(nn.Linear(2, 2))
@@ -212,7 +217,8 @@ class Foreign:
         return f"{digest((self.folder / MANIFEST).read_bytes())}/{key}"
 
     def met(self, cases, act, *, here=False):
-        """What becomes of ``act`` ("export" or "resume") in each of some cases: the names of those that end badly, and how.
+        """What becomes of ``act`` ("export" or "resume") in each of some cases: the names of those
+        that end badly, and how.
 
         With ``here``, it is not done in a child with limits, but in this process.
         """
@@ -239,7 +245,9 @@ class Foreign:
         return bad
 
     def _in_a_child(self, folder, act):
-        """How it ended, if not with an answer or a named error: in a process with little memory and time."""
+        """How it ended, if not with an answer or a named error: in a process with little memory and
+        time.
+        """
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
@@ -284,7 +292,9 @@ class Foreign:
 
 
 def main(folder, membership, act, count, seed, wanted=""):
-    """Write how a sample of cases ends, if badly, as JSON to standard output; in a process of its own, which may be forked."""
+    """Write how a sample of cases ends, if badly, as JSON to standard output; in a process of its
+    own, which may be forked.
+    """
     torch.set_num_threads(1)
     nn.Linear(1, 1)(torch.ones(1)).sum().backward()
     _reread.REREADS = (0.0, 0.0, 0.0)

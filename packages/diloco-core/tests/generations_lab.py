@@ -1,4 +1,6 @@
-"""Runs with fixed membership, in virtual time, in a store that ignores the conditions of conditional writes."""
+"""Runs with fixed membership, in virtual time, in a store that ignores the conditions of
+conditional writes.
+"""
 
 from dataclasses import dataclass, field
 

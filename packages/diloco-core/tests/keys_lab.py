@@ -1,4 +1,5 @@
-"""Where a run that all ranks take part in keeps its objects: the only module of the tests that knows the keys and records.
+"""Where a run that all ranks take part in keeps its objects: the only module of the tests that
+knows the keys and records.
 
 Tests ask for objects by what they are, so a change of the layout changes this file alone.
 """
@@ -74,7 +75,9 @@ def kept(key):
 
 
 def of(kind, **wanted):
-    """Whether a key is of such an object, as a function of the key: ``of("state", sync=3, rank=1)``."""
+    """Whether a key is of such an object, as a function of the key:
+    ``of("state", sync=3, rank=1)``.
+    """
 
     def fits(key):
         found = kept(key)
@@ -113,7 +116,9 @@ def beat_key(rank):
 
 
 def note_key(sync, rank, incarnation=1):
-    """The key of the note that says how an incarnation has ended, which has adopted the sync before this one."""
+    """The key of the note that says how an incarnation has ended, which has adopted the sync before
+    this one.
+    """
     return f"deltas/{sync:08}/hint.{rank:05}.{incarnation:04}.leave"
 
 
@@ -143,7 +148,9 @@ def fields(key, record):
 
 
 def sealed_again(key, record, under=None, **changes):
-    """A record with other fields (``...`` leaves one out), which is whole under its key, or ``under`` another one."""
+    """A record with other fields (``...`` leaves one out), which is whole under its key, or
+    ``under`` another one.
+    """
     found = {**fields(key, record), **changes}
     left = {name: value for name, value in found.items() if value is not ...}
     return seal(json.loads(record)["kind"], under or key, left)

@@ -1,4 +1,6 @@
-"""Inner optimizers that keep weights, some of which write them back; and how replicas train with them."""
+"""Inner optimizers that keep weights, some of which write them back; and how replicas train with
+them.
+"""
 
 import torch
 

@@ -1,4 +1,6 @@
-"""Real syncs whose bytes are counted, in an order that does not depend on luck, beside what is planned for them."""
+"""Real syncs whose bytes are counted, in an order that does not depend on luck, beside what is
+planned for them.
+"""
 
 import re
 import threading
@@ -25,13 +27,16 @@ _STATES = re.compile(r"state/(\d{8})/")
 
 
 class Turns:
-    """In every sync, each replica contributes, and later publishes, after the one before it has looked in vain for the others.
+    """In every sync, each replica contributes, and later publishes, after the one before it has
+    looked in vain for the others.
 
-    It looks again when the others are done. Without that, who sees whom and how often is a matter of luck.
+    It looks again when the others are done. Without that, who sees whom and how often is a matter
+    of luck.
 
     Args:
         replicas: How many there are.
-        gather: Whether they take all values from contributions, so that nobody waits for what is published.
+        gather: Whether they take all values from contributions, so that nobody waits for what is
+            published.
     """
 
     def __init__(self, replicas, gather):
@@ -100,7 +105,9 @@ class Turns:
 
 
 class CountedFolder:
-    """A store that counts the content of objects in both directions, and what of it are contributions and published state."""
+    """A store that counts the content of objects in both directions, and what of it are
+    contributions and published state.
+    """
 
     near = False
 
@@ -156,12 +163,14 @@ def exchange_of(kind, store, rank, replicas, publish_every):
 
 
 def moved(kind, stores, counters, params, *, warm, syncs, publish_every=2, **options):
-    """The bytes that a replica sent and received per sync, as a mean; and the reports of those syncs, by rank.
+    """The bytes that a replica sent and received per sync, as a mean; and the reports of those
+    syncs, by rank.
 
     Args:
         kind: ``"fixed"``, or a topology.
         stores: One for each replica.
-        counters: What counts the bytes of each; its ``sent`` and ``received`` are read after each sync.
+        counters: What counts the bytes of each; its ``sent`` and ``received`` are read after each
+            sync.
         params: How many parameters the model has.
         warm: Syncs before those that are counted.
         syncs: How many are counted.

@@ -84,7 +84,8 @@ class Experiment:
         return replica
 
     def load(self, saved, *parts):
-        # weights_only: a state holds tensors and plain values, nothing that runs code when it is read.
+        # weights_only: a state holds tensors and plain values, nothing that runs code when it is
+        # read.
         states = torch.load(io.BytesIO(saved), weights_only=True)
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)

@@ -1,4 +1,6 @@
-"""One incarnation in the model of a run: it walks the real decision functions, one request at a time; see :mod:`round_lab`."""
+"""One incarnation in the model of a run: it walks the real decision functions, one request at a
+time; see :mod:`round_lab`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Request:
 
 @dataclass
 class State:
-    """What an incarnation holds: per shard the batches that are counted, and where it stands in the log."""
+    """What an incarnation holds: per shard the batches that are counted, and where it stands in the
+    log.
+    """
 
     sync: int = 0
     values: list = field(default_factory=list)
@@ -117,7 +121,9 @@ class Incarnation:
             raise Replaced
 
     def _differ(self):
-        """Only an incarnation that has been replaced may hold another state than the log names, and only in a fixed run."""
+        """Only an incarnation that has been replaced may hold another state than the log names, and
+        only in a fixed run.
+        """
         if self.world.fixed:
             yield from self._check_claim()
         raise Violation(f"incarnation {self.name} holds another state after sync {self.state.sync}")
@@ -344,7 +350,10 @@ class Incarnation:
         yield Request("create", done_key(commit.sync, 0), Done(commit.sync, 0, sums, sums, commit))
 
     def _compute(self, commit, shard, local):
-        """A shard after a sync, as it is in the store afterwards. ``local``: whether this incarnation's own contribution is in it."""
+        """A shard after a sync, as it is in the store afterwards.
+
+        ``local``: whether this incarnation's own contribution is in it.
+        """
         value = self.state.values[shard]
         key = shard_key(commit.sync, 0, shard, NONCE)
         for member in commit.members:

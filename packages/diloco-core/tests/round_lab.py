@@ -1,9 +1,11 @@
-"""A model of a run of either policy, to try every order of events: incarnations walk the real decision functions, one request at a time.
+"""A model of a run of either policy, to try every order of events: incarnations walk the real
+decision functions, one request at a time.
 
-Who is in a sync, who computes what, which state is complete and what may go is decided by the functions of the package; only
-reading and writing is played here. A state is not a tensor but the batches that it has counted, so that one which is counted
-twice shows. What must hold is checked whenever something is written, deleted or adopted. Only simulated runs have ends of fixed
-runs: to give a rank up is no decision of the round.
+Who is in a sync, who computes what, which state is complete and what may go is decided by the
+functions of the package; only reading and writing is played here. A state is not a tensor but the
+batches that it has counted, so that one which is counted twice shows. What must hold is checked
+whenever something is written, deleted or adopted. Only simulated runs have ends of fixed runs: to
+give a rank up is no decision of the round.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class World:
         late: What becomes of contributions that come too late.
         retention: How many syncs an incarnation may lag.
         broken: What incarnations do wrong, for tests that see it found out.
-        fixed: Whether all ranks are in every sync, and no rank sends its part of the shard that it updates.
+        fixed: Whether all ranks are in every sync, and no rank sends its part of the shard that it
+            updates.
     """
 
     def __init__(self, ranks, quorum, *, late="carry", retention=1, broken=(), fixed=False):
@@ -82,7 +85,9 @@ class World:
             self._answer(self.writes[number % len(self.writes)], 0)
 
     def flip(self, incarnation):
-        """A bit flips in the memory of an incarnation before its next sync; where one contribution is enough, nobody could tell."""
+        """A bit flips in the memory of an incarnation before its next sync; where one contribution
+        is enough, nobody could tell.
+        """
         incarnation.flips = self.quorum > 1 and not self.fixed
 
     def record(self, data):
@@ -95,12 +100,14 @@ class World:
 
     def check_state(self, incarnation):
         """An incarnation has adopted a sync: it holds what the log says."""
-        # In a fixed run a shard that was deleted may come back with other bytes; then the incarnation has been replaced.
+        # In a fixed run a shard that was deleted may come back with other bytes; then the
+        # incarnation has been replaced.
         if self.fixed and self.is_replaced(incarnation.rank, incarnation.epoch):
             return
         if incarnation.state.values != self.states[incarnation.state.sync]:
             raise Violation(
-                f"incarnation {incarnation.name} holds {incarnation.state.values} after sync {incarnation.state.sync}"
+                f"incarnation {incarnation.name} holds {incarnation.state.values} after sync "
+                f"{incarnation.state.sync}"
             )
 
     def is_replaced(self, rank, epoch):
@@ -200,7 +207,9 @@ class World:
                 raise Violation(f"{key} is not what the log says")
 
     def _may_be(self, sync, shard, data):
-        """Whether its owner may publish this in a fixed run: without its own part only if that is lost with an earlier incarnation."""
+        """Whether its owner may publish this in a fixed run: without its own part only if that is
+        lost with an earlier incarnation.
+        """
         own, before = self.log[sync].members[shard], self.states[sync - 1][shard]
         counted = self.counted[sync]
         full, rest = (
@@ -249,7 +258,9 @@ def hurry(incarnation, *, overdue=False, elapsed=0.0):
 
 
 def settle(world, rounds=400):
-    """From any situation a run gets on: new incarnations of as many ranks as are needed complete two more syncs."""
+    """From any situation a run gets on: new incarnations of as many ranks as are needed complete
+    two more syncs.
+    """
     for incarnation in world.incarnations:
         incarnation.request = None
     goal = world.last() + 2
@@ -262,5 +273,6 @@ def settle(world, rounds=400):
         if all(incarnation.state.sync >= goal for incarnation in incarnations):
             return
     raise Violation(
-        f"the run does not get on: {[(incarnation.name, incarnation.state.sync, incarnation.request) for incarnation in incarnations]}"
+        "the run does not get on: "
+        f"{[(incarnation.name, incarnation.state.sync, incarnation.request) for incarnation in incarnations]}"
     )

@@ -1,4 +1,6 @@
-"""Runs of all ranks in virtual time, whose processes are killed at chosen operations and started again."""
+"""Runs of all ranks in virtual time, whose processes are killed at chosen operations and started
+again.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -26,7 +28,8 @@ class Process(Connection):
 
     Args:
         number: The number of the process in its simulation.
-        before: Called with the process, a kind of request and a key before each request; None for nothing.
+        before: Called with the process, a kind of request and a key before each request; None for
+            nothing.
         **options: Those of a connection.
     """
 
@@ -69,10 +72,12 @@ class Process(Connection):
 
 @dataclass
 class Run:
-    """One run with all of its incarnations; every call of :meth:`live` starts all of its ranks once.
+    """One run with all of its incarnations; every call of :meth:`live` starts all of its ranks
+    once.
 
     Attributes:
-        limits: For some ranks, limits of :class:`Timing` for processes that are started from now on.
+        limits: For some ranks, limits of :class:`Timing` for processes that are started from now
+            on.
         before: Called with the process, a kind of request and a key before each request.
         ended: When each process of the last simulation ended, in virtual seconds.
     """
@@ -102,7 +107,10 @@ class Run:
         return fill(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)))
 
     def live(self, *kills, resume=False, starts=(), until=None, ranks=None, seed=0, **more):
-        """Start all ranks, or some, and let those in ``kills`` (rank, operation, kind) die. What each returned or raised."""
+        """Start all ranks, or some, and let those in ``kills`` (rank, operation, kind) die.
+
+        What each returned or raised.
+        """
         faults = [Fault(rank, 1, operation, kind) for rank, operation, kind in kills]
         ranks = range(self.ranks) if ranks is None else ranks
         starts = [*starts, *(0.0 for _ in range(self.ranks))]
@@ -110,9 +118,12 @@ class Run:
         return self.simulate(processes, seed, until=until or self.syncs, **more)
 
     def overtaken(self, sleeps, at, seed=0, alive=None):
-        """Start all ranks, let some hang (rank, operation, seconds), and resume the run at a time. What all processes came to.
+        """Start all ranks, let some hang (rank, operation, seconds), and resume the run at a time.
 
-        Those in ``alive``, a rank or (rank, incarnation), give a sign of life every so many seconds, ten times.
+        What all processes came to.
+
+        Those in ``alive``, a rank or (rank, incarnation), give a sign of life every so many
+        seconds, ten times.
         """
         faults = [
             Fault(rank, 1, operation, "zombie", seconds) for rank, operation, seconds in sleeps
@@ -123,7 +134,10 @@ class Run:
         return results[: self.ranks], results[self.ranks :]
 
     def silent(self, *ranks, until, **more):
-        """Let all ranks train, and kill some before they can say that they leave. What each returned or raised."""
+        """Let all ranks train, and kill some before they can say that they leave.
+
+        What each returned or raised.
+        """
 
         def before(process, kind, key):
             if process.rank in ranks and kind == "put" and keys_lab.of("note")(key):

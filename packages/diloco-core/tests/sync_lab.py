@@ -1,4 +1,6 @@
-"""One replica that syncs one fragment, without a training loop, and a codec: for tests of single syncs of any exchange."""
+"""One replica that syncs one fragment, without a training loop, and a codec: for tests of single
+syncs of any exchange.
+"""
 
 import torch
 

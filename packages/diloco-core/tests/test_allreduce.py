@@ -166,7 +166,8 @@ def test_the_store_does_not_grow_with_the_number_of_syncs(tmp_path):
 
     for result in run_replicas(replica, exchanges("folder", 3, 2**20, tmp_path)):
         assert result is None
-    # A sync takes twice the size at most: contributions without own shards, and shards. Two stay, and one is being made.
+    # A sync takes twice the size at most: contributions without own shards, and shards. Two stay,
+    # and one is being made.
     assert max(sizes.values()) <= 3 * 4 * 5000 * 3
 
 

@@ -158,13 +158,13 @@ class TestTogether:
             ),
             (
                 {"elastic": Elastic(1), "min_replicas": 1, "late": "carry"},
-                "min_replicas=, late= cannot be given together with elastic=, which holds the same settings: "
-                "put min_replicas, late into",
+                "min_replicas=, late= cannot be given together with elastic=, which holds the "
+                "same settings: put min_replicas, late into",
             ),
             (
                 {"timing": Timing(), "sync_timeout": 1800.0},
-                "sync_timeout= cannot be given together with timing=, which holds the same settings: "
-                "put sync_timeout into Timing",
+                "sync_timeout= cannot be given together with timing=, which holds the same "
+                "settings: put sync_timeout into Timing",
             ),
             (
                 {"elastic": 2},

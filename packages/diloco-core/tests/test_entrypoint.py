@@ -217,7 +217,9 @@ def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
 
 @pytest.fixture
 def in_fork(tmp_path):
-    """Runs the command line in processes that need not import torch, and ends those that a failed test leaves behind."""
+    """Runs the command line in processes that need not import torch, and ends those that a failed
+    test leaves behind.
+    """
     started = []
 
     def start(*arguments, **variables):

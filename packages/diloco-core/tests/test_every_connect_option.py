@@ -15,7 +15,8 @@ KINDS = {
     "sharded": {"min_replicas": 2, "topology": "sharded"},
     "gather": {"min_replicas": 2, "topology": "gather"},
 }
-# Two values each, of which the second is not the default; what is seen in the objects of the run, or in the exchange.
+# Two values each, of which the second is not the default; what is seen in the objects of the run,
+# or in the exchange.
 SEEN = {
     "uri": ("/one", "/two"),
     "rank": (0, 1),
@@ -76,8 +77,9 @@ def test_a_limit_is_asked_for_or_refused(tmp_path, kind):
     each = [connect(tmp_path / "run", rank=rank, world_size=2, **options) for rank in range(2)]
     ASKED.clear()
     run(train, each)
-    # In a fixed run lost_after is asked for where a replica has been silent for a while: tests/fixed/test_failures.py.
-    # Who finds the run begun by a faster replica does not ask for join_timeout: tests/elastic/test_beginning.py.
+    # In a fixed run lost_after is asked for where a replica has been silent for a while:
+    # tests/fixed/test_failures.py. Who finds the run begun by a faster replica does not ask for
+    # join_timeout: tests/elastic/test_beginning.py.
     used = {"join_timeout", *ASKED, *(["lost_after", "return_within"] if kind == "fixed" else [])}
     for name in LIMITS:
         more = {"lost_after": 999.0} if name == "beat_interval" and kind == "fixed" else {}

@@ -1,4 +1,6 @@
-"""Whatever the fields of records and the names of keys say: an answer, or a named error, within seconds and 200 MiB."""
+"""Whatever the fields of records and the names of keys say: an answer, or a named error, within
+seconds and 200 MiB.
+"""
 
 import json
 import random

@@ -1,4 +1,6 @@
-"""An object that is larger than any record is what a damaged record in its place is: passed over, mended or named, not more."""
+"""An object that is larger than any record is what a damaged record in its place is: passed over,
+mended or named, not more.
+"""
 
 import keys_lab
 import pytest
@@ -14,7 +16,9 @@ SYNCS = 3
 
 
 class Meddled(SimulatedStore):
-    """Holds some objects from the start; once a certain key is written, ``meddle(store)`` is called."""
+    """Holds some objects from the start; once a certain key is written, ``meddle(store)`` is
+    called.
+    """
 
     def __init__(self, objects=(), when="", meddle=None):
         super().__init__()
@@ -66,7 +70,9 @@ def same_end(live, objects, key, harmed, **options):
 
 @pytest.fixture(scope="module", params=KINDS)
 def stopped(request):
-    """How a kind of run is gone on with, the objects of one that has stopped, and keys that it would write next."""
+    """How a kind of run is gone on with, the objects of one that has stopped, and keys that it
+    would write next.
+    """
     live, store = KINDS[request.param], Meddled()
     live(store)
     more = Meddled(store.objects)
@@ -76,7 +82,9 @@ def stopped(request):
 
 @pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.slow)])
 def some(request):
-    """Chooses of keys: by default one of each folder, the last one, and of the folders every second one."""
+    """Chooses of keys: by default one of each folder, the last one, and of the folders every second
+    one.
+    """
 
     def chosen(keys, first):
         if request.param == "all":

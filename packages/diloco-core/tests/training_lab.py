@@ -9,13 +9,16 @@ from diloco_core._generators import TURNS
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
-#: Seconds after which a test that waits for something real fails instead of hanging. Nothing passes sooner or later
-#: because of it, so it is long enough for any load of the machine.
+#: Seconds after which a test that waits for something real fails instead of hanging. Nothing passes
+#: sooner or later because of it, so it is long enough for any load of the machine.
 PATIENCE = 600.0
 
 
 def run(train, exchanges):
-    """``train(exchange)`` in one thread per replica; what each returned. Errors of all replicas are raised together."""
+    """``train(exchange)`` in one thread per replica; what each returned.
+
+    Errors of all replicas are raised together.
+    """
     results = run_replicas(train, exchanges)
     errors = [result for result in results if isinstance(result, BaseException)]
     if errors:
@@ -24,7 +27,9 @@ def run(train, exchanges):
 
 
 def fill(model, seed=0):
-    """Give a model the same random values everywhere: torch's global generator is shared between threads."""
+    """Give a model the same random values everywhere: torch's global generator is shared between
+    threads.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -56,7 +61,9 @@ def identical(runs):
 
 
 def replica(make_model, exchange, steps=4, **options):
-    """One replica under plain inner SGD with the gradients of ``push``; what its model holds at the end."""
+    """One replica under plain inner SGD with the gradients of ``push``; what its model holds at the
+    end.
+    """
     model = make_model(exchange.rank)
     inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}):
@@ -99,7 +106,8 @@ def store_exchanges(tmp_path, world_size, ranks=None, run_id="", **limits):
 
 def small_model(seed=0, width=4):
     """Two layers, the same wherever they are made with this seed."""
-    # In turns: replicas are threads, and torch's generator, of which all of them draw, must not be seeded again in between.
+    # In turns: replicas are threads, and torch's generator, of which all of them draw, must not be
+    # seeded again in between.
     with TURNS:
         torch.manual_seed(seed)
         return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))

@@ -1,6 +1,8 @@
-"""Processes in which torch and diloco_core are imported already: that would take longer than what most tests do in them.
+"""Processes in which torch and diloco_core are imported already: that would take longer than what
+most tests do in them.
 
-One server per test process imports them once. It has no threads and has computed nothing, and every process is a fork of it.
+One server per test process imports them once. It has no threads and has computed nothing, and every
+process is a fork of it.
 """
 
 import importlib
@@ -14,12 +16,15 @@ import warnings
 from training_lab import PATIENCE
 
 _FORKS = multiprocessing.get_context("forkserver")
-# torch imports torch._dynamo when the first optimizer is made, which takes as long as the import of torch.
+# torch imports torch._dynamo when the first optimizer is made, which takes as long as the import of
+# torch.
 _FORKS.set_forkserver_preload(["torch._dynamo", "diloco_core.replica_entrypoint"])
 
 
 class WarmProcess:
-    """Runs a function in a process of its own. What the function returns is the exit status; None is 0.
+    """Runs a function in a process of its own.
+
+    What the function returns is the exit status; None is 0.
 
     Args:
         folder: Where its output is kept; one folder for every process.
@@ -39,7 +44,11 @@ class WarmProcess:
         self._process.start()
 
     def communicate(self):
-        """Wait for the end. Returns the exit status, and what was written to the standard output and to the standard error."""
+        """Wait for the end.
+
+        Returns the exit status, and what was written to the standard output and to the standard
+        error.
+        """
         self._process.join(PATIENCE)
         return self._process.exitcode, *(path.read_text() for path in self._outputs)
 
@@ -50,7 +59,9 @@ class WarmProcess:
 
 
 def _function(module, file, name):
-    """A function of a package, or of a test file, which pytest imports under a name that no other process knows."""
+    """A function of a package, or of a test file, which pytest imports under a name that no other
+    process knows.
+    """
     if module.startswith("diloco_"):
         return getattr(importlib.import_module(module), name)
     spec = importlib.util.spec_from_file_location("in_warm_process", file)

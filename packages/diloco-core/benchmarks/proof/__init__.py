@@ -1,1 +1,4 @@
-"""What overlap and codecs gain and what they cost, in loss, bytes and time: ``hatch run bench-proof``. See README.md."""
+"""What overlap and codecs gain and what they cost, in loss, bytes and time: ``hatch run bench-proof``.
+
+See README.md.
+"""

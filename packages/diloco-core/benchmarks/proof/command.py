@@ -1,11 +1,12 @@
 """The proof: what overlap and codecs gain, and what they cost: ``hatch run bench-proof``.
 
-A small language model over bytes learns the text of Python's standard library, with four replicas, in every way that rows.py
-lists. Measured are the loss in the end with three seeds; and, with processes on a slow link each, the share of the time that
-goes into training, and bytes. Then the table in the package's README and the picture beside it are written.
+A small language model over bytes learns the text of Python's standard library, with four replicas,
+in every way that rows.py lists. Measured are the loss in the end with three seeds; and, with
+processes on a slow link each, the share of the time that goes into training, and bytes. Then the
+table in the package's README and the picture beside it are written.
 
-Results are kept, so that a second call measures only what is missing; --again measures once more. "plans" puts what the planner
-says today beside the times that are kept.
+Results are kept, so that a second call measures only what is missing; --again measures once more.
+"plans" puts what the planner says today beside the times that are kept.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def forget(folder: Path, what: Sequence[str], rows: Sequence[Row], links: Sequence[str]) -> None:
-    """Forget the results of these rows, and of times those over these links. A file of which nothing is left goes, too."""
+    """Forget the results of these rows, and of times those over these links.
+
+    A file of which nothing is left goes, too.
+    """
     for name, keys in (("losses", None), ("times", links)):
         if name in what:
             results = Results.of(folder / f"{name}.json")

@@ -1,7 +1,8 @@
 """What a row's model has learned in the end: its loss on text that no replica has trained on.
 
-Losses do not depend on time, so replicas are threads of one process here, and take their inner steps one after another: a run
-needs one core, and every run of the same row and seed gives the same loss.
+Losses do not depend on time, so replicas are threads of one process here, and take their inner
+steps one after another: a run needs one core, and every run of the same row and seed gives the same
+loss.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Training:
         context: Bytes of a window.
         width: Of the model.
         layers: Of the model.
-        lr: The largest learning rate of the inner AdamW: it rises for a tenth of the steps, then falls to a tenth as a cosine.
+        lr: The largest learning rate of the inner AdamW: it rises for a tenth of the steps, then
+            falls to a tenth as a cosine.
         validation: Windows on which the loss is measured.
     """
 
@@ -68,7 +70,8 @@ def loss_of(row: Row, seed: int, text: Text, training: Training) -> float:
 
     Args:
         row: How it is trained.
-        seed: Decides the initial values and the batches; these are the same in every row, except for those of one replica alone.
+        seed: Decides the initial values and the batches; these are the same in every row, except
+            for those of one replica alone.
         text: What is learned; it has a part for every replica.
         training: How long is trained.
 

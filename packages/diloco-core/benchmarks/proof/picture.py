@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
     from .results import Results
 
-# As in tools/bench/scale: told apart by those who see colours otherwise, too, on light and on dark ground.
+# As in tools/bench/scale: told apart by those who see colours otherwise, too, on light and on dark
+# ground.
 _COLOURS = ("#0072b2", "#009e73", "#d55e00")
 _LABELS, _WIDTH, _GAP = 230, 260, 60  # pixels
 _ROW, _TOP, _BOTTOM = 34, 44, 64
 _STYLE = (
-    "text{font:12px sans-serif;fill:#777}.t{font-weight:bold;font-size:14px}.g{stroke:#7774;stroke-width:1}"
-    ".p{stroke:#777;stroke-width:2}"
+    "text{font:12px "
+    "sans-serif;fill:#777}.t{font-weight:bold;font-size:14px}.g{stroke:#7774;stroke-width:1}.p{stroke:#777;stroke-width:2}"
 )
 
 

@@ -21,7 +21,9 @@ class DifferentError(SystemExit):
 
 @dataclass(slots=True)
 class Results:
-    """The results of one setup. What is added is on the disk at once, so that a run that was stopped goes on where it was.
+    """The results of one setup.
+
+    What is added is on the disk at once, so that a run that was stopped goes on where it was.
 
     Attributes:
         path: The file.
@@ -52,8 +54,8 @@ class Results:
         )  # fmt: skip
         if differing:
             raise DifferentError(
-                f"{path} holds results of another setup ({', '.join(differing)} differ), and both must not be mixed. "
-                "To measure everything again, use --again."
+                f"{path} holds results of another setup ({', '.join(differing)} differ), and both "
+                "must not be mixed. To measure everything again, use --again."
             )
         return cls(path, kept["setup"], kept["found"])
 
@@ -63,7 +65,10 @@ class Results:
         self._write()
 
     def forget(self, row: str, keys: Sequence[str] | None = None) -> None:
-        """Drop the results of a row, or those with some keys. Without results there is no file, and any setup may come next."""
+        """Drop the results of a row, or those with some keys.
+
+        Without results there is no file, and any setup may come next.
+        """
         found = self.found.pop(row, {})
         left = {key: found[key] for key in found if keys is not None and key not in keys}
         if left:

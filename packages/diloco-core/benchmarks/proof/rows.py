@@ -16,16 +16,20 @@ class Row:
     Attributes:
         name: By which its results are kept.
         label: What the table says.
-        kind: ``"diloco"``; ``"synchronous"``: the replicas average their gradients at every step; ``"alone"``: one replica.
+        kind: ``"diloco"``; ``"synchronous"``: the replicas average their gradients at every step;
+            ``"alone"``: one replica.
         against: The row whose loss this one's is compared with, if any.
         within: By which share its loss may be above that of ``against``: the goal.
-        fewer: How many times fewer bytes it has to move than the row that it is compared with: the goal.
+        fewer: How many times fewer bytes it has to move than the row that it is compared with: the
+            goal.
         fragments: As for :class:`DiLoCo`.
         delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
         alpha: As for :class:`DiLoCo`.
         codec: As for :class:`DiLoCo`.
-        publish_every: As for :func:`connect`: once in so many syncs the state is published, in the gather topology.
-        more: Further arguments of :class:`DiLoCo`, such as ``{"error_feedback": True}``; what JSON can hold.
+        publish_every: As for :func:`connect`: once in so many syncs the state is published, in the
+            gather topology.
+        more: Further arguments of :class:`DiLoCo`, such as ``{"error_feedback": True}``; what JSON
+            can hold.
     """
 
     name: str
@@ -62,7 +66,8 @@ class Conditions:
         bandwidth: Bytes per second of a replica's link, in each direction.
         latency: Seconds that a request takes besides its bytes.
         step: Seconds of an inner step.
-        rounds: How many times H inner steps are measured, after as many to warm up as ``warm`` says.
+        rounds: How many times H inner steps are measured, after as many to warm up as ``warm``
+            says.
         warm: Rounds before those that are measured.
         over: What stands behind the link: ``"folder"``, or ``"s3"`` for moto's S3 over HTTP.
     """

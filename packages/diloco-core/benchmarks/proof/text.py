@@ -20,7 +20,8 @@ class Text:
     Attributes:
         parts: For every replica the bytes of its own files, as uint8.
         validation: Bytes of other files, as uint8.
-        digest: Tells whether two machines have the same text: it changes with the version of Python.
+        digest: Tells whether two machines have the same text: it changes with the version of
+            Python.
     """
 
     parts: tuple[torch.Tensor, ...]
@@ -36,7 +37,8 @@ class Text:
 def standard_library(replicas: int, most: int | None = None) -> Text:
     """The text, cut for so many replicas.
 
-    Files are ordered by their path, so that each replica has packages of its own, and its text differs from that of the others.
+    Files are ordered by their path, so that each replica has packages of its own, and its text
+    differs from that of the others.
 
     Args:
         replicas: How many parts there are.

@@ -1,7 +1,7 @@
 """A slow link in front of a store: bandwidth by a token bucket for each direction, and a latency for each request.
 
-:class:`ThrottledStore` stands in front of a folder, :class:`ThrottledEndpoint` in front of a store that speaks HTTP, such as S3.
-Each replica has a :class:`Link` of its own.
+:class:`ThrottledStore` stands in front of a folder, :class:`ThrottledEndpoint` in front of a store
+that speaks HTTP, such as S3. Each replica has a :class:`Link` of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ if TYPE_CHECKING:
     from diloco_core._store._api import Buffer, ObjectReader, Store
 
 BURST = 0.01
-"""So many seconds' bytes an idle link may carry at once. They make up for a process that wakes up late."""
+"""So many seconds' bytes an idle link may carry at once.
+
+They make up for a process that wakes up late.
+"""
 
 _PIECE = 2**16  # bytes that the endpoint passes on at a time
 
 
 class TokenBucket:
-    """One direction of a link. In any time t it carries at most ``rate * t + burst`` bytes, and as many if asked. Thread-safe.
+    """One direction of a link.
+
+    In any time t it carries at most ``rate * t + burst`` bytes, and as many if asked. Thread-safe.
 
     Args:
         rate: Bytes per second.
@@ -49,7 +54,8 @@ class TokenBucket:
     ) -> None:
         if not rate > 0 or not burst >= 0:
             raise ValueError(
-                f"rate must be above 0 and burst at least 0, not {rate!r} and {burst!r} (in bytes): nothing would pass"
+                f"rate must be above 0 and burst at least 0, not {rate!r} and {burst!r} (in "
+                "bytes): nothing would pass"
             )
         self.bytes = 0
         self._rate = rate
@@ -104,10 +110,12 @@ class Link:
 
 
 class ThrottledStore:
-    """A store at the other end of a link; see :class:`diloco_core._store._api.Store`. As thread-safe as that store.
+    """A store at the other end of a link; see :class:`diloco_core._store._api.Store`.
 
-    Every operation costs the latency of a request, and the bytes of objects pass through the link, one request at a time. Keys
-    and the answers to listings cost no bytes.
+    As thread-safe as that store.
+
+    Every operation costs the latency of a request, and the bytes of objects pass through the link,
+    one request at a time. Keys and the answers to listings cost no bytes.
 
     Args:
         store: The store, which keeps what it says of itself except that it is not near any more.
@@ -145,7 +153,10 @@ class ThrottledStore:
         return data
 
     def open(self, key: str, size: int | None = None) -> ThrottledReader:
-        """Open an object at the other end. That is a request of its own, unless its size is known."""
+        """Open an object at the other end.
+
+        That is a request of its own, unless its size is known.
+        """
         if size is None:
             self.link.ask()
         return ThrottledReader(self._store.open(key, size), self.link)
@@ -167,7 +178,10 @@ class ThrottledStore:
 
 
 class ThrottledReader:
-    """An open object at the other end of a link. A read that begins where the one before has ended belongs to its request."""
+    """An open object at the other end of a link.
+
+    A read that begins where the one before has ended belongs to its request.
+    """
 
     def __init__(self, reader: ObjectReader, link: Link) -> None:
         self.size = reader.size
@@ -195,10 +209,12 @@ class ThrottledReader:
 
 
 class ThrottledEndpoint:
-    """A server on a loopback port that passes on what it is sent, through a link. Made for HTTP: a client asks and is answered.
+    """A server on a loopback port that passes on what it is sent, through a link.
 
-    All bytes count, headers too. ``with ThrottledEndpoint(url, link) as endpoint`` starts and stops it; use ``endpoint.url`` in
-    the place of ``url``.
+    Made for HTTP: a client asks and is answered.
+
+    All bytes count, headers too. ``with ThrottledEndpoint(url, link) as endpoint`` starts and stops
+    it; use ``endpoint.url`` in the place of ``url``.
 
     Args:
         url: The server to which everything goes, such as ``http://127.0.0.1:9000``.
@@ -209,7 +225,8 @@ class ThrottledEndpoint:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(
-                f"{url!r} cannot be throttled: what is encrypted cannot be told apart; give an http:// address"
+                f"{url!r} cannot be throttled: what is encrypted cannot be told apart; give an "
+                "http:// address"
             )
         self._target = parts.hostname, parts.port or 80
         self._link = link
@@ -260,7 +277,10 @@ class ThrottledEndpoint:
     def _pass_on(
         self, source: socket.socket, target: socket.socket, answered: threading.Event, asks: bool
     ) -> None:
-        """Pass on what comes from one side. The first bytes after an answer are a new request, which costs the latency."""
+        """Pass on what comes from one side.
+
+        The first bytes after an answer are a new request, which costs the latency.
+        """
         bucket = self._link.up if asks else self._link.down
         with contextlib.suppress(OSError):  # one side has closed the connection
             while data := source.recv(_PIECE):

@@ -1,7 +1,7 @@
 """How much of their time replicas train on a slow link, and what they send and receive, beside what the planner foresees.
 
-Replicas are processes. Their inner steps are sleeps, as if a GPU took them, and cost the processor next to nothing; what they
-sync has the size of the model whose loss is measured.
+Replicas are processes. Their inner steps are sleeps, as if a GPU took them, and cost the processor
+next to nothing; what they sync has the size of the model whose loss is measured.
 """
 
 from __future__ import annotations
@@ -59,14 +59,17 @@ S3 = {
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """What was measured of a row, and what was planned. Bytes and seconds are those of H inner steps of one replica.
+    """What was measured of a row, and what was planned.
+
+    Bytes and seconds are those of H inner steps of one replica.
 
     Attributes:
-        topology: Of the exchange: ``"sharded"`` or ``"gather"``, as the planner finds quicker; means of gradients are
-            ``"sharded"``.
+        topology: Of the exchange: ``"sharded"`` or ``"gather"``, as the planner finds quicker;
+            means of gradients are ``"sharded"``.
         utilisation: The share of the time that went into training, as a mean over the replicas.
         bound: That share as the planner has it, for steps as long as they were.
-        compute: Seconds of training: those of the sleeps, and by how much each of them was too long.
+        compute: Seconds of training: those of the sleeps, and by how much each of them was too
+            long.
         exposed: Seconds in which the training stood still.
         hidden: Seconds of syncs beside the training.
         sent: Bytes that passed through the link up, headers and records included.
@@ -120,8 +123,8 @@ def task_of(
     if row.more.get("state_codec", "plain") != "plain":
         turn = _FULL_STATE_EVERY
     rounds = turn * math.ceil(conditions.rounds / turn)
-    # The planner has a sync in the middle of a run. In gather, listings grow until contributions are deleted for the first time,
-    # and over S3 they pass through the link.
+    # The planner has a sync in the middle of a run. In gather, listings grow until contributions
+    # are deleted for the first time, and over S3 they pass through the link.
     warm = conditions.warm
     if topology == "gather" and conditions.over == "s3":
         warm = max(warm, 3 * row.publish_every)
@@ -183,7 +186,8 @@ def planned(
     sent = received = 0.0
     if conditions.over == "s3":
         requests = plan.gets + plan.puts + plan.lists + plan.deletes
-        # In gather, contributions stay until the state has been published twice since; one replica lists them.
+        # In gather, contributions stay until the state has been published twice since; one replica
+        # lists them.
         kept = 1.5 * row.publish_every if plan.topology == "gather" else training.replicas
         sent = _HTTP_SENT * requests
         received = _HTTP_RECEIVED * requests + _HTTP_LISTED * (kept + training.replicas)

@@ -69,16 +69,18 @@ class Mean(Fragment):
 class ObjectStoreAllReduce:
     """Mean of tensors over all replicas through an object store; all replicas or none.
 
-    Every replica calls :meth:`mean` equally often, with tensors of the same shapes and dtypes. Sums are taken in rank
-    order in ``promote_types(dtype, float32)``, so every replica gets the same bytes, and repeated runs do too. Bytes per
-    call and replica stay about twice the tensors' for any number of replicas. Not thread-safe.
+    Every replica calls :meth:`mean` equally often, with tensors of the same shapes and dtypes. Sums
+    are taken in rank order in ``promote_types(dtype, float32)``, so every replica gets the same
+    bytes, and repeated runs do too. Bytes per call and replica stay about twice the tensors' for
+    any number of replicas. Not thread-safe.
 
-    A process that is in a ``torch.distributed`` group with others is refused over a store, unless ``rank`` and ``world_size``
-    are passed here: they say which replica this process is, or for which replica it alone takes the mean.
+    A process that is in a ``torch.distributed`` group with others is refused over a store, unless
+    ``rank`` and ``world_size`` are passed here: they say which replica this process is, or for
+    which replica it alone takes the mean.
 
     Args:
-        uri: The prefix where the replicas meet, or an exchange to use. From the environment if left out; see
-            :func:`connect`, which also says what ``options`` there are.
+        uri: The prefix where the replicas meet, or an exchange to use. From the environment if left
+            out; see :func:`connect`, which also says what ``options`` there are.
         rank: This replica.
         world_size: Number of replicas.
         **options: Passed on to :func:`connect`.
@@ -111,9 +113,11 @@ class ObjectStoreAllReduce:
         """Replace the tensors by their mean over all replicas, in place; the first call meets the other replicas.
 
         Raises:
-            ConfigurationError: A tensor is not floating-point; or this process is in a group, and was not told its rank.
+            ConfigurationError: A tensor is not floating-point; or this process is in a group, and
+                was not told its rank.
             NonFiniteDeltaError: A tensor holds NaN or infinity; nothing was sent.
-            MismatchError: Another replica passed other tensors: another number, other shapes or dtypes.
+            MismatchError: Another replica passed other tensors: another number, other shapes or
+                dtypes.
             SyncTimeoutError: Others did not come in time; it names them.
             ReplicaLostError: Another replica died or failed.
         """

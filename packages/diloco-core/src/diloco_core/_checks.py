@@ -56,7 +56,9 @@ def whole(name: str, value: object, least: int = 1) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """Convert a finite number to a ``float``. Numbers of numpy and tensors of one element are accepted; True and False are not.
+    """Convert a finite number to a ``float``.
+
+    Numbers of numpy and tensors of one element are accepted; True and False are not.
 
     Raises:
         ConfigurationError: The value is something else.
@@ -104,7 +106,8 @@ def check_identity(rank: int, world_size: int) -> tuple[int, int]:
     """Return the rank and the world size as plain integers.
 
     Raises:
-        ConfigurationError: ``rank`` is not in ``range(world_size)``, or ``world_size`` is not allowed.
+        ConfigurationError: ``rank`` is not in ``range(world_size)``, or ``world_size`` is not
+            allowed.
     """
     if not is_whole(world_size) or not 1 <= world_size <= MOST_RANKS:
         raise ConfigurationError(
@@ -112,7 +115,8 @@ def check_identity(rank: int, world_size: int) -> tuple[int, int]:
         )
     if not is_whole(rank) or not 0 <= rank < world_size:
         raise ConfigurationError(
-            f"rank must be a whole number from 0 to {world_size - 1} (world_size is {world_size}), not {rank!r}"
+            f"rank must be a whole number from 0 to {world_size - 1} (world_size is {world_size}), "
+            f"not {rank!r}"
         )
     return int(rank), int(world_size)
 

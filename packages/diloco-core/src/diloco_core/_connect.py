@@ -83,77 +83,94 @@ def connect(
 ) -> Exchange:
     """Connect this replica to the others through an object store.
 
-    Arguments that are left out are taken from the environment, where a launcher sets them: ``RENDEZVOUS_URI``,
-    ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_COHORT``. An argument takes precedence over its variable. ``WORLD_SIZE``
-    is taken, with a warning, where ``REPLICA_WORLD_SIZE`` is missing and neither ``LOCAL_RANK`` nor ``TORCHELASTIC_RUN_ID``
-    is set: those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica. Where torchrun has started
-    several processes (``LOCAL_WORLD_SIZE``), this is refused, unless ``rank`` and ``world_size`` are passed: each of them is a
-    replica then.
+    Arguments that are left out are taken from the environment, where a launcher sets them:
+    ``RENDEZVOUS_URI``, ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_COHORT``. An argument
+    takes precedence over its variable. ``WORLD_SIZE`` is taken, with a warning, where
+    ``REPLICA_WORLD_SIZE`` is missing and neither ``LOCAL_RANK`` nor ``TORCHELASTIC_RUN_ID`` is set:
+    those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica. Where
+    torchrun has started several processes (``LOCAL_WORLD_SIZE``), this is refused, unless ``rank``
+    and ``world_size`` are passed: each of them is a replica then.
 
-    A second call in the same process for the same URI and rank returns the same exchange, until that exchange has left its
-    run; settings that are given in the second call must equal those of the first. Thread-safe. A forked process has to
-    connect by itself: it cannot use the connection of its parent.
+    A second call in the same process for the same URI and rank returns the same exchange, until
+    that exchange has left its run; settings that are given in the second call must equal those of
+    the first. Thread-safe. A forked process has to connect by itself: it cannot use the connection
+    of its parent.
 
-    This function opens the store and tries it out. An endpoint that does not answer is reported within two minutes. The
-    replicas meet later, when the outer loop is entered. From then on, replicas wait up to ``sync_timeout`` seconds for a
-    store that is unavailable, and nobody counts as late or lost during that time.
+    This function opens the store and tries it out. An endpoint that does not answer is reported
+    within two minutes. The replicas meet later, when the outer loop is entered. From then on,
+    replicas wait up to ``sync_timeout`` seconds for a store that is unavailable, and nobody counts
+    as late or lost during that time.
 
-    Membership is fixed unless ``min_replicas`` is given: all ranks take part in every sync. A rank that is started again takes
-    the place of its former process, and the others wait for it for ``return_within`` seconds. Where the store ignores
-    conditional writes this is not possible: the run ends without the rank. When a run has ended, all ranks together can
-    continue it with ``resume=True``, from its newest state.
+    Membership is fixed unless ``min_replicas`` is given: all ranks take part in every sync. A rank
+    that is started again takes the place of its former process, and the others wait for it for
+    ``return_within`` seconds. Where the store ignores conditional writes this is not possible: the
+    run ends without the rank. When a run has ended, all ranks together can continue it with
+    ``resume=True``, from its newest state.
 
-    With ``min_replicas``, membership is elastic: replicas may die, come back, join late and leave, and a sync needs
-    ``min_replicas`` of them. The options after it, except ``resume``, are for elastic runs only; :class:`Elastic`
-    describes them and their defaults.
+    With ``min_replicas``, membership is elastic: replicas may die, come back, join late and leave,
+    and a sync needs ``min_replicas`` of them. The options after it, except ``resume``, are for
+    elastic runs only; :class:`Elastic` describes them and their defaults.
 
-    These options may be given together, as ``elastic=Elastic(2, grace=30)``, and the limits in seconds as
-    ``timing=Timing(sync_timeout=600)``. The single arguments are for launchers, which hold them as plain numbers.
+    These options may be given together, as ``elastic=Elastic(2, grace=30)``, and the limits in
+    seconds as ``timing=Timing(sync_timeout=600)``. The single arguments are for launchers, which
+    hold them as plain numbers.
 
     Args:
-        uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``, ``az://…``, ``memory://…``.
-            Elastic runs have not been tested on ``gs://`` and ``az://``.
-            Credentials do not belong in it: those for ``s3://``, ``gs://`` and ``az://`` come from the variables and files
-            that their drivers read. Passwords in URIs of other schemes are never shown in messages.
+        uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``,
+            ``az://…``, ``memory://…``. Elastic runs have not been tested on ``gs://`` and
+            ``az://``. Credentials do not belong in it: those for ``s3://``, ``gs://`` and ``az://``
+            come from the variables and files that their drivers read. Passwords in URIs of other
+            schemes are never shown in messages.
         rank: The number of this replica, from 0 to world_size - 1.
         world_size: Number of replicas.
-        run_id: Name of the run; replicas of different runs refuse each other. ``DILOCO_COHORT`` if left out, or ``DILOCO_RUN_ID``
-            if that is not set.
+        run_id: Name of the run; replicas of different runs refuse each other. ``DILOCO_COHORT`` if
+            left out, or ``DILOCO_RUN_ID`` if that is not set.
         join_timeout: Seconds to wait for all replicas at the start; 1800 if left out.
-        sync_timeout: Seconds to wait for the others in a sync, and for a store that is unavailable; 1800 if left out.
+        sync_timeout: Seconds to wait for the others in a sync, and for a store that is unavailable;
+            1800 if left out.
         beat_interval: Seconds between two signs of life; 10 if left out.
-        lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out. It is refused in elastic
-            runs, where ``grace`` takes its place.
-        return_within: Seconds that the others then wait for it to be started again, 0 for not at all, and no longer than
-            ``sync_timeout`` in all. 300 if left out; 0 where the launch says that it starts nothing again
-            (``DILOCO_RESTARTS=0``, which the runner sets), also with a ``timing`` that leaves it at 300. Refused in
-            elastic runs, likewise. Means (:class:`ObjectStoreAllReduce`) have no state with which a rank could come back: there
+        lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left
+            out. It is refused in elastic runs, where ``grace`` takes its place.
+        return_within: Seconds that the others then wait for it to be started again, 0 for not at
+            all, and no longer than ``sync_timeout`` in all. 300 if left out; 0 where the launch
+            says that it starts nothing again (``DILOCO_RESTARTS=0``, which the runner sets), also
+            with a ``timing`` that leaves it at 300. Refused in elastic runs, likewise. Means
+            (:class:`ObjectStoreAllReduce`) have no state with which a rank could come back: there
             it is 0.
-        chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for all replicas.
-        transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
-            may differ between replicas, and is refused for folders.
+        chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for
+            all replicas.
+        transfer: Connections, block size and memory for a store behind a network, such as
+            ``Transfer(connections=32)``. It may differ between replicas, and is refused for
+            folders.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
         grace: Seconds to wait for a late replica before the others go on.
-        late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
-        topology: Which replica updates which parameters: ``sharded``, ``gather``, or ``auto``, which chooses by the size of
-            the model and the number of replicas.
-        publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next. Where
-            ``auto`` chooses ``sharded``, it is refused when the run begins.
-        retention: How many syncs a replica may lag without having to reload. A larger number keeps more objects in the store.
-        resume: Continue the run that the prefix holds, even if another launch began it. All ranks of a fixed run continue it
-            together, with the same model and settings (``sync_every`` may change on all of them). ``"newest-whole"`` also
-            permits the run to return to an older state if a newer one is damaged and cannot be restored.
-        elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after it.
-        timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``, ``beat_interval``, ``lost_after`` and
-            ``return_within``.
+        late: Whether a contribution that came too late goes into the next sync (``carry``) or is
+            forgotten (``drop``).
+        topology: Which replica updates which parameters: ``sharded``, ``gather``, or ``auto``,
+            which chooses by the size of the model and the number of replicas.
+        publish_every: In the gather topology, the number of syncs of a fragment from one published
+            state to the next. Where ``auto`` chooses ``sharded``, it is refused when the run
+            begins.
+        retention: How many syncs a replica may lag without having to reload. A larger number keeps
+            more objects in the store.
+        resume: Continue the run that the prefix holds, even if another launch began it. All ranks
+            of a fixed run continue it together, with the same model and settings (``sync_every``
+            may change on all of them). ``"newest-whole"`` also permits the run to return to an
+            older state if a newer one is damaged and cannot be restored.
+        elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after
+            it.
+        timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``,
+            ``beat_interval``, ``lost_after`` and ``return_within``.
         environ: The mapping to use instead of ``os.environ``.
 
     Raises:
-        ConfigurationError: An argument or variable is missing or not allowed; the message says which. Nothing has been
-            opened. Also raised when an elastic run is requested on a store that does not create objects exclusively.
-        MissingDependencyError: The driver for the URI's scheme is not installed; the message names the package.
-        StoreUnavailableError: The URI cannot be written and read. With every driver, an endpoint that never answers is
-            reported within two minutes.
+        ConfigurationError: An argument or variable is missing or not allowed; the message says
+            which. Nothing has been opened. Also raised when an elastic run is requested on a store
+            that does not create objects exclusively.
+        MissingDependencyError: The driver for the URI's scheme is not installed; the message names
+            the package.
+        StoreUnavailableError: The URI cannot be written and read. With every driver, an endpoint
+            that never answers is reported within two minutes.
     """
     environ = os.environ if environ is None else environ
     if not isinstance(environ, Mapping):
@@ -196,7 +213,8 @@ def connect(
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
     if chunks > _MOST_CHUNK_BYTES:
         raise ConfigurationError(
-            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: every buffer has this size"
+            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: every buffer has this "
+            "size"
         )
     transfer = Transfer() if transfer is None else transfer
     settings_of("transfer", transfer, Transfer, "Transfer(connections=32)", {}).check()
@@ -251,8 +269,9 @@ def _check_same(
         current = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
         asked = ", ".join(f"{name}={given[name]!r}" for name in differing)
         raise ConfigurationError(
-            f"this process is already connected to {uri} as rank {rank} with {current}, and cannot also connect with {asked}. "
-            "Leave these arguments out to use the open connection, or pass the values that it was opened with."
+            f"this process is already connected to {uri} as rank {rank} with {current}, and cannot "
+            f"also connect with {asked}. Leave these arguments out to use the open connection, or "
+            "pass the values that it was opened with."
         )
 
 

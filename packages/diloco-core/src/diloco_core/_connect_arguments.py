@@ -1,4 +1,7 @@
-"""The arguments of :func:`connect`, or the variables that a launcher set in their place. Nothing is opened here."""
+"""The arguments of :func:`connect`, or the variables that a launcher set in their place.
+
+Nothing is opened here.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def timing_of(
         timing: All limits together, or None.
         limits: Limits that were given one by one, by name.
         elastic: Whether the run is elastic, so that no limit depends on ``lost_after``.
-        restarts: Whether the launch starts a lost replica again; otherwise nobody waits for one, unless a limit says so.
+        restarts: Whether the launch starts a lost replica again; otherwise nobody waits for one,
+            unless a limit says so.
 
     Raises:
         ConfigurationError: A limit is not allowed or has no effect, or both forms are used.
@@ -49,8 +53,8 @@ def timing_of(
         # A Timing with rare signs of life must have a lost_after that is longer than the default.
         if name in named and not (seldom and timing is not None and name == "lost_after"):
             raise ConfigurationError(
-                f"{name}={named[name]!r} cannot be used in an elastic run, where grace says how long a replica is waited for. "
-                "Leave it out, or pass grace="
+                f"{name}={named[name]!r} cannot be used in an elastic run, where grace says how "
+                "long a replica is waited for. Leave it out, or pass grace="
             )
     if timing is None:
         more = {"lost_after": 2 * named["beat_interval"]} if seldom else {}
@@ -68,7 +72,8 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
         options: Settings that were given one by one, by name.
 
     Raises:
-        ConfigurationError: Both forms are used, or there are settings without ``min_replicas`` other than ``resume``.
+        ConfigurationError: Both forms are used, or there are settings without ``min_replicas``
+            other than ``resume``.
     """
     if elastic is not None:
         return settings_of("elastic", elastic, Elastic, "Elastic(min_replicas=2)", options)
@@ -79,8 +84,9 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
             check_resume(value)
             continue
         raise ConfigurationError(
-            f"{name}={value!r} is for elastic runs. Pass min_replicas= too to make the run elastic, or leave {name}= out: "
-            "with fixed membership every sync waits for all replicas, and the topology is sharded."
+            f"{name}={value!r} is for elastic runs. Pass min_replicas= too to make the run "
+            f"elastic, or leave {name}= out: with fixed membership every sync waits for all "
+            "replicas, and the topology is sharded."
         )
     return None
 
@@ -98,16 +104,16 @@ def settings_of(
         single: The same settings, where they are given one by one.
 
     Raises:
-        ConfigurationError: It is something else; or the settings are given in both forms, even with equal values: the reader
-            could not see which one counts.
+        ConfigurationError: It is something else; or the settings are given in both forms, even with
+            equal values: the reader could not see which one counts.
     """
     if not isinstance(value, kind):
         raise ConfigurationError(f"{name} must be settings such as {example}, not {kind_of(value)}")
     if single:
         names = ", ".join(f"{name}=" for name in single)
         raise ConfigurationError(
-            f"{names} cannot be given together with {name}=, which holds the same settings: put {names.replace('=', '')} into "
-            f"{kind.__name__}(...), or leave {name}= out"
+            f"{names} cannot be given together with {name}=, which holds the same settings: put "
+            f"{names.replace('=', '')} into {kind.__name__}(...), or leave {name}= out"
         )
     return value
 
@@ -131,7 +137,8 @@ def uri_of(given: object, environ: Mapping[str, str]) -> str:
         )
     if not value.strip() or not value.isprintable():
         raise ConfigurationError(
-            f"uri (or RENDEZVOUS_URI) must be printable text that is not blank, not {redact_uri(value)!r}"
+            "uri (or RENDEZVOUS_URI) must be printable text that is not blank, not "
+            f"{redact_uri(value)!r}"
         )
     return value
 
@@ -163,10 +170,11 @@ def check_one_process(environ: Mapping[str, str]) -> None:
     processes = number_of(None, "the number of processes", "LOCAL_WORLD_SIZE", environ)
     if processes > 1:
         raise ConfigurationError(
-            f"LOCAL_WORLD_SIZE={processes} says that torchrun has started {processes} processes on this machine, and all of them "
-            "would take the same rank: one process is one replica, and what several processes hold together is not supported "
-            "yet. Start one process per replica (--nproc-per-node=1). If each of these processes is to be a replica, pass both "
-            "rank= and world_size= to connect(), with a rank of its own for each."
+            f"LOCAL_WORLD_SIZE={processes} says that torchrun has started {processes} processes on "
+            "this machine, and all of them would take the same rank: one process is one replica, "
+            "and what several processes hold together is not supported yet. Start one process per "
+            "replica (--nproc-per-node=1). If each of these processes is to be a replica, pass "
+            "both rank= and world_size= to connect(), with a rank of its own for each."
         )
 
 
@@ -182,13 +190,15 @@ def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:
     inside = [name for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID") if name in environ]
     if inside:
         raise ConfigurationError(
-            f"world_size is missing: pass world_size= or set REPLICA_WORLD_SIZE. WORLD_SIZE={size} is not taken for it, since "
-            f"{inside[0]} is set too: it is torchrun's, and counts the processes of this replica"
+            f"world_size is missing: pass world_size= or set REPLICA_WORLD_SIZE. WORLD_SIZE={size} "
+            f"is not taken for it, since {inside[0]} is set too: it is torchrun's, and counts the "
+            "processes of this replica"
         )
     number = number_of(None, "world_size", "WORLD_SIZE", environ)
     _log.warning(
-        "the number of replicas is taken from WORLD_SIZE=%s, since REPLICA_WORLD_SIZE is not set. Set REPLICA_WORLD_SIZE: "
-        "trainers read WORLD_SIZE as the number of processes of one replica",
+        "the number of replicas is taken from WORLD_SIZE=%s, since REPLICA_WORLD_SIZE is not set. "
+        "Set REPLICA_WORLD_SIZE: trainers read WORLD_SIZE as the number of processes of one "
+        "replica",
         size,
     )
     return number

@@ -2,26 +2,22 @@
 
 DilocoError (diloco_protocol)
 └── CoreError
-    ├── ConfigurationError (ValueError)       an argument is wrong; nothing was started
-    ├── NonFiniteDeltaError (ArithmeticError) a parameter became NaN or infinite
-    ├── StoreError                            the object store
-    │   ├── StoreUnavailableError             it cannot be reached, read or written
-    │   ├── ObjectNotFoundError (LookupError) the key does not exist
-    │   ├── CorruptedObjectError              an object is truncated or its checksum is wrong
-    │   └── FormatError                       it was written by another version of diloco-core
-    ├── RendezvousError                       the replicas do not form one run
-    │   ├── RendezvousTimeoutError            some ranks never arrived
-    │   ├── RunExistsError                    the prefix belongs to another run, or the rank is taken
-    │   └── MismatchError                     replicas disagree on model, world size or settings
-    └── SyncError                             a sync cannot be completed
-        ├── SyncTimeoutError (TimeoutError)   some ranks did not contribute in time
-        ├── ReplicaLostError                  a replica died or failed
-        ├── FencedError                       a newer incarnation of this rank has taken over
-        ├── DivergedError                     this replica computes other values than the others
-        ├── ModelChangedError                 a tensor of the model cannot be synced any more
-        ├── NonFiniteUpdateError (ArithmeticError) a sync would make a tensor NaN or infinite
-        ├── UnseenStepsError                  parameters are trained by an optimizer that the loop does not know
-        └── UnequalSyncsError                 a replica left after fewer syncs than the others
+    ├── ConfigurationError (ValueError) an argument is wrong; nothing was started ├──
+    NonFiniteDeltaError (ArithmeticError) a parameter became NaN or infinite ├── StoreError the
+    object store │ ├── StoreUnavailableError it cannot be reached, read or written │ ├──
+    ObjectNotFoundError (LookupError) the key does not exist │ ├── CorruptedObjectError an object is
+    truncated or its checksum is wrong │ └── FormatError it was written by another version of
+    diloco-core ├── RendezvousError the replicas do not form one run │ ├── RendezvousTimeoutError
+    some ranks never arrived │ ├── RunExistsError the prefix belongs to another run, or the rank is
+    taken │ └── MismatchError replicas disagree on model, world size or settings └── SyncError a
+    sync cannot be completed
+        ├── SyncTimeoutError (TimeoutError) some ranks did not contribute in time ├──
+        ReplicaLostError a replica died or failed ├── FencedError a newer incarnation of this rank
+        has taken over ├── DivergedError this replica computes other values than the others ├──
+        ModelChangedError a tensor of the model cannot be synced any more ├── NonFiniteUpdateError
+        (ArithmeticError) a sync would make a tensor NaN or infinite ├── UnseenStepsError parameters
+        are trained by an optimizer that the loop does not know └── UnequalSyncsError a replica left
+        after fewer syncs than the others
 """
 
 from collections.abc import Sequence
@@ -47,8 +43,9 @@ class NonFiniteDeltaError(CoreError, ArithmeticError):
 
     def __init__(self, tensor: str, rank: int) -> None:
         super().__init__(
-            f"the contribution of rank {rank} is not finite: tensor {tensor!r} holds NaN or infinity. "
-            "Nothing was sent. Lower the inner learning rate, clip gradients or look at the last batches."
+            f"the contribution of rank {rank} is not finite: tensor {tensor!r} holds NaN or "
+            "infinity. Nothing was sent. Lower the inner learning rate, clip gradients or look at "
+            "the last batches."
         )
         self.tensor = tensor
         self.rank = rank
@@ -63,7 +60,8 @@ class StoreUnavailableError(StoreError):
 
     Attributes:
         lasting: Whether the fault stays until somebody fixes it, so waiting is of no use.
-        anew: Whether an object may be written if it is sent again from its beginning, which only the caller can do.
+        anew: Whether an object may be written if it is sent again from its beginning, which only
+            the caller can do.
     """
 
     def __init__(self, message: str, *, lasting: bool = False, anew: bool = False) -> None:
@@ -145,7 +143,8 @@ class ReplicaLostError(SyncError):
 class FencedError(SyncError):
     """Raised when a newer incarnation of this replica's rank has claimed the rank's place; this incarnation must stop.
 
-    A replica that ends with it is not started again by its launch: it would take the place back, and so on for ever.
+    A replica that ends with it is not started again by its launch: it would take the place back,
+    and so on for ever.
 
     Attributes:
         rank: The rank.
@@ -165,9 +164,12 @@ class DivergedError(SyncError):
 
 
 class NonFiniteUpdateError(SyncError, ArithmeticError):
-    """Raised when a sync would make a tensor NaN or infinite in the model's dtype. The new values are not published.
+    """Raised when a sync would make a tensor NaN or infinite in the model's dtype.
 
-    Every contribution was finite: it is the sum, or the outer step, that exceeds the range of the dtype.
+    The new values are not published.
+
+    Every contribution was finite: it is the sum, or the outer step, that exceeds the range of the
+    dtype.
 
     Attributes:
         tensor: Name of the tensor.
@@ -189,8 +191,8 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
         if outer_lr is not None:
             what = f"the outer step (outer learning rate {outer_lr:g})"
             todo = (
-                "Lower the outer learning rate in a new run, which can begin from the newest complete state: export() writes "
-                "that to a file."
+                "Lower the outer learning rate in a new run, which can begin from the newest "
+                "complete state: export() writes that to a file."
             )
             if elastic:
                 todo += " To continue this run from that state with the same settings, connect with resume='newest-whole'."
@@ -208,7 +210,8 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
 class ModelChangedError(SyncError):
     """Raised when a tensor was replaced, converted, unfrozen, added, taken away or loaded since the outer loop was made.
 
-    Also when an inner optimizer holds other tensors, or keeps weights of its own that would undo a sync.
+    Also when an inner optimizer holds other tensors, or keeps weights of its own that would undo a
+    sync.
 
     Attributes:
         tensor: Name of the tensor in the model; empty where it is in an optimizer only.

@@ -2,8 +2,9 @@
 
 All threads of a process share torch's default generator.
 
-torch reads and sets its state under a lock of its own, and may let other Python threads run meanwhile. Two threads that do so
-at the same time can wait for each other for ever, so all of ours take turns.
+torch reads and sets its state under a lock of its own, and may let other Python threads run
+meanwhile. Two threads that do so at the same time can wait for each other for ever, so all of ours
+take turns.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go on from saved states. Those of GPUs are left out if there is another number of them now."""
+    """Go on from saved states.
+
+    Those of GPUs are left out if there is another number of them now.
+    """
     with TURNS:
         torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]

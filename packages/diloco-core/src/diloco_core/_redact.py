@@ -17,7 +17,8 @@ _FOLDER = re.compile(r"/(?!/)|\.{1,2}/|~")
 _PIECES = re.compile(r"[/?#@:]")
 # Pages are linked to with fragments, and folders may have any name.
 _WITH_FRAGMENTS = {"http", "https", "file"}
-# A secret this short is also part of ordinary words, so it is only replaced where it stands by itself.
+# A secret this short is also part of ordinary words, so it is only replaced where it stands by
+# itself.
 _SHORT = 6
 
 
@@ -27,8 +28,9 @@ def redact_uri(uri: str) -> str:
     >>> redact_uri("s3://key:secret@bucket/run")
     's3://<redacted>@bucket/run'
 
-    Where it is not certain what is a password (AWS secrets contain ``/``, and people forget to quote it), too much is
-    hidden rather than too little. That goes for what is nearly a URI, too, such as ``s3:/key:secret@bucket``.
+    Where it is not certain what is a password (AWS secrets contain ``/``, and people forget to
+    quote it), too much is hidden rather than too little. That goes for what is nearly a URI, too,
+    such as ``s3:/key:secret@bucket``.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:
@@ -59,7 +61,8 @@ def redact(text: str, *uris: str) -> str:
     """A message as it may be shown: without what has the form of a secret, and without the secrets of ``uris`` anywhere.
 
     Args:
-        text: For instance what a driver says about an error. Drivers take URIs apart, and name the parts.
+        text: For instance what a driver says about an error. Drivers take URIs apart, and name the
+            parts.
         *uris: The URIs, secrets included, that the message may be about.
     """
     for secret in sorted(_secrets(uris), key=len, reverse=True):

@@ -18,10 +18,13 @@ NOTICE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Exponential back-off with full jitter: replicas that failed together do not come back together. Thread-safe.
+    """Exponential back-off with full jitter: replicas that failed together do not come back together.
+
+    Thread-safe.
 
     Attributes:
-        patience: Seconds after the beginning of the first try from which on nothing is tried again, but for a second try.
+        patience: Seconds after the beginning of the first try from which on nothing is tried again,
+            but for a second try.
         first_pause: Longest first pause in seconds; every further one may be twice as long.
         longest_pause: Where that ends, in seconds.
         clock: Monotonic clock; injected in tests.
@@ -60,14 +63,16 @@ class Retries:
                 try:
                     return act()
                 except Exception as error:
-                    # Half of a pause is certain, so that a store that is down is not asked in a tight loop.
+                    # Half of a pause is certain, so that a store that is down is not asked in a
+                    # tight loop.
                     seconds = pause * (1 + self.jitter()) / 2
                     if not again(error):
                         raise
                     if downtime is not None and not waiting:
                         waiting = True
                         downtime.begin(began)
-                    # However long the first try took, there is a second one: a slow answer that gets lost is no outage.
+                    # However long the first try took, there is a second one: a slow answer that
+                    # gets lost is no outage.
                     if self.clock() - start + seconds > most and tried:
                         raise
                 tried = True
@@ -80,7 +85,9 @@ class Retries:
 
 
 class Notices:
-    """Says what is being waited for, now and then, so that a long outage does not fill the log. Made before the first try.
+    """Says what is being waited for, now and then, so that a long outage does not fill the log.
+
+    Made before the first try.
 
     Args:
         tell: Takes the message.
@@ -106,7 +113,10 @@ class Notices:
 
 
 class Downtime:
-    """How long requests have waited for an unavailable store; those that wait at the same time count once. Thread-safe."""
+    """How long requests have waited for an unavailable store; those that wait at the same time count once.
+
+    Thread-safe.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -11,11 +11,12 @@ from ._checks import check_positive
 class Seconds:
     """A value of ``sync_every``: every replica trains for so many seconds between two syncs of the same fragment.
 
-    So a replica with slow inner steps takes fewer of them, and nobody waits for it; contributions are weighed by their steps.
-    Only for elastic runs. See ``docs/seconds.md``.
+    So a replica with slow inner steps takes fewer of them, and nobody waits for it; contributions
+    are weighed by their steps. Only for elastic runs. See ``docs/seconds.md``.
 
     Attributes:
-        value: The number of seconds; finite and above 0. Thread-safe, as the whole object is: it cannot be changed.
+        value: The number of seconds; finite and above 0. Thread-safe, as the whole object is: it
+            cannot be changed.
 
     Raises:
         ConfigurationError: The value is something else.

@@ -16,7 +16,8 @@ from ._retry import NOTICE_SECONDS
 WATCH_EVERY = 8
 """Once in so many syncs, replicas check what has to stay in the store while a run goes on.
 
-Each incarnation checks its claim, the manifest and its copy. Each check is one small request. The planner counts these requests too.
+Each incarnation checks its claim, the manifest and its copy. Each check is one small request. The
+planner counts these requests too.
 """
 
 _STOP_SECONDS = 5.0
@@ -25,7 +26,10 @@ _log = logging.getLogger("diloco_core")
 
 
 def repeat_in_thread(seconds: float, act: Callable[[], object]) -> Callable[[], None]:
-    """Call ``act`` every so many seconds from a daemon thread. Returns a function that stops the thread and waits for it."""
+    """Call ``act`` every so many seconds from a daemon thread.
+
+    Returns a function that stops the thread and waits for it.
+    """
     over = threading.Event()
 
     def run() -> None:
@@ -47,10 +51,11 @@ def in_thread(act: Callable[[], object]) -> Callable[[float | None], bool]:
     """Call ``act`` in a thread of its own.
 
     Returns:
-        A function that waits for its end, for so many seconds at most (None: as long as it takes), and returns whether it has
-        ended.
+        A function that waits for its end, for so many seconds at most (None: as long as it takes),
+        and returns whether it has ended.
     """
-    # A daemon: a process whose user gives up must not hang at its end because a store does not answer.
+    # A daemon: a process whose user gives up must not hang at its end because a store does not
+    # answer.
     thread = threading.Thread(target=act, name="diloco-sync", daemon=True)
     thread.start()
 
@@ -66,20 +71,21 @@ class Timing:
     """Limits of an exchange, in seconds.
 
     Attributes:
-        join_timeout: How long to wait for all ranks at the start. In elastic runs: for a replica to begin the run, or to show
-            that it is still uploading the initial state.
+        join_timeout: How long to wait for all ranks at the start. In elastic runs: for a replica to
+            begin the run, or to show that it is still uploading the initial state.
         sync_timeout: How long to wait for the others in one sync.
         beat_interval: Time between two signs of life of a replica.
-        lost_after: A replica whose sign of life has not changed for this long, by the observer's clock, counts as lost.
-            In fixed runs, a replica that was given a longer ``beat_interval`` counts as lost after twice that at the earliest.
-        return_within: With fixed membership: how long the others wait for a rank that is lost, or has failed, to be started
-            again. 0: not at all.
+        lost_after: A replica whose sign of life has not changed for this long, by the observer's
+            clock, counts as lost. In fixed runs, a replica that was given a longer
+            ``beat_interval`` counts as lost after twice that at the earliest.
+        return_within: With fixed membership: how long the others wait for a rank that is lost, or
+            has failed, to be started again. 0: not at all.
         clock: A monotonic clock; replaced in tests.
         sleep: Waits for a number of seconds; replaced in tests.
-        repeat: Calls a function every so many seconds in the background, and returns a function that ends this; replaced in
-            tests.
-        in_background: Calls a function in the background, and returns a function that waits for its end; see :func:`in_thread`.
-            Replaced in tests.
+        repeat: Calls a function every so many seconds in the background, and returns a function
+            that ends this; replaced in tests.
+        in_background: Calls a function in the background, and returns a function that waits for its
+            end; see :func:`in_thread`. Replaced in tests.
     """
 
     join_timeout: float = 1800.0
@@ -103,9 +109,9 @@ class Timing:
             check_positive("return_within", self.return_within, " of seconds, or 0")
         if self.lost_after < 2 * self.beat_interval:
             raise ConfigurationError(
-                f"lost_after must be at least twice beat_interval ({self.beat_interval:g} s), but it is "
-                f"{self.lost_after:g} s (90 s if left out): replicas that are alive would count as lost. "
-                "Pass a larger lost_after, or a smaller beat_interval"
+                f"lost_after must be at least twice beat_interval ({self.beat_interval:g} s), but "
+                f"it is {self.lost_after:g} s (90 s if left out): replicas that are alive would "
+                "count as lost. Pass a larger lost_after, or a smaller beat_interval"
             )
 
 
@@ -140,7 +146,8 @@ class Moment(NamedTuple):
 class Wait:
     """One wait for other replicas: polls quickly at first, then more and more slowly, and looks around from time to time.
 
-    A pause lasts a twentieth of the wait so far, within limits, so an arrival is noticed at most 5 % late.
+    A pause lasts a twentieth of the wait so far, within limits, so an arrival is noticed at most 5
+    % late.
 
     Args:
         timing: Clock and sleep.
@@ -149,9 +156,10 @@ class Wait:
         look_around: Called from time to time; raises an error if waiting any longer is of no use.
         expired: Makes the error that is raised at the timeout.
         alarms: Seconds after the start at which to look around in any case.
-        downtime: Returns the seconds so far in which the store could not be reached. They do not count as waiting for others.
-        notice: Makes the message that is logged (level warning) once a minute while the wait lasts, given the seconds since
-            it began. An empty message is not logged.
+        downtime: Returns the seconds so far in which the store could not be reached. They do not
+            count as waiting for others.
+        notice: Makes the message that is logged (level warning) once a minute while the wait lasts,
+            given the seconds since it began. An empty message is not logged.
         notice_after: Seconds until the first such message.
     """
 
@@ -176,10 +184,14 @@ class Wait:
         self._alarms = sorted(self._start + alarm for alarm in alarms)
 
     def pause(self) -> None:
-        """Sleep once. Calls ``look_around`` when that is due, and raises the error of ``expired`` past the deadline.
+        """Sleep once.
 
-        The first pause past the deadline only looks around, so that the caller checks once more whether it has to wait: if this
-        process stood still, everything may have arrived in the meantime.
+        Calls ``look_around`` when that is due, and raises the error of ``expired`` past the
+        deadline.
+
+        The first pause past the deadline only looks around, so that the caller checks once more
+        whether it has to wait: if this process stood still, everything may have arrived in the
+        meantime.
         """
         moment = self.moment()
         if moment.expired and self._overdue:

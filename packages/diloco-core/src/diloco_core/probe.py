@@ -24,10 +24,12 @@ def run(uri: str) -> dict[str, Any]:
     """Write, read, list, create twice and remove a small object under a prefix.
 
     Args:
-        uri: The prefix, as for :func:`diloco_core.connect`. No object is left there; in a file system, empty folders are.
+        uri: The prefix, as for :func:`diloco_core.connect`. No object is left there; in a file
+            system, empty folders are.
 
     Returns:
-        ``exclusive`` (whether an object can be created only once, as elastic runs need) and ``seconds`` (for all of it).
+        ``exclusive`` (whether an object can be created only once, as elastic runs need) and
+        ``seconds`` (for all of it).
 
     Raises:
         ConfigurationError: The URI is malformed, or its scheme is unknown.
@@ -47,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line.
 
     Returns:
-        The exit status: 0 if the store can be used (a sentence says for which runs), 1 if it cannot. 2 if the arguments are
-        wrong, among them a URI that is malformed or whose scheme is unknown; argparse exits by itself if one is missing.
+        The exit status: 0 if the store can be used (a sentence says for which runs), 1 if it
+        cannot. 2 if the arguments are wrong, among them a URI that is malformed or whose scheme is
+        unknown; argparse exits by itself if one is missing.
     """
     parser = argparse.ArgumentParser(
         prog="python -m diloco_core.probe",

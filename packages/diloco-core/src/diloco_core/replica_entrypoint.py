@@ -39,16 +39,19 @@ def run(
 ) -> Any:
     """Connect to the run and call ``trainer_module.trainer_fn(**trainer_kwargs)``; returns what it returns.
 
-    If the trainer calls :func:`diloco_core.connect` with no arguments, it gets the exchange that was opened here.
+    If the trainer calls :func:`diloco_core.connect` with no arguments, it gets the exchange that
+    was opened here.
 
     Args:
         trainer_module: Importable name of the user's module.
         trainer_fn: Name of a function in that module.
         trainer_kwargs: Keyword arguments of the function.
-        rendezvous_uri: The place where the replicas meet; taken from ``RENDEZVOUS_URI`` if left out.
+        rendezvous_uri: The place where the replicas meet; taken from ``RENDEZVOUS_URI`` if left
+            out.
         rank: The number of this replica; taken from ``REPLICA_RANK`` if left out.
         world_size: Number of replicas; from ``REPLICA_WORLD_SIZE`` if left out.
-        connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}`` makes the run elastic.
+        connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}``
+            makes the run elastic.
 
     Raises:
         ConfigurationError: The trainer cannot be found, or the replica cannot be identified.
@@ -69,7 +72,8 @@ def _prepare(
     options: Mapping[str, Any],
 ) -> tuple[StoreExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
-    # The arguments go into the environment too, for the trainer's own connect() and its worker processes.
+    # The arguments go into the environment too, for the trainer's own connect() and its worker
+    # processes.
     given = {
         "RENDEZVOUS_URI": rendezvous_uri,
         "REPLICA_RANK": rank,
@@ -80,14 +84,15 @@ def _prepare(
     for name in options:
         if name not in known:
             raise ConfigurationError(
-                f"connect_options has {name!r}, which is not allowed. These are: {', '.join(sorted(known))}"
+                f"connect_options has {name!r}, which is not allowed. These are: "
+                f"{', '.join(sorted(known))}"
             )
     exchange = connect(rank=rank, world_size=world_size, **options)
     if (devices := torch.cuda.device_count()) > 1:
         _log.warning(
-            "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself uses them "
-            "all, it trains on one, and the others are idle. Ask for one GPU per replica, and start more "
-            "replicas.",
+            "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself "
+            "uses them all, it trains on one, and the others are idle. Ask for one GPU per "
+            "replica, and start more replicas.",
             exchange.rank,
             devices,
         )
@@ -120,8 +125,8 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise  # the trainer's module exists, but a module that it imports does not
         raise ConfigurationError(
-            f"the trainer module {module!r} cannot be imported: no module {error.name!r} on this replica's path "
-            f"({', '.join(sys.path)})"
+            f"the trainer module {module!r} cannot be imported: no module {error.name!r} on this "
+            f"replica's path ({', '.join(sys.path)})"
         ) from error
     trainer: Any = imported
     for part in function.split("."):

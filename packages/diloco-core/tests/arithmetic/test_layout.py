@@ -172,7 +172,9 @@ def test_a_view_shares_memory(dtype):
 
 
 def test_buffers_that_are_used_again_fit_every_piece():
-    """A tensor is kept for the next piece of its size; a smaller, a larger or another one gets a tensor of its own."""
+    """A tensor is kept for the next piece of its size; a smaller, a larger or another one gets a
+    tensor of its own.
+    """
     groups = (Group(torch.float64, 40, Rule.OUTER), Group(torch.float32, 80, Rule.MEAN))
     layout, scratch = Layout(groups, 1), Scratch(64)
     pieces = [Piece(1, 0, 16), Piece(1, 16, 32), Piece(1, 32, 35), Piece(0, 0, 16), Piece(1, 0, 80)]

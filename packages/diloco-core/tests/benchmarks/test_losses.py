@@ -43,7 +43,9 @@ class TestLossOf:
         assert len(set(losses.values())) == len(losses), losses
 
     def test_synchronous_training_is_the_limit_of_averaging_at_every_step(self, proof, text, tiny):
-        """With one step between syncs, outer SGD with lr 1 and an inner optimizer that is SGD, which the model has to be too."""
+        """With one step between syncs, outer SGD with lr 1 and an inner optimizer that is SGD,
+        which the model has to be too.
+        """
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 proof.losses, "_optimizer", lambda model: torch.optim.SGD(model.parameters())

@@ -16,7 +16,9 @@ def kept(proof):
 
 @pytest.fixture
 def made(proof):
-    """Results of two rows: of a codec that costs 3 % of the loss, on a link where too little time is left."""
+    """Results of two rows: of a codec that costs 3 % of the loss, on a link where too little time
+    is left.
+    """
     losses = proof.results.Results(
         None, {}, {"plain": {"0": 2.0, "1": 3.0}, "int8": {"0": 2.04, "1": 3.12}}
     )

@@ -17,7 +17,9 @@ PAUSES = st.floats(0, 20)
 class TestTokenBucket:
     @given(st.lists(st.tuples(PAUSES, SIZES), max_size=12), st.floats(1, 1e4), st.floats(0, 1e4))
     def test_it_carries_what_the_bandwidth_allows_and_never_less(self, proof, asked, rate, burst):
-        """Whatever is asked, and however long nothing is: of any bytes in a row the last one comes when the link allows it."""
+        """Whatever is asked, and however long nothing is: of any bytes in a row the last one comes
+        when the link allows it.
+        """
         now = 0.0
 
         def sleep(seconds):
@@ -52,7 +54,10 @@ class TestTokenBucket:
 
 @pytest.fixture
 def link(proof, time):
-    """A link of 1,000 bytes per second, whose requests take two seconds. After a pause it carries ten bytes at once."""
+    """A link of 1,000 bytes per second, whose requests take two seconds.
+
+    After a pause it carries ten bytes at once.
+    """
     return proof.throttle.Link(1000, 2.0, clock=time.clock, sleep=time.sleep)
 
 

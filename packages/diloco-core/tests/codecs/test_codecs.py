@@ -1,4 +1,6 @@
-"""Codecs: all replicas add up what was sent, the sender too, and objects have the size that the codec says."""
+"""Codecs: all replicas add up what was sent, the sender too, and objects have the size that the
+codec says.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,7 +107,8 @@ def sync(kind, folder, codec):
 @pytest.mark.parametrize("codec", CODECS, ids=name_of)
 def test_all_add_up_what_was_sent(kind, codec, tmp_path):
     replicas, _, _ = sync(kind, tmp_path / "run", codec)
-    # As an exchange does it: the difference of the global copy and the model, not what was subtracted.
+    # As an exchange does it: the difference of the global copy and the model, not what was
+    # subtracted.
     deltas = [replica.start - (replica.start - replica.learned) for replica in replicas]
     sent = [decoded(codec, delta) for delta in deltas]
     # Zeros of a sparse codec were not sent, and do not count.

@@ -10,7 +10,9 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def half_a_step(values, dtype):
-    """How far rounding to a dtype may move values; those that are too large go to its largest number."""
+    """How far rounding to a dtype may move values; those that are too large go to its largest
+    number.
+    """
     of = torch.finfo(dtype)
     relative = (values.abs() * of.eps / 2).clamp(min=of.smallest_normal * of.eps / 2)
     return torch.maximum(relative, values.abs() - of.max)
@@ -69,7 +71,9 @@ class TestE2M1(CodecConformance):
 
 class _TopK(CodecConformance):
     def error(self, values):
-        """What is not sent is off by all of itself; what is sent, by no more than the values of its bin lie apart."""
+        """What is not sent is off by all of itself; what is sent, by no more than the values of its
+        bin lie apart.
+        """
         largest = values.abs().max()
         return torch.maximum(values.abs(), 2 * largest) * (1 + 2**-23) + TINY
 

@@ -79,7 +79,9 @@ def test_e2m1_is_the_format_of_the_specification():
 
 
 def test_the_bytes_of_e2m1():
-    """The scale, then two values in a byte, the first in the lower half; 6.0 has the code 7, and the sign is bit 3."""
+    """The scale, then two values in a byte, the first in the lower half; 6.0 has the code 7, and
+    the sign is bit 3.
+    """
     data = CODECS["e2m1"].encode(torch.tensor([6.0, -1.0, 0.5]))
     assert data.tolist() == [127, 0x7 | 0xA << 4, 0x1]
 

@@ -1,4 +1,6 @@
-"""The bytes of every codec, and what they decode to, are what they were: a run may be older than the code that resumes it."""
+"""The bytes of every codec, and what they decode to, are what they were: a run may be older than
+the code that resumes it.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ NUMEL = 2 * 65536 + 4096 + 700
 
 
 def values():
-    """Numbers of many sizes, exact on every machine, without two equal magnitudes that a codec would have to choose from."""
+    """Numbers of many sizes, exact on every machine, without two equal magnitudes that a codec
+    would have to choose from.
+    """
     index = torch.arange(1, NUMEL + 1)
     mixed = (index * 2654435761) % 2**23
     signs = 1 - 2 * (mixed >> 3 & 1)

@@ -38,8 +38,9 @@ def by_topk(rows, k):
 
 @st.composite
 def matrices(draw):
-    """Rows of many kinds side by side: few different values, so many ties; steps; one cluster; what is not finite;
-    numbers that differ in their lowest bits only."""
+    """Rows of many kinds side by side: few different values, so many ties; steps; one cluster; what
+    is not finite; numbers that differ in their lowest bits only.
+    """
     seed = draw(st.integers(0, 2**31))
     generator = torch.Generator().manual_seed(seed)
     rows = []
@@ -93,7 +94,9 @@ def test_values_without_ties_need_no_sorting(find, k):
 
 @WAYS
 def test_nan_is_larger_than_all_numbers(keys):
-    """So that it is sent, and seen: a contribution that holds it must not look like one that does not."""
+    """So that it is sent, and seen: a contribution that holds it must not look like one that does
+    not.
+    """
     rows = torch.randn(3, NUMEL, generator=torch.Generator().manual_seed(1))
     rows[1, 77] = torch.nan
     rows[2, 5] = torch.inf
@@ -104,7 +107,9 @@ def test_nan_is_larger_than_all_numbers(keys):
 
 @WAYS
 def test_an_equal_value_whose_key_is_smaller_is_not_passed_over(keys):
-    """All other keys between those of two equal values belong to smaller ones, and no more than the larger keys are looked at."""
+    """All other keys between those of two equal values belong to smaller ones, and no more than the
+    larger keys are looked at.
+    """
     bits = torch.full((1, NUMEL), 0x3F800000, dtype=torch.int32)
     bits[0, [0, -1]] = 0x3F800FFF
     rows = bits.view(torch.float32)

@@ -1,4 +1,6 @@
-"""The bytes of the codecs that encode blocks, compared with their rules as written down here, value by value."""
+"""The bytes of the codecs that encode blocks, compared with their rules as written down here, value
+by value.
+"""
 
 import math
 import struct
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from diloco_core._codecs._named import CODECS
 
-#: Halves and eighths of powers of two meet the ties of every rule; the others come near them, or to the ends of the range.
+#: Halves and eighths of powers of two meet the ties of every rule; the others come near them, or to
+#: the ends of the range.
 ELEMENTS = st.one_of(
     st.integers(-64, 64).map(lambda n: n / 8),
     st.floats(width=32, allow_nan=False, allow_infinity=False),
@@ -32,7 +35,9 @@ def values_of(block):
 
 
 def int8_of(row):
-    """A scale of 1/127 of the largest magnitude, and the nearest whole multiples of it, ties to the even one."""
+    """A scale of 1/127 of the largest magnitude, and the nearest whole multiples of it, ties to the
+    even one.
+    """
     tiny, most = float(np.finfo(np.float32).tiny), np.float32(np.finfo(np.float32).max)
     scale = np.float32(max(abs(x) for x in row)) / np.float32(127)
     if scale < tiny:
@@ -46,7 +51,9 @@ def int8_of(row):
 
 
 def e2m1_of(row):
-    """A power of two, and for each value its sign and the number of the nearest magnitude, ties to the even one."""
+    """A power of two, and for each value its sign and the number of the nearest magnitude, ties to
+    the even one.
+    """
     largest = max(abs(x) for x in row)
     exponent = math.frexp(largest)[1] - 3 if largest else -200
     codes = []

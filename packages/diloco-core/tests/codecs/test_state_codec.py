@@ -1,4 +1,6 @@
-"""The outer loop's arguments ``state_codec`` and ``full_state_every``: what they change, and where they are refused."""
+"""The outer loop's arguments ``state_codec`` and ``full_state_every``: what they change, and where
+they are refused.
+"""
 
 import dataclasses
 import functools
@@ -47,7 +49,9 @@ def over_store(folder, ranks=2, **options):
 
 
 def until(last, exchange, outer_state=None, **options):
-    """Train up to a number of inner steps in all incarnations; what the model holds, and with ``outer_state`` the loop's state."""
+    """Train up to a number of inner steps in all incarnations; what the model holds, and with
+    ``outer_state`` the loop's state.
+    """
     model = make()
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     with DiLoCo(model, inner, exchange, **{"sync_every": 2, "flush": "none", **options}) as outer:
@@ -87,7 +91,9 @@ def test_the_model_ends_near_the_plain_run(name):
     [(1, 1, {}), (1, 3, {}), (2, 1, {}), (2, 3, {}), (1, 3, {"min_replicas": 2})],
 )
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(fragments, every, membership, tmp_path):
-    """Wherever it stopped: it begins with the newest whole state, and adds the updates since; so does ``export``."""
+    """Wherever it stopped: it begins with the newest whole state, and adds the updates since; so
+    does ``export``.
+    """
     options = {"state_codec": "e2m1", "full_state_every": every, "fragments": fragments}
     whole = run(functools.partial(until, 14, **options), over_store(tmp_path / "whole"))
     for last in range(2, 15, 2):
@@ -123,7 +129,9 @@ def states(folder):
 
 @pytest.mark.parametrize("membership", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
 def test_only_what_is_needed_is_kept(membership, tmp_path):
-    """The newest two states can be made, of every fragment: the whole ones that they begin with, and what follows these."""
+    """The newest two states can be made, of every fragment: the whole ones that they begin with,
+    and what follows these.
+    """
     kept = {}
     for syncs in (4, 5, 7):
         exchanges = over_store(tmp_path / str(syncs), **membership)
@@ -158,7 +166,9 @@ def stopped(tmp_path_factory):
 
 
 def with_damage(stopped, folder, sync, place):
-    """A copy of a stopped run, with a wrong bit at a place (0 to 1) of rank 1's shard of a sync; its exchanges to resume it."""
+    """A copy of a stopped run, with a wrong bit at a place (0 to 1) of rank 1's shard of a sync;
+    its exchanges to resume it.
+    """
     shutil.copytree(stopped / "5", folder, dirs_exist_ok=True)
     path = shards(folder, sync)[1]
     content = path.read_bytes()
@@ -168,7 +178,9 @@ def with_damage(stopped, folder, sync, place):
 
 @pytest.mark.parametrize(("sync", "place"), [(3, 0.95), (4, 0.95), (5, 0.05), (5, 0.5), (5, 0.95)])
 def test_damage_is_found(sync, place, stopped, tmp_path):
-    """In the header, outer state, update or values, in the whole state or an update after it: a resumed run refuses."""
+    """In the header, outer state, update or values, in the whole state or an update after it: a
+    resumed run refuses.
+    """
     exchanges = with_damage(stopped, tmp_path, sync, place)
     with pytest.raises(BaseExceptionGroup) as caught:
         run(functools.partial(until, 12, **INT8), exchanges)

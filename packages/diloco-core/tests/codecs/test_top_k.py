@@ -1,4 +1,6 @@
-"""The sparse codec: which values are sent, as what, in how many bytes, and what the mean of several contributions is."""
+"""The sparse codec: which values are sent, as what, in how many bytes, and what the mean of several
+contributions is.
+"""
 
 import math
 import statistics
@@ -57,7 +59,9 @@ def test_it_decodes_to_what_the_rules_say(name, numel):
 
 
 def test_the_bytes():
-    """A table of four float32; positions of 12 bits, two in three bytes; bins of two bits, four in a byte."""
+    """A table of four float32; positions of 12 bits, two in three bytes; bins of two bits, four in
+    a byte.
+    """
     values = torch.zeros(192)
     values[[3, 100, 191]] = torch.tensor([1.0, -3.0, 2.0])
     data = CODECS["topk64"].encode(values)
@@ -93,7 +97,9 @@ def test_no_number_comes_out_that_some_processors_take_for_zero(name):
     st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3e38, -3e38, 1e-40]), min_size=1, max_size=300)
 )
 def test_equal_magnitudes_are_chosen_alike_whatever_comes_before(numbers):
-    """Chunks are cut differently on different replicas, so ties must not depend on what else is encoded."""
+    """Chunks are cut differently on different replicas, so ties must not depend on what else is
+    encoded.
+    """
     codec, values = CODECS["topk64"], torch.tensor(numbers)
     block = values.repeat(-(-BLOCK // len(values)))[:BLOCK]
     alone = bytes(codec.encode(block).tolist())
@@ -134,7 +140,10 @@ def test_the_mean_is_that_of_those_who_sent_a_value(kind, tmp_path):
 
 
 def test_everything_is_sent_in_time():
-    """Error feedback is on by itself. With a decay of 1 nothing is lost: without it, most values would never arrive."""
+    """Error feedback is on by itself.
+
+    With a decay of 1 nothing is lost: without it, most values would never arrive.
+    """
     gradients = [[random(2 * BLOCK)] * 150]
     (end,) = run(
         lambda exchange: one_step(exchange, gradients, codec="topk64", error_feedback=1.0),

@@ -6,7 +6,10 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """A simulated replica computes next to nothing. More threads would only wait for one another."""
+    """A simulated replica computes next to nothing.
+
+    More threads would only wait for one another.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,6 @@
-"""How an elastic run begins, in virtual time: one replica uploads the initial state, however long that takes."""
+"""How an elastic run begins, in virtual time: one replica uploads the initial state, however long
+that takes.
+"""
 
 import threading
 from itertools import pairwise
@@ -75,7 +77,9 @@ def enter(node, sync_every=1):
 
 @pytest.mark.parametrize("prefix", ["initial/", "unsynced/"])
 def test_others_wait_although_no_object_comes_for_many_graces(prefix, caplog):
-    """Where one object takes longer than the grace, nothing in the store grows: rank 0 has to say that it is at it."""
+    """Where one object takes longer than the grace, nothing in the store grows: rank 0 has to say
+    that it is at it.
+    """
 
     def train(node):
         slow(node, prefix, 70.0)
@@ -169,8 +173,8 @@ def test_one_who_dies_in_the_upload_costs_one_grace(caplog):
         "looks are up to 2 s apart"
     )
     assert (
-        "the replica that was beginning the run at simulated://run has given no sign within the grace"
-        in caplog.text
+        "the replica that was beginning the run at simulated://run has given no sign within the "
+        "grace" in caplog.text
     )
     assert len(uploads(store)) == 2
 
@@ -367,7 +371,9 @@ class TestSaying:
         assert not thread.is_alive()
 
     def test_on_a_folder(self, tmp_path):
-        """The real thread, over a real store, while an upload takes as long as it takes to see three signs."""
+        """The real thread, over a real store, while an upload takes as long as it takes to see
+        three signs.
+        """
         store, signs = open_store(str(tmp_path)), set()
         put = store.put
 

@@ -1,4 +1,6 @@
-"""An elastic run of several fragments in which a rank dies after the sync of one, before that of another."""
+"""An elastic run of several fragments in which a rank dies after the sync of one, before that of
+another.
+"""
 
 from contextlib import suppress
 

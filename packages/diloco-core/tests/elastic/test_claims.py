@@ -226,7 +226,7 @@ def test_a_sync_in_turn_costs_no_more_requests_than_one_look():
         return SimulatedTraining(syncs=9, sizes=(12,), save_every=100)(node)
 
     simulate(train, Schedule(1), replace(Elastic(1, grace=30.0), topology="sharded"))
-    # Before the first sync and with the eighth the own claim is looked at; nine syncs, and what is saved at
-    # the first of them and at the end.
+    # Before the first sync and with the eighth the own claim is looked at; nine syncs, and what is
+    # saved at the first of them and at the end.
     assert reads.count(KEY) == 2
     assert reads.count(claim_key(0, 2)) == 11

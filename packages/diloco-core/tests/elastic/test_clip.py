@@ -53,7 +53,9 @@ def test_norms_that_are_damaged_at_rest_decide_nothing(topology, which):
 
 
 def test_windows_of_time_are_clipped_and_weighed_by_their_steps():
-    """Who takes three times as many steps learns about as much more, which is scaled down before it is weighed."""
+    """Who takes three times as many steps learns about as much more, which is scaled down before it
+    is weighed.
+    """
     training = SimulatedTraining(4, (12,), Seconds(20), paces=(1.0, 3.0), clip=True)
     outcome = simulate(training, Schedule(2, latency=0.01), Elastic(2, grace=9.0))
     assert violations(outcome, training) == []

@@ -1,4 +1,5 @@
-"""Every object of an elastic run with one flipped bit, cut short, or gone: the same model comes of it.
+"""Every object of an elastic run with one flipped bit, cut short, or gone: the same model comes of
+it.
 
 Only the manifest cannot be made again from anything else; without it there is an error with a name.
 """
@@ -61,10 +62,13 @@ class _Run:
         self.needed = [key for key in self.objects if self._is_needed(key)]
 
     def _is_needed(self, key):
-        """Nothing can say again what a sync was made from, and who is in it, before a later state is published."""
+        """Nothing can say again what a sync was made from, and who is in it, before a later state
+        is published.
+        """
         folder, _, name = key.partition("/")
         if folder == "state" and name.endswith(".safetensors"):
-            # Of encoded state, the newest is made of changes since the last whole one, which are made from nothing else.
+            # Of encoded state, the newest is made of changes since the last whole one, which are
+            # made from nothing else.
             fragment = int(name.split("/")[1][:3])
             newest = max(
                 at
@@ -82,7 +86,9 @@ class _Run:
         )
 
     def resumed(self, key, data):
-        """What comes of it with other bytes in place of an object, or none: errors by incarnation, and what else is wrong."""
+        """What comes of it with other bytes in place of an object, or none: errors by incarnation,
+        and what else is wrong.
+        """
         store = SimulatedStore()
         for name, whole in self.objects.items():
             store.write(name, whole)
@@ -174,11 +180,13 @@ def test_one_object_at_rest(run):
 
 @pytest.mark.slow
 def test_any_byte_at_rest(run, caplog):
-    """One bit of every byte, all bits where a bit more matters, and truncations: one in eight of them, others in each run.
+    """One bit of every byte, all bits where a bit more matters, and truncations: one in eight of
+    them, others in each run.
 
-    All bits: of the header of a published state, and of what is read of contributions. Of inner state, of old records, and
-    of contributions that nobody needs any more, it is every 31st byte. Every single bit is tried without a run, where a try
-    costs microseconds: of records in ``test_sealed``, of published states in ``test_exchange_bits``, of inner state in
+    All bits: of the header of a published state, and of what is read of contributions. Of inner
+    state, of old records, and of contributions that nobody needs any more, it is every 31st byte.
+    Every single bit is tried without a run, where a try costs microseconds: of records in
+    ``test_sealed``, of published states in ``test_exchange_bits``, of inner state in
     ``test_inner_state``.
     """
     for key in _kinds(run):
@@ -258,7 +266,8 @@ def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
         assert all(isinstance(error, CoreError) for error in outcome.errors().values()), (
             outcome.errors()
         )
-        # Without any whole state there is nothing to go on from: the initial one rotted before another was complete.
+        # Without any whole state there is nothing to go on from: the initial one rotted before
+        # another was complete.
         lost = any("nothing to go back to" in str(error) for error in outcome.errors().values())
         passed = (" raised ", "not every rank") if lost else (" raised ",)
         assert [
@@ -268,7 +277,9 @@ def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_the_first_state_is_made_again_from_the_initial_one(topology):
-    """Nothing of a loading that failed half-way may stay: the first outer step begins without momentum."""
+    """Nothing of a loading that failed half-way may stay: the first outer step begins without
+    momentum.
+    """
     settings = Elastic(
         2,
         grace=5.0,
@@ -336,7 +347,9 @@ class _FlipsOnce(SimulatedStore):
 
 @pytest.mark.parametrize("members", [2, 3])
 def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_had_sent(members):
-    """Its model holds the damaged values by then, so what it has learned is to be had from the store only."""
+    """Its model holds the damaged values by then, so what it has learned is to be had from the
+    store only.
+    """
     training, store = SimulatedTraining(syncs=4, sizes=(40,)), _FlipsOnce()
     settings = Elastic(2, grace=5.0, topology="sharded")
     outcome = simulate(

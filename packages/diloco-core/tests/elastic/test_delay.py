@@ -1,4 +1,6 @@
-"""Elastic runs whose syncs go on while the replicas train: who is late, comes back, reloads or leaves meanwhile."""
+"""Elastic runs whose syncs go on while the replicas train: who is late, comes back, reloads or
+leaves meanwhile.
+"""
 
 import pytest
 import torch
@@ -76,7 +78,10 @@ def test_nobody_waits_long_for_those_who_have_left(steps):
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_a_new_incarnation_goes_on_after_the_steps_that_no_sync_counts(fragments):
-    """It is saved when a sync is adopted, with the steps that were taken while that was under way. They are not repeated."""
+    """It is saved when a sync is adopted, with the steps that were taken while that was under way.
+
+    They are not repeated.
+    """
     begun = []
 
     def train(node):

@@ -1,4 +1,6 @@
-"""Elastic runs whose state is published encoded: joining, repairing and going back, where most states are only changes."""
+"""Elastic runs whose state is published encoded: joining, repairing and going back, where most
+states are only changes.
+"""
 
 import copy
 import logging
@@ -67,7 +69,9 @@ def _run(training, store, ranks=2, settings=_SETTINGS, faults=(), seed=0, **opti
 
 @pytest.fixture(scope="module")
 def stopped():
-    """A run that has ended after ten syncs: those of fragment 0 are 1, 3, 5, 7 and 9, and 5 is whole; of fragment 1, 6 is."""
+    """A run that has ended after ten syncs: those of fragment 0 are 1, 3, 5, 7 and 9, and 5 is
+    whole; of fragment 1, 6 is.
+    """
     training, store = _training(9), SimulatedStore()
     _, wrong = _run(training, store)
     assert wrong == []
@@ -170,7 +174,9 @@ def test_a_whole_state_is_made_again_from_the_changes_before_it(stopped):
 
 
 def test_an_older_change_that_is_lost_is_said_and_a_run_can_go_back_before_it(stopped):
-    """Its contributions are gone, so nothing can make it again; a run that goes on publishes whole values again."""
+    """Its contributions are gone, so nothing can make it again; a run that goes on publishes whole
+    values again.
+    """
     key = shard_key(7, 0, 1, "")
 
     def damage(store):
@@ -226,7 +232,10 @@ def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
     ids=["own shard", "another's"],
 )
 def test_values_that_changed_in_memory_are_read_again(element, reloads, message, caplog):
-    """Between its contribution and the outer step. Nobody adds a change to them, nor publishes what comes of them."""
+    """Between its contribution and the outer step.
+
+    Nobody adds a change to them, nor publishes what comes of them.
+    """
 
     training = _Remembering(6, (70,), state_codec="e2m1", full_state_every=3)
 
@@ -306,7 +315,9 @@ class _FlipsOnce(SimulatedStore):
 
 
 def test_nothing_of_a_damaged_change_is_added(monkeypatch):
-    """All of it is verified before; otherwise the sum would be wrong, and replicas would have to load again."""
+    """All of it is verified before; otherwise the sum would be wrong, and replicas would have to
+    load again.
+    """
 
     def trouble():
         training, store = _training(6), _FlipsOnce()

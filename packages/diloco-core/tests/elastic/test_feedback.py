@@ -1,4 +1,6 @@
-"""Error feedback while replicas are late, die, come back and reload: nothing is sent twice, and what is lost is said."""
+"""Error feedback while replicas are late, die, come back and reload: nothing is sent twice, and
+what is lost is said.
+"""
 
 import logging
 

@@ -1,4 +1,6 @@
-"""Details of elastic runs that no other test would miss: updates that are interrupted, late owners, who stands for whom."""
+"""Details of elastic runs that no other test would miss: updates that are interrupted, late owners,
+who stands for whom.
+"""
 
 import pytest
 import torch
@@ -233,7 +235,9 @@ class TestPublishedState:
         assert {key.split("/")[1] for key in store.below("initial/")} == {initial}
 
     def _begun(self, elastic, store):
-        """Have a run begun in a store; returns a whole and valid shard of sync 3, of another course of the same run."""
+        """Have a run begun in a store; returns a whole and valid shard of sync 3, of another course
+        of the same run.
+        """
         begun, course = (
             simulate(SimulatedTraining(syncs=0, sizes=(400,)), Schedule(3), elastic),
             SimulatedStore(),

@@ -1,4 +1,6 @@
-"""Many replicas, many syncs: what a sync costs stays what the model says, and the store does not grow."""
+"""Many replicas, many syncs: what a sync costs stays what the model says, and the store does not
+grow.
+"""
 
 import itertools
 
@@ -101,7 +103,8 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
         assert after == pytest.approx(before, rel=near)
     least = 1 - near / 4
 
-    # As modelled: one contribution up, and the own shard with its momentum; the headers are what small models add.
+    # As modelled: one contribution up, and the own shard with its momentum; the headers are what
+    # small models add.
     requests = _rate(samples, quarter, end, 0) / replicas
     sent = _rate(samples, quarter, end, 1) / replicas / delta
     received = _rate(samples, quarter, end, 2) / replicas / delta
@@ -116,8 +119,8 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
             others * least <= requests < others + 24
         )  # every contribution is read once, whatever the number of shards
 
-    # The store holds a few syncs, however long the run. (When the last sample is taken, others are leaving and save what
-    # belongs to them alone.)
+    # The store holds a few syncs, however long the run. (When the last sample is taken, others are
+    # leaving and save what belongs to them alone.)
     payload, objects = ([sample[what] for sample in samples[:-1]] for what in (3, 4))
     assert max(payload[half:]) < 1.05 * max(payload[:half])
     assert max(objects[half:]) <= 1.05 * max(objects[:half])

@@ -1,4 +1,6 @@
-"""Records of the log that are lost: nothing is decided twice, and a run that goes back to older states gets on."""
+"""Records of the log that are lost: nothing is decided twice, and a run that goes back to older
+states gets on.
+"""
 
 from dataclasses import replace
 
@@ -103,7 +105,9 @@ def test_a_rollback_that_has_brought_nothing_is_not_written_again(monkeypatch):
 
 @pytest.mark.parametrize("still_counts", [True, False])
 def test_a_number_is_closed_by_what_can_be_read(still_counts):
-    """Of two fragments' newest states one cannot be read any more; the other's sync still counts, and is not given up."""
+    """Of two fragments' newest states one cannot be read any more; the other's sync still counts,
+    and is not given up.
+    """
     before, store = _run(8, (40, 30), _SHARDED)
     last = _numbers(store)[-1]
     whole = store.objects[commit_key(last)]

@@ -1,4 +1,6 @@
-"""The manifest disappears or changes while replicas live: they put it back, or stop where another run's stands there."""
+"""The manifest disappears or changes while replicas live: they put it back, or stop where another
+run's stands there.
+"""
 
 import itertools
 import logging
@@ -170,7 +172,9 @@ def test_a_copy_alone_is_a_leftover():
 
 
 def test_a_copy_that_is_seen_before_its_manifest_is_no_damage(caplog):
-    """Another replica writes both, while this one has looked for the first and not yet for the second."""
+    """Another replica writes both, while this one has looked for the first and not yet for the
+    second.
+    """
     first, _ = _run(None, syncs=1)
 
     class Beginning:

@@ -1,4 +1,6 @@
-"""Every safety rule is needed: without it, some simulated run goes wrong, and the simulator's checks say so."""
+"""Every safety rule is needed: without it, some simulated run goes wrong, and the simulator's
+checks say so.
+"""
 
 import random
 from functools import partial
@@ -170,7 +172,8 @@ def done_before_the_shards(monkeypatch):
     monkeypatch.setattr(Adoption, "run", early)
 
 
-MUTANTS = {  # with the number of the first run that shows it, as a rule: looked at first, since others take long
+# With the number of the first run that shows it, as a rule: looked at first, since others take long
+MUTANTS = {
     decide_from_own_listing: 19,
     no_incarnation: 0,
     record_before_payload: 5,
@@ -189,8 +192,9 @@ def test_a_broken_rule_is_caught(mutate, monkeypatch):
     assert_caught(_wrong, first=MUTANTS[mutate], runs=60)
 
 
-# ``fixed/test_fixed_mutants.py`` has the others in the form that they have there. Fixed runs lack two of the rules: the quorum,
-# since all are waited for, and that others stand in for an owner, since nobody else has its part.
+# ``fixed/test_fixed_mutants.py`` has the others in the form that they have there. Fixed runs lack
+# two of the rules: the quorum, since all are waited for, and that others stand in for an owner,
+# since nobody else has its part.
 FIXED = {record_before_payload: 2, no_replay: 3, done_before_the_shards: 1}
 
 

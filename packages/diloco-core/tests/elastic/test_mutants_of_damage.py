@@ -1,4 +1,6 @@
-"""Without its checksums a simulated run of either kind takes damaged bytes for good ones, and the simulator's checks say so."""
+"""Without its checksums a simulated run of either kind takes damaged bytes for good ones, and the
+simulator's checks say so.
+"""
 
 import json
 import random
@@ -23,7 +25,9 @@ POLICIES = {
 
 
 def _wrong_after_damage(policy, number):
-    """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by name."""
+    """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by
+    name.
+    """
     chance = random.Random(number)
     kinds = ("flip", "flip", "rot", "zombie", "kill before")
     faults = [

@@ -1,4 +1,6 @@
-"""Every rule of encoded state is needed: without it, some simulated run goes wrong, and the simulator's checks say so."""
+"""Every rule of encoded state is needed: without it, some simulated run goes wrong, and the
+simulator's checks say so.
+"""
 
 import random
 from functools import partial
@@ -89,7 +91,9 @@ def the_owner_keeps_its_exact_values(monkeypatch):
 
 
 def _without_sums(monkeypatch):
-    """Nobody compares what comes of a change with what its owner holds, which would make an incarnation load again."""
+    """Nobody compares what comes of a change with what its owner holds, which would make an
+    incarnation load again.
+    """
 
     def add(self, reader, origin, expected):
         data, offset = self._update.read(reader, origin, self.chunk_bytes), 0
@@ -103,7 +107,9 @@ def _without_sums(monkeypatch):
 
 
 def start_from_a_state_that_is_not_whole(monkeypatch):
-    """An incarnation takes the newest change for the whole state: it adds it to the values that it begins with."""
+    """An incarnation takes the newest change for the whole state: it adds it to the values that it
+    begins with.
+    """
     _without_sums(monkeypatch)
     monkeypatch.setattr(_incarnation, "made_of", lambda sync, *_: [sync])
 
@@ -122,7 +128,9 @@ def collect_changes_that_are_needed(monkeypatch):
 
 
 def add_to_a_stale_base(monkeypatch):
-    """An incarnation that has begun to compute a shard adds the published change to what it has computed so far."""
+    """An incarnation that has begun to compute a shard adds the published change to what it has
+    computed so far.
+    """
     _without_sums(monkeypatch)
     monkeypatch.setattr(_result, "read_values", lambda *_, **__: None)
     monkeypatch.setattr(_compute.Computation, "_is_same", lambda self, shard: False)

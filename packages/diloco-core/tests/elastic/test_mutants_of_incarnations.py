@@ -1,4 +1,6 @@
-"""What keeps an earlier incarnation of a rank from going on is needed: without it, simulated runs go wrong."""
+"""What keeps an earlier incarnation of a rank from going on is needed: without it, simulated runs
+go wrong.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +30,9 @@ ASLEEP = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(3, 90.0)}
 
 
 def _going_back(policy, number):
-    """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back to older states."""
+    """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back
+    to older states.
+    """
     settings, syncs, pauses = GOING_BACK[policy]
     before, store = SimulatedTraining(syncs=syncs, sizes=(40, 30)), SimulatedStore()
     simulate(before, Schedule(2, seed=number, latency=0.01), settings, store=store)
@@ -58,7 +62,9 @@ def _going_back(policy, number):
 
 
 def _asleep(policy, number):
-    """What goes wrong where a replica that saves its inner state at every sync sleeps, and is replaced meanwhile."""
+    """What goes wrong where a replica that saves its inner state at every sync sleeps, and is
+    replaced meanwhile.
+    """
     training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
     faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]
     schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)

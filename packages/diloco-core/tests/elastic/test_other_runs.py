@@ -1,4 +1,6 @@
-"""Nothing of another run under the same prefix becomes part of a model: not of an incarnation that still runs, not of copies."""
+"""Nothing of another run under the same prefix becomes part of a model: not of an incarnation that
+still runs, not of copies.
+"""
 
 import itertools
 from types import SimpleNamespace
@@ -39,10 +41,12 @@ class _Remembering(SimulatedStore):
 
 
 class _Reused:
-    """Rank 2 begins a run and trains alone; then ranks 0 and 1 empty the prefix and begin another one there.
+    """Rank 2 begins a run and trains alone; then ranks 0 and 1 empty the prefix and begin another
+    one there.
 
     Args:
-        hang: At which of its requests from the 20th second on it stands still: a number, or an operation and a part of its key.
+        hang: At which of its requests from the 20th second on it stands still: a number, or an
+            operation and a part of its key.
         seconds: For how long.
     """
 
@@ -126,7 +130,9 @@ def _named(errors):
 
 
 def _stops(topology, hang):
-    """An incarnation that stands still for longer than a grace, and wakes up when its prefix is that of another run."""
+    """An incarnation that stands still for longer than a grace, and wakes up when its prefix is
+    that of another run.
+    """
     reused = _Reused(topology, hang, 15.0)
     assert reused.wrong() == []
     error = reused.outcome.results[2, 1]
@@ -176,7 +182,9 @@ def test_wherever_it_stands_still(topology):
 def test_a_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(
     topology,
 ):
-    """For a grace it does not look, and goes on with its own log: what it decides becomes part of no other model."""
+    """For a grace it does not look, and goes on with its own log: what it decides becomes part of
+    no other model.
+    """
     reused = _Reused(topology, None, 0.0)
     assert reused.wrong() == []
     assert isinstance(reused.outcome.results[2, 1], RunExistsError)
@@ -189,7 +197,9 @@ def test_a_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records
 
 @pytest.fixture(scope="module", params=["sharded", "gather"])
 def two(request):
-    """What a run has left and what it trained, and everything that a longer one of the same model has ever written."""
+    """What a run has left and what it trained, and everything that a longer one of the same model
+    has ever written.
+    """
     settings = Elastic(
         2, grace=5.0, topology=request.param, publish_every=1 if request.param == "gather" else None
     )
@@ -313,7 +323,9 @@ def test_what_is_of_this_run_is_handed_on():
 
 
 def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own():
-    """An incarnation that has just looked at the manifest finds a record of another run: whose prefix is it?"""
+    """An incarnation that has just looked at the manifest finds a record of another run: whose
+    prefix is it?
+    """
     for emptied in (True, False):
         store, other = SimulatedStore(), SimulatedStore()
         settings = Elastic(1, grace=50.0, topology="sharded")

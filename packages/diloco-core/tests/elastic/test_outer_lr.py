@@ -1,4 +1,6 @@
-"""The outer learning rate in elastic runs: whatever goes wrong, every replica and every replay takes the record's."""
+"""The outer learning rate in elastic runs: whatever goes wrong, every replica and every replay
+takes the record's.
+"""
 
 import random
 
@@ -23,7 +25,9 @@ from diloco_core._run._sync._sync import StoreSync
 
 
 def of_its_own(rank, incarnation, sync):
-    """A function that is another one for every incarnation, as on another machine, or after the program was changed."""
+    """A function that is another one for every incarnation, as on another machine, or after the
+    program was changed.
+    """
     return 1 / (1 + rank + 2 * incarnation + sync)
 
 
@@ -126,7 +130,9 @@ def test_without_a_rule_some_run_goes_wrong(mutate, first, monkeypatch):
 
 
 def _left_out():
-    """An incarnation is held up while it asks, so that syncs are decided without it: what goes wrong, and the rates in the log."""
+    """An incarnation is held up while it asks, so that syncs are decided without it: what goes
+    wrong, and the rates in the log.
+    """
     training = SimulatedTraining(
         syncs=10, sizes=(40,), pauses={(0, 2): 14.0}, wishes={(0, 1, 2): 0.25}
     )
@@ -148,7 +154,9 @@ def test_a_wish_stands_until_a_sync_counts_its_maker(monkeypatch):
 
 
 def test_the_report_of_a_incarnation_that_was_left_out_says_the_records_rate():
-    """It takes the published shards, and no outer step of its own; the simulation compares every report with its record."""
+    """It takes the published shards, and no outer step of its own; the simulation compares every
+    report with its record.
+    """
     training = SimulatedTraining(8, (40,), pauses={(0, 2): 7.0}, lr=of_its_own)
     settings = Elastic(2, grace=3.0, topology="sharded", retention=9)
     outcome = simulate(training, Schedule(3), settings)

@@ -1,4 +1,6 @@
-"""A published shard that is damaged before its state is called complete costs nobody anything: all hold its values."""
+"""A published shard that is damaged before its state is called complete costs nobody anything: all
+hold its values.
+"""
 
 import logging
 from dataclasses import replace

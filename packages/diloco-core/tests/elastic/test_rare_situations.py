@@ -41,7 +41,8 @@ def _until(syncs, exchange, step=lambda: None, **options):
 
 @pytest.mark.parametrize("seconds", [0.8, 1.5, 2.2])
 def test_a_incarnation_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
-    # Incarnation 1 was late, and carries steps 0 to 4; while they are sent, incarnation 2 begins at step 0 and trains two.
+    # Incarnation 1 was late, and carries steps 0 to 4; while they are sent, incarnation 2 begins at
+    # step 0 and trains two.
     training = SimulatedTraining(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
     schedule = Schedule(
         3, faults=[Fault(1, 1, 41, "zombie", seconds)], restart_after=0.1, latency=0.01
@@ -50,8 +51,8 @@ def test_a_incarnation_whose_predecessor_is_counted_further_than_it_trained_goes
 
 
 def test_fragments_whose_newest_states_lie_far_apart_are_caught_up_with():
-    # Gather publishes the state after sync 3 while that after sync 4 is not complete yet, so sync 1 is read again, which
-    # counted fewer ranks: rank 2 was late for it.
+    # Gather publishes the state after sync 3 while that after sync 4 is not complete yet, so sync 1
+    # is read again, which counted fewer ranks: rank 2 was late for it.
     for step in range(148, 170, 3):
         training = SimulatedTraining(syncs=9, sizes=(40, 40), pauses={(2, 0): 1.5})
         schedule = Schedule(3, faults=[Fault(1, 1, step, "kill before")], restart_after=0.1)
@@ -172,7 +173,8 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):
 
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypatch, quorum):
-    # Nobody is a majority. Both must reload what is published; the lower rank is not right for being lower.
+    # Nobody is a majority. Both must reload what is published; the lower rank is not right for
+    # being lower.
     update, spoiled = Computation._update, []
 
     def other(self, batch, inputs):
@@ -192,7 +194,8 @@ def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypat
 
 
 def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, caplog):
-    # Rank 0 comes one grace late, with weights that it alone has loaded: that they are not used must be said.
+    # Rank 0 comes one grace late, with weights that it alone has loaded: that they are not used
+    # must be said.
     def weights(rank, value, syncs):
         net = torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.constant_(net.weight, value)

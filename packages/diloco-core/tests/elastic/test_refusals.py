@@ -1,4 +1,6 @@
-"""What an elastic run refuses: another model, other settings, another run, and what no run could use."""
+"""What an elastic run refuses: another model, other settings, another run, and what no run could
+use.
+"""
 
 from dataclasses import replace
 
@@ -47,7 +49,10 @@ class TestRefusals:
                 Elastic(2, grace=5.0),
                 {},
                 MismatchError,
-                "was given min_replicas=2. A run keeps the settings that it was begun with: pass min_replicas=1",
+                (
+                    "was given min_replicas=2. A run keeps the settings that it was begun with: pass "
+                    "min_replicas=1"
+                ),
             ),
             (
                 Elastic(1, grace=5.0),

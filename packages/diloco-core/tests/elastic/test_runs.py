@@ -1,4 +1,6 @@
-"""What elastic runs do, in virtual time: who is waited for, who comes and goes, what becomes of what was learned late."""
+"""What elastic runs do, in virtual time: who is waited for, who comes and goes, what becomes of
+what was learned late.
+"""
 
 from itertools import pairwise
 

@@ -1,4 +1,6 @@
-"""Any schedule of crashes, delays, lost and repeated messages, hangs, clock jumps and late arrivals leaves a correct run."""
+"""Any schedule of crashes, delays, lost and repeated messages, hangs, clock jumps and late arrivals
+leaves a correct run.
+"""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -60,7 +62,8 @@ def _runs(draw):
     if elastic.topology == "sharded" and draw(st.integers(0, 2)) == 0:
         state_codec = draw(st.sampled_from(["int8", "e2m1", "bf16"]))
         full_state_every = draw(st.integers(1, 4))
-    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is not empty.
+    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is
+    # not empty.
     blocks = [(300,), (70, 40)] if full_state_every else []
     sizes = draw(st.sampled_from([(40,), (40, 30), *blocks]))
     codec, feedback = draw(
@@ -134,7 +137,8 @@ def _check(run):
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     outcome = simulate(training, schedule, elastic, store=store)
-    # Who is held up for longer than the others wait ends their run, by rule and with an error that names it.
+    # Who is held up for longer than the others wait ends their run, by rule and with an error that
+    # names it.
     held_up = [
         sum(fault.seconds for fault in schedule.faults if fault.rank == rank)
         for rank in range(schedule.world_size)

@@ -1,4 +1,6 @@
-"""H in seconds: every replica does what it can in a window, the windows stay together, and nobody is shut out or hangs."""
+"""H in seconds: every replica does what it can in a window, the windows stay together, and nobody
+is shut out or hangs.
+"""
 
 import logging
 import os
@@ -80,7 +82,9 @@ def test_the_windows_of_fast_and_slow_replicas_stay_together(sizes, delay, alpha
 
 
 def _slow_to_adopt(monkeypatch, seconds=10.0):
-    """How far contributions are apart if one replica takes so many seconds more to adopt every sync."""
+    """How far contributions are apart if one replica takes so many seconds more to adopt every
+    sync.
+    """
     run_adoption = Adoption.run
 
     def slow(self):
@@ -107,7 +111,9 @@ def test_a_window_from_its_own_adoption_would_come_late_every_time(monkeypatch):
 
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_joiner_comes_into_step_at_the_next_record(looks, monkeypatch):
-    """Without looking for it, its window ends too late for every sync, by a grace less each time, and the others wait."""
+    """Without looking for it, its window ends too late for every sync, by a grace less each time,
+    and the others wait.
+    """
     if not looks:
         monkeypatch.setattr(Windows, "may_look", lambda self, since_looked: False)
     store, training = run(
@@ -152,7 +158,9 @@ def test_a_step_longer_than_the_window_is_waited_for_within_the_grace(caplog):
 
 
 def test_a_step_much_longer_than_the_window_holds_nobody_up_and_is_told(caplog):
-    """No contribution without a step, and none in a sync that is decided; nothing that it learns is lost."""
+    """No contribution without a step, and none in a sync that is decided; nothing that it learns is
+    lost.
+    """
     caplog.set_level(logging.WARNING)
     store, training = run((1.0, 1.0, 90.0), Elastic(1, grace=5.0), 20, syncs=8)
     assert all(ranks == [0, 1] for ranks in members_in(store)[:8])
@@ -178,7 +186,9 @@ def test_a_single_long_step_is_not_spoken_of(caplog):
 
 
 def _early(*, killed):
-    """Rank 0 leaves after 20 s of a window of 60 s, is killed while it waits or not: the outcome, and the store."""
+    """Rank 0 leaves after 20 s of a window of 60 s, is killed while it waits or not: the outcome,
+    and the store.
+    """
 
     def train(node):
         model = torch.nn.ParameterList([torch.zeros(4)])
@@ -205,7 +215,9 @@ def _early(*, killed):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_contribution_before_its_time_shuts_nobody_out(killed):
-    """Who leaves, and who finds a contribution of its earlier incarnation, waits until the others had their time, and then a grace."""
+    """Who leaves, and who finds a contribution of its earlier incarnation, waits until the others
+    had their time, and then a grace.
+    """
     outcome, store = _early(killed=killed)
     assert steps(store)[0] == {0: 10, 1: 30}
     if not killed:
@@ -301,7 +313,9 @@ def test_the_checks_of_simulated_runs_notice_what_breaks_the_rules(mutate, said,
 
 
 def _two_optimizers(steps_of_the_second):
-    """One replica whose second optimizer takes only some of its steps: when its syncs were sent, and its model."""
+    """One replica whose second optimizer takes only some of its steps: when its syncs were sent,
+    and its model.
+    """
     sent = []
 
     def train(node):
@@ -332,7 +346,9 @@ def test_several_inner_optimizers_take_a_step_together(caplog):
 
 
 def test_one_that_a_scaler_skips_is_waited_for_within_the_step():
-    """It skips the steps in which the window ends: the sync comes with the next whole step, or after twice the window."""
+    """It skips the steps in which the window ends: the sync comes with the next whole step, or
+    after twice the window.
+    """
     assert _two_optimizers(lambda step: step not in {19, 20}) == [(22, 22), (42, 20)]
 
 
@@ -343,7 +359,9 @@ def test_one_that_never_steps_costs_one_more_window_and_is_named(caplog):
 
 
 def test_who_is_told_to_end_in_a_window_saves_what_the_run_has_counted(tmp_path):
-    """SIGTERM after the window's middle: the next incarnation goes on after the last sync, and repeats what no sync holds."""
+    """SIGTERM after the window's middle: the next incarnation goes on after the last sync, and
+    repeats what no sync holds.
+    """
     now = [1e6]  # as monotonic clocks do, it begins anywhere
     timing = Timing(clock=lambda: now[0])
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,6 @@
-"""Elastic runs with a sparse codec: what is lost, late or made again is the mean of those who sent a value, each time."""
+"""Elastic runs with a sparse codec: what is lost, late or made again is the mean of those who sent
+a value, each time.
+"""
 
 import random
 

@@ -162,7 +162,9 @@ def test_only_what_the_run_has_written_is_collected():
 
 
 class TestPipes:
-    """In a folder, a pipe (or a device, or a link) where an object should be is refused by name and never opened."""
+    """In a folder, a pipe (or a device, or a link) where an object should be is refused by name and
+    never opened.
+    """
 
     def _run(self, lab, uri, syncs, **limits):
         clock = lab.Clock()

@@ -1,4 +1,6 @@
-"""A contribution that is damaged before the others have read it: its author incarnations, and has no need of the copy."""
+"""A contribution that is damaged before the others have read it: its author incarnations, and has
+no need of the copy.
+"""
 
 import logging
 

@@ -1,4 +1,6 @@
-"""An incarnation that sleeps, is replaced and wakes up changes nothing that is not its own, wherever it falls asleep."""
+"""An incarnation that sleeps, is replaced and wakes up changes nothing that is not its own,
+wherever it falls asleep.
+"""
 
 import pytest
 from simulated import (
@@ -32,7 +34,9 @@ class Guarded(SimulatedStore):
 
 
 def _wrong(operation, seconds, topology="sharded"):
-    """What goes wrong where rank 1 sleeps in one operation, its second incarnation dies, and a third goes on."""
+    """What goes wrong where rank 1 sleeps in one operation, its second incarnation dies, and a
+    third goes on.
+    """
 
     def train(node):
         real = node.connection.delete
@@ -70,7 +74,9 @@ def test_wherever_and_however_long_a_incarnation_sleeps(topology, seconds):
 @pytest.mark.parametrize("operation", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_it_wakes_up_in_the_middle_of_saving(operation, when):
-    """Rank 0's first incarnation sleeps in its third save; the second one saves meanwhile, and a third takes that over."""
+    """Rank 0's first incarnation sleeps in its third save; the second one saves meanwhile, and a
+    third takes that over.
+    """
     store, slept = SimulatedStore(), []
 
     def sleep(node):
@@ -131,10 +137,13 @@ class Saves(SimulatedTraining):
 
 
 def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog):
-    """Steps of an earlier incarnation are counted that this one never took: its loader does not stand where they end."""
+    """Steps of an earlier incarnation are counted that this one never took: its loader does not
+    stand where they end.
+    """
     overtaken = 0
     for operation in range(30, 46):
-        # As in test_elastic_cases: incarnation 1 carries more steps than incarnation 2 has taken when they are counted.
+        # As in test_elastic_cases: incarnation 1 carries more steps than incarnation 2 has taken
+        # when they are counted.
         training = Saves(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
         training.saved = set()
         schedule = Schedule(

@@ -1,8 +1,10 @@
-"""The bytes of a run in its store, against files that were written before: a format that changes is given another version.
+"""The bytes of a run in its store, against files that were written before: a format that changes is
+given another version.
 
-All numbers are sums of powers of two, so that every processor computes the same. A run's name is drawn at random, and is made
-the same here. What is told about a process (claims, signs of life) and what is drawn at random (inner state) is left out;
-``test_golden_records`` has that, and what such short runs do not write.
+All numbers are sums of powers of two, so that every processor computes the same. A run's name is
+drawn at random, and is made the same here. What is told about a process (claims, signs of life) and
+what is drawn at random (inner state) is left out; ``test_golden_records`` has that, and what such
+short runs do not write.
 """
 
 import hashlib
@@ -82,6 +84,7 @@ def test_the_bytes_of_a_run_are_those_of_before(kind, tmp_path, monkeypatch):
     golden = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
     assert golden.get("format") == FORMAT, "write the file anew for a new version of the format"
     assert written == golden[kind], (
-        "the bytes of runs have changed: where that is meant, give the format another version (FORMAT), so that older "
-        "versions refuse what they do not understand, and write the file anew"
+        "the bytes of runs have changed: where that is meant, give the format another version "
+        "(FORMAT), so that older versions refuse what they do not understand, and write the file "
+        "anew"
     )

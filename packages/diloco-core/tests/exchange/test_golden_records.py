@@ -1,6 +1,8 @@
-"""The bytes of single records and files, as ``test_golden`` has them of whole runs: those that the runs there do not write.
+"""The bytes of single records and files, as ``test_golden`` has them of whole runs: those that the
+runs there do not write.
 
-The file holds them whole, one character for each byte. Host, process and whatever is drawn at random are the same every time.
+The file holds them whole, one character for each byte. Host, process and whatever is drawn at
+random are the same every time.
 """
 
 import importlib
@@ -154,7 +156,10 @@ def inner(state=None):
 
 
 def shard(sync, start):
-    """The only shard of a fragment. From sync 6 on it is encoded, as values that have changed by 2; in sync 6 also whole."""
+    """The only shard of a fragment.
+
+    From sync 6 on it is encoded, as values that have changed by 2; in sync 6 also whole.
+    """
     tensors = [
         NamedTensor("weight", torch.nn.Parameter(start + torch.arange(20.0) / 4), Rule.OUTER),
         NamedTensor("count", torch.arange(3), Rule.FIRST),
@@ -291,7 +296,9 @@ def saved_residual(store):
 
 
 def loaded(sync, lacks=None):
-    """How a shard is read where the values are 2 less: what they are then, and its outer state and the lost contribution."""
+    """How a shard is read where the values are 2 less: what they are then, and its outer state and
+    the lost contribution.
+    """
     key = shard_key(sync, 0, 0, NONCE)
 
     def read(store):

@@ -1,4 +1,6 @@
-"""A sync in two halves, in every exchange: the halves together are a sync, and nothing else may be done between them."""
+"""A sync in two halves, in every exchange: the halves together are a sync, and nothing else may be
+done between them.
+"""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +110,10 @@ def test_it_is_ready_when_all_have_contributed(replicas):
 
 @pytest.mark.parametrize("kind", TELLING)
 def test_the_time_of_a_sync_is_that_of_its_halves(kind, tmp_path, monkeypatch):
-    """Not what the replica does between them. The first half takes an hour here, and what comes between takes a day."""
+    """Not what the replica does between them.
+
+    The first half takes an hour here, and what comes between takes a day.
+    """
     hour, day, jumps = 3600.0, 86400.0, [0.0]
     timing = Timing(
         join_timeout=1e9,

@@ -1,4 +1,6 @@
-"""The exchange over a process group, between real processes over gloo: bit for bit what the other exchanges give."""
+"""The exchange over a process group, between real processes over gloo: bit for bit what the other
+exchanges give.
+"""
 
 import datetime
 import hashlib
@@ -178,7 +180,8 @@ def test_a_contribution_that_is_refused_is_told_to_the_others(tmp_path):
 def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):
     first, _ = start(tmp_path, 2, "unequal")
     assert first.startswith(
-        "error UnequalSyncsError rank 1 has left the run after 3 syncs, so this replica (rank 0) cannot take sync 4"
+        "error UnequalSyncsError rank 1 has left the run after 3 syncs, so this replica (rank 0) "
+        "cannot take sync 4"
     )
 
 

@@ -17,7 +17,10 @@ def model():
 
 
 def exported(folder, syncs, visit, fragments=4):
-    """Run one replica, and visit after each sync what the store then holds. Returns the number of outer steps."""
+    """Run one replica, and visit after each sync what the store then holds.
+
+    Returns the number of outer steps.
+    """
     elastic = Elastic(1, topology="gather", publish_every=2)
     exchange = StoreExchange(open_store(str(folder)), 0, 1, elastic)
     net = model()

@@ -53,8 +53,8 @@ class TestEarlierStates:
             except RendezvousError as error:
                 message = str(error)
                 assert (
-                    f"does not hold the state after outer step {step}. It holds the states after outer steps "
-                    in message
+                    f"does not hold the state after outer step {step}. It holds the states after "
+                    "outer steps " in message
                 )
                 continue
             found.append(step)
@@ -129,7 +129,9 @@ class TestEarlierStates:
     def test_without_the_record_of_a_rollback_steps_are_counted_right(
         self, lab, tmp_path, kind, fragments, harm
     ):
-        """What was given up counted again: the same model had other numbers, and under ``at=`` there was another model."""
+        """What was given up counted again: the same model had other numbers, and under ``at=``
+        there was another model.
+        """
         uri = str(tmp_path / "run")
         self.history(lab, uri, kind, fragments)
         last = 5 + fragments
@@ -313,8 +315,8 @@ class TestEarlierStates:
         assert before < 6
         text = caplog.text
         assert (
-            f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is incomplete: state/00000006/"
-            in text
+            f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is incomplete: "
+            "state/00000006/" in text
         )
         assert f"The file holds the state after outer step {before}." in text
         loads_exactly(tmp_path / "model", Adapted, held[before])

@@ -270,7 +270,9 @@ def test_a_folder_may_be_given_as_a_path(lab, tmp_path):
 def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
     lab, tmp_path, monkeypatch, everything
 ):
-    """The run is always faster, until somebody removes it; then there is nothing of it, and nothing is damaged."""
+    """The run is always faster, until somebody removes it; then there is nothing of it, and nothing
+    is damaged.
+    """
     _run(lab, str(tmp_path / "run"))
     reads = []
 

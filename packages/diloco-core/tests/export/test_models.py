@@ -1,4 +1,6 @@
-"""What is exported loads strictly into the plain model: whatever wraps it, and whatever of it is frozen, tied or left alone."""
+"""What is exported loads strictly into the plain model: whatever wraps it, and whatever of it is
+frozen, tied or left alone.
+"""
 
 import json
 import logging
@@ -183,7 +185,9 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
 
 
 def test_a_manifest_that_promises_more_than_the_store_holds_takes_no_memory(tmp_path, no_pause):
-    """Anyone who may write to the store can seal a manifest: the sizes in it are compared with what is there."""
+    """Anyone who may write to the store can seal a manifest: the sizes in it are compared with what
+    is there.
+    """
     run, model = tmp_path / "run", nn.Linear(2, 2, bias=False)
     exchange = StoreExchange(open_store(str(run)), 0, 1)
     with (
@@ -255,7 +259,9 @@ def test_so_it_is_before_the_first_sync(lab, tmp_path, no_pause, caplog, harm):
 
 
 def test_padding_is_covered_too(lab, tmp_path, no_pause):
-    """Three truth values are followed by five bytes that nobody needs: whatever changes there is noticed all the same."""
+    """Three truth values are followed by five bytes that nobody needs: whatever changes there is
+    noticed all the same.
+    """
     model = lab.fill(nn.Linear(2, 2))
     model.register_buffer("mask", torch.tensor([True, False, True]))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -298,7 +304,9 @@ def test_the_same_state_gives_the_same_bytes(lab, tmp_path):
 
 
 class Checkpointed(nn.Module):
-    """Its activations are made again where they are needed; torch names such a layer's parameters in two ways."""
+    """Its activations are made again where they are needed; torch names such a layer's parameters
+    in two ways.
+    """
 
     def __init__(self, wrap=checkpoint_wrapper):
         super().__init__()
@@ -332,7 +340,7 @@ def test_quantised_layers_are_left_out_for_the_right_reason(lab, tmp_path, caplo
     with caplog.at_level(logging.WARNING):
         export(tmp_path / "run", tmp_path / "model.safetensors")
     assert (
-        "classes (quantised ones, for instance) or dtypes that a safetensors file cannot hold: weight ("
-        in caplog.text
+        "classes (quantised ones, for instance) or dtypes that a safetensors file cannot hold: "
+        "weight (" in caplog.text
     )
     assert sorted(load_file(tmp_path / "model.safetensors")) == ["adapter.bias", "adapter.weight"]

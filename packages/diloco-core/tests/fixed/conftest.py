@@ -20,7 +20,10 @@ class OverwritingFolder(FolderStore):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """A simulated replica computes next to nothing. More threads would only wait for one another."""
+    """A simulated replica computes next to nothing.
+
+    More threads would only wait for one another.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -29,13 +32,17 @@ def one_thread():
 
 @pytest.fixture(params=[SimulatedStore, Overwriting], ids=["deciding", "overwriting"])
 def new_store(request):
-    """Makes stores in which runs with fixed membership behave the same: of those that can decide, and of those that cannot."""
+    """Makes stores in which runs with fixed membership behave the same: of those that can decide,
+    and of those that cannot.
+    """
     return request.param
 
 
 @pytest.fixture(params=[FolderStore, OverwritingFolder], ids=["deciding", "overwriting"])
 def exchanges_in(request):
-    """Makes exchanges over one folder, in a store that can decide and in one that cannot. Nobody waits for a rank to return.
+    """Makes exchanges over one folder, in a store that can decide and in one that cannot.
+
+    Nobody waits for a rank to return.
 
     With ``limits``, each set of them has a clock of its own.
     """

@@ -1,4 +1,6 @@
-"""Every kind of object of a fixed run with one flipped bit, or cut short: the very same model, or an error with a name."""
+"""Every kind of object of a fixed run with one flipped bit, or cut short: the very same model, or
+an error with a name.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -42,7 +44,9 @@ KINDS = {
 
 
 def damages(data, step):
-    """One bit of every ``step``-th byte, and every fourth of as many truncations, as functions of the bytes."""
+    """One bit of every ``step``-th byte, and every fourth of as many truncations, as functions of
+    the bytes.
+    """
     flips = [
         partial(flip, bit=8 * place + place // step % 8)
         for place in range(step // 2, len(data), step)
@@ -135,7 +139,9 @@ def test_in_a_run_sampled(harming, kind, when):
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_a_run(harming, kind, when):
-    """One bit of every eighth byte, and truncations; every single bit is tried without a run, below and beside this file."""
+    """One bit of every eighth byte, and truncations; every single bit is tried without a run, below
+    and beside this file.
+    """
     check(harming, kind, when, 8)
 
 

@@ -1,4 +1,6 @@
-"""What a fixed run deletes: contributions and states that all replicas have left behind, and nothing that is still needed."""
+"""What a fixed run deletes: contributions and states that all replicas have left behind, and
+nothing that is still needed.
+"""
 
 import pytest
 from keys_lab import kept, keys_of, newest, of
@@ -8,7 +10,9 @@ from diloco_core import export
 
 
 def held_at_each_sync(run):
-    """For each sync whose record is about to be written: its number, and the syncs of the contributions and of the states."""
+    """For each sync whose record is about to be written: its number, and the syncs of the
+    contributions and of the states.
+    """
     held = []
 
     def before(_, kind, key):

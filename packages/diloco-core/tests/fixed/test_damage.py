@@ -1,4 +1,7 @@
-"""What is damaged in the store is written again by whoever has it, or named. In whole runs: ``test_bits``."""
+"""What is damaged in the store is written again by whoever has it, or named.
+
+In whole runs: ``test_bits``.
+"""
 
 import keys_lab
 import pytest
@@ -18,7 +21,9 @@ HARMS = {"flip": late_bit, "cut": lambda data: data[: len(data) // 3], "empty": 
 
 @pytest.fixture
 def harming(new_store):
-    """Makes stores in which some objects are harmed when they are written, ``times`` of them at most."""
+    """Makes stores in which some objects are harmed when they are written, ``times`` of them at
+    most.
+    """
 
     class Harming(new_store):
         def __init__(self, wanted, harm, times=10**9):

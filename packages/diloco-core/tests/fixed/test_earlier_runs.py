@@ -1,4 +1,7 @@
-"""What processes and objects of other runs may not do to a fixed run. Prefixes that are used again: ``test_emptied_prefixes``."""
+"""What processes and objects of other runs may not do to a fixed run.
+
+Prefixes that are used again: ``test_emptied_prefixes``.
+"""
 
 import shutil
 
@@ -61,7 +64,9 @@ def history(lab, folder, seed):
 
 
 def test_objects_of_another_run_are_not_exported(lab, tmp_path):
-    """Also where they are those of the same model after the same sync, under the names that they would have here."""
+    """Also where they are those of the same model after the same sync, under the names that they
+    would have here.
+    """
     weight = history(lab, tmp_path / "one", 10)
     history(lab, tmp_path / "other", 20)
     one, other = tmp_path / "one" / "run", tmp_path / "other" / "run"

@@ -29,7 +29,10 @@ class Frozen(Run):
 
 
 def used_again(run, operation, resume, ranks=2):
-    """Rank 0 hangs at an operation until a new run trains under the same prefix. What it and the new run came to."""
+    """Rank 0 hangs at an operation until a new run trains under the same prefix.
+
+    What it and the new run came to.
+    """
 
     def empty():
         for key in list(run.store.objects):
@@ -52,7 +55,9 @@ def used_again(run, operation, resume, ranks=2):
     ],
 )
 def test_nothing_of_the_new_run_changes(resume, operations, tmp_path):
-    """Wherever it hangs after it has read the manifest, except in the request that claims its rank itself."""
+    """Wherever it hangs after it has read the manifest, except in the request that claims its rank
+    itself.
+    """
     expected = Frozen(2).live(until=12)
     for operation in operations:
         run = Frozen(2)

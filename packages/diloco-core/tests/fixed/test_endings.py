@@ -1,4 +1,6 @@
-"""How runs end: who is named is who failed first, counts are as people count, and who has finished keeps nobody waiting."""
+"""How runs end: who is named is who failed first, counts are as people count, and who has finished
+keeps nobody waiting.
+"""
 
 import threading
 

@@ -1,4 +1,6 @@
-"""What goes wrong in a run is told at once, by name, to every replica; a run never goes on with a part of its members."""
+"""What goes wrong in a run is told at once, by name, to every replica; a run never goes on with a
+part of its members.
+"""
 
 import json
 import re
@@ -30,7 +32,9 @@ pytestmark = pytest.mark.processes
 
 
 def _rank_1_does_not_come(hang):
-    """A replica for every rank; that of rank 1 hangs before the second sync until the other has ended."""
+    """A replica for every rank; that of rank 1 hangs before the second sync until the other has
+    ended.
+    """
 
     def replica(exchange):
         with ObjectStoreAllReduce(exchange) as reduce:
@@ -51,7 +55,8 @@ class TestSyncing:
         self, lab, tmp_path, exchanges_in
     ):
         hang = threading.Event()
-        # The beat of rank 1 goes on (it runs in real time), so only the time limit of the sync ends the wait.
+        # The beat of rank 1 goes on (it runs in real time), so only the time limit of the sync ends
+        # the wait.
         exchanges = exchanges_in(
             tmp_path, 2, sync_timeout=50.0, beat_interval=1000.0, lost_after=1e9
         )
@@ -210,7 +215,9 @@ def test_the_beat_changes(tmp_path, caplog, fails):
 
 
 class TestSilence:
-    """Rank 0 waits in mean 2 for ranks that have died without a word, and nobody waits for them to return."""
+    """Rank 0 waits in mean 2 for ranks that have died without a word, and nobody waits for them to
+    return.
+    """
 
     def dies(self, run, *ranks, after=0.0):
         """Let some ranks live so many seconds longer, and die before they contribute."""
@@ -223,7 +230,9 @@ class TestSilence:
         run.before = before
 
     def lost(self, run, *, seconds):
-        """The rank that rank 0 calls lost, which it says after so many seconds, or up to eight more."""
+        """The rank that rank 0 calls lost, which it says after so many seconds, or up to eight
+        more.
+        """
         (result, *_) = run.live(until=2)
         assert isinstance(result, ReplicaLostError), result
         found = re.search(
@@ -265,7 +274,9 @@ class TestSilence:
         assert self.lost(run, seconds=1200.0) == 1
 
     def test_of_many_that_are_missing_some_are_looked_at_each_time(self):
-        """While beats are read, nobody looks whether the wait is over; and yet everybody has a turn."""
+        """While beats are read, nobody looks whether the wait is over; and yet everybody has a
+        turn.
+        """
         run, others, looks = Means(301), range(1, 301), [[]]
 
         def before(_, kind, key):

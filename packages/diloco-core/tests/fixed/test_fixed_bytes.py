@@ -1,4 +1,6 @@
-"""A run with fixed membership ends with the bytes of a run between threads, also if it was stopped and resumed."""
+"""A run with fixed membership ends with the bytes of a run between threads, also if it was stopped
+and resumed.
+"""
 
 import itertools
 
@@ -32,7 +34,9 @@ class Overwriting(FolderStore):
 
 @pytest.fixture(params=[FolderStore, Overwriting], ids=["deciding", "overwriting"])
 def exchanges(request):
-    """Makes the exchanges of all ranks over a folder, in a store that can decide and in one that cannot."""
+    """Makes the exchanges of all ranks over a folder, in a store that can decide and in one that
+    cannot.
+    """
 
     def make(folder, ranks, **options):
         return [

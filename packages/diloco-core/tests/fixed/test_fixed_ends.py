@@ -19,7 +19,9 @@ RANKS = 3
 
 
 def lived(*faults, store=None, resume=False, training=None, **options):
-    """What became of a run whose ranks have these faults; by default the dead are started again after five seconds."""
+    """What became of a run whose ranks have these faults; by default the dead are started again
+    after five seconds.
+    """
     restart, allowance = options.pop("restart_after", 5.0), options.pop("return_within", 300.0)
     schedule = Schedule(RANKS, faults=faults, restart_after=restart)
     training = training or SimulatedTraining(5, (40, 30), 2)
@@ -57,7 +59,9 @@ def test_one_that_does_not_come_back_in_time_ends_the_run_for_all_by_one_record(
 
 
 def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
-    """If its new incarnation has claimed the rank before, it has the whole time again, but not more."""
+    """If its new incarnation has claimed the rank before, it has the whole time again, but not
+    more.
+    """
     claimed = 0
     for operation in range(14, 24):
         faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "kill after")
@@ -140,7 +144,10 @@ def test_without_an_allowance_the_run_ends_after_lost_after():
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_process_that_is_known_to_be_dead_is_lost_sooner(monkeypatch, gone):
-    """It ran on this machine. The claim that is asked for is that of the incarnation whose sign of life is missed."""
+    """It ran on this machine.
+
+    The claim that is asked for is that of the incarnation whose sign of life is missed.
+    """
     asked = []
     monkeypatch.setattr(
         _others, "incarnation_is_gone", lambda *incarnation: asked.append(incarnation[1:]) or gone

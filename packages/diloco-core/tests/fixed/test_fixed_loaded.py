@@ -1,4 +1,6 @@
-"""A run with fixed membership that begins with a loaded outer loop goes on as if it had not stopped."""
+"""A run with fixed membership that begins with a loaded outer loop goes on as if it had not
+stopped.
+"""
 
 import pytest
 from resuming_lab import OUTER, REPLICAS, Experiment, equal

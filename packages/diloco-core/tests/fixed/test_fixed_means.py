@@ -1,4 +1,6 @@
-"""Plain means over fixed membership: they keep nothing but the last two, and nobody comes back to them."""
+"""Plain means over fixed membership: they keep nothing but the last two, and nobody comes back to
+them.
+"""
 
 import pytest
 import torch

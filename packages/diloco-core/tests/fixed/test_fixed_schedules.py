@@ -1,4 +1,6 @@
-"""Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every rank is in to the end."""
+"""Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every
+rank is in to the end.
+"""
 
 import pytest
 from fixed_lab import random_ended_run, random_run, wrong
@@ -45,7 +47,8 @@ def _runs(draw):
     if draw(st.integers(0, 2)) == 0:
         state_codec = draw(st.sampled_from(["int8", "e2m1", "bf16"]))
         full_state_every = draw(st.integers(1, 4))
-    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is not empty.
+    # Shards are cut between the blocks of codecs, so smaller fragments would have only one that is
+    # not empty.
     blocks = [(300,), (70, 40)] if full_state_every else []
     sizes = draw(st.sampled_from([(40,), (40, 30), *blocks]))
     delay, alpha = draw(st.sampled_from([(0, 0.0), (0, 0.0), (0, 0.5), (1, 0.0), (2, 0.5)]))
@@ -76,7 +79,8 @@ def _check(schedule, options):
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     settings = Fixed(schedule.world_size, LOST_AFTER)
     outcome = simulate(training, schedule, settings, store=store)
-    # What is started in the place of an incarnation that has left is refused: of one that was killed after that, or was taken for dead.
+    # What is started in the place of an incarnation that has left is refused: of one that was
+    # killed after that, or was taken for dead.
     late = "has left the run"
     by_rule = [late]
     if any(late in str(result) for result in outcome.results.values()):
@@ -88,7 +92,9 @@ def _check(schedule, options):
 
 @pytest.mark.parametrize("seed", [57, 93, 256, 504, 578])
 def test_a_incarnation_that_was_replaced_while_it_hung_is_told_so(seed):
-    """It is fenced, and neither waits for what nobody publishes any more nor asks to be started again."""
+    """It is fenced, and neither waits for what nobody publishes any more nor asks to be started
+    again.
+    """
     kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
     assert random_run(seed, kinds) == []
 
@@ -105,7 +111,9 @@ _LOADS = Fault(1, 2, 14, "zombie", 3.0), Fault(1, 2, 24, "delay", 60.0)
     ids=["one that waits", "one that loads"],
 )
 def test_a_incarnation_leaves_the_part_of_a_newer_one_alone(faults, seed):
-    """The record names the newer one, which holds what it has not sent, and has not published it yet."""
+    """The record names the newer one, which holds what it has not sent, and has not published it
+    yet.
+    """
     assert wrong(Schedule(2, seed=seed, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
 
 

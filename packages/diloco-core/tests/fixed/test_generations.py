@@ -1,4 +1,6 @@
-"""Runs with fixed membership in a store that cannot decide: all ranks meet, and begin a folder of their own."""
+"""Runs with fixed membership in a store that cannot decide: all ranks meet, and begin a folder of
+their own.
+"""
 
 import pytest
 from damage_lab import flip
@@ -249,7 +251,9 @@ class TestDamage:
 
 
 def test_what_a_generation_that_was_cut_off_completes_later_does_not_count():
-    """Rank 0 hangs before it writes the manifest, as a whole; all ranks are started again, and it wakes up in the end."""
+    """Rank 0 hangs before it writes the manifest, as a whole; all ranks are started again, and it
+    wakes up in the end.
+    """
     run, hung = Generations(2), []
     run.live(until=2)
 

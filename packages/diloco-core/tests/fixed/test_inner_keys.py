@@ -1,4 +1,6 @@
-"""What incarnations of one rank save of their inner state in a fixed run, under which keys, and what each of them deletes."""
+"""What incarnations of one rank save of their inner state in a fixed run, under which keys, and
+what each of them deletes.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +17,10 @@ from diloco_core._store._patient import Patient
 
 @dataclass
 class Incarnation:
-    """What saving needs of an incarnation. Its claim is taken for valid, as by a process that hangs after it has looked at it."""
+    """What saving needs of an incarnation.
+
+    Its claim is taken for valid, as by a process that hangs after it has looked at it.
+    """
 
     store: Patient
     timing: Timing

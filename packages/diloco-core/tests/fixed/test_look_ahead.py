@@ -1,4 +1,6 @@
-"""Before anything uses the shards that an incarnation has read, it looks whether the run is past that sync already."""
+"""Before anything uses the shards that an incarnation has read, it looks whether the run is past
+that sync already.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,9 @@ SYNC = 3
 
 
 def run_in_which(monkeypatch, before=None, after=None):
-    """What becomes of a run of two ranks in which something happens before or after a first incarnation reads the shards of a sync."""
+    """What becomes of a run of two ranks in which something happens before or after a first
+    incarnation reads the shards of a sync.
+    """
     run = Adoption.run
 
     def between(self):
@@ -52,7 +56,9 @@ def test_an_end_is_obeyed(monkeypatch):
 
 
 def test_a_incarnation_that_was_replaced_stops(monkeypatch):
-    """The next sync is decided with the newer incarnation, which also deletes what this one may still read."""
+    """The next sync is decided with the newer incarnation, which also deletes what this one may
+    still read.
+    """
 
     def replaced(incarnation, commit):
         if incarnation.rank:

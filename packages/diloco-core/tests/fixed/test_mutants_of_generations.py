@@ -15,7 +15,9 @@ from diloco_core._run._sync import _sync
 
 
 def _wrong(run, results, whole):
-    """What is wrong with a simulation: objects of one key with two contents, or results that are not those of a whole run."""
+    """What is wrong with a simulation: objects of one key with two contents, or results that are
+    not those of a whole run.
+    """
     ended = [result for result in [*results, *whole] if isinstance(result, dict)]
     found = list(run.store.differing)
     if not identical(ended):
@@ -156,7 +158,8 @@ def nobody_looks_whether_it_was_replaced(monkeypatch):
     monkeypatch.setattr(Gathering, "check", lambda _: None)
 
 
-# The rules of the meeting stand in for each other: a single one that is missing was caught in none of 200 seeds.
+# The rules of the meeting stand in for each other: a single one that is missing was caught in none
+# of 200 seeds.
 MEETINGS = [
     ((whoever_is_seen_has_met,), 8),
     ((nobody_waits_for_its_turn,), 9),

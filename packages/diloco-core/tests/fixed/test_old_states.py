@@ -1,4 +1,6 @@
-"""No single damaged object of a published state ends a fixed run, whichever fragment it belongs to, whenever the run stops."""
+"""No single damaged object of a published state ends a fixed run, whichever fragment it belongs to,
+whenever the run stops.
+"""
 
 import copy
 
@@ -25,7 +27,10 @@ def make(request):
 
 
 def survives(run, fragments, at_least):
-    """Damage one object after the other, and go on without it. Returns the outer steps from which the run went on."""
+    """Damage one object after the other, and go on without it.
+
+    Returns the outer steps from which the run went on.
+    """
     steps = set()
     for key in published(run):
         again = type(run)(2, fragments, syncs=at_least + 2, store=copy.deepcopy(run.store))
@@ -41,7 +46,8 @@ def survives(run, fragments, at_least):
 def test_of_a_run_that_ended_in_order(make, fragments):
     run, syncs = make(2, fragments), 3 * fragments
     run.live(until=syncs)
-    # The newest of any fragment may be the one that is damaged: then the syncs since then are given up, too.
+    # The newest of any fragment may be the one that is damaged: then the syncs since then are given
+    # up, too.
     assert survives(run, fragments, syncs) <= set(range(syncs - fragments, syncs + 1))
     run.live(resume=True, until=syncs + 1)
     assert survives(run, fragments, syncs + 1) <= set(range(syncs + 1 - fragments, syncs + 2))
@@ -73,7 +79,9 @@ def test_however_often_it_is_resumed_nothing_piles_up(make, fragments):
 
 
 def test_before_its_first_outer_step_a_fragment_survives_damage_too(make):
-    """Whoever resumes the run makes its initial state again from the values that its model was given."""
+    """Whoever resumes the run makes its initial state again from the values that its model was
+    given.
+    """
     run = make(2, 2)
     run.live(until=1)
     survives(run, 2, 1)

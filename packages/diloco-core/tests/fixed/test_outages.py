@@ -1,4 +1,6 @@
-"""A store that is away for less than sync_timeout is waited out, and nobody counts as lost; one that stays away is named."""
+"""A store that is away for less than sync_timeout is waited out, and nobody counts as lost; one
+that stays away is named.
+"""
 
 from dataclasses import dataclass
 

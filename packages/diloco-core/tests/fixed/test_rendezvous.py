@@ -74,7 +74,10 @@ class TestMeeting:
             assert second.missing == (1,)
 
     def test_one_that_fails_while_another_still_begins_may_come_back(self, lab):
-        """As if the state took long to load there. What has failed since is waited for where it is missed."""
+        """As if the state took long to load there.
+
+        What has failed since is waited for where it is missed.
+        """
         store, failed = open_store("memory://meeting/slow"), threading.Event()
         timing = Timing(return_within=lab.PATIENCE)
 
@@ -231,7 +234,9 @@ class TestMeeting:
             raise told(keys_lab.sealed_again)
 
     def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path, exchanges_in):
-        """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of the run."""
+        """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of
+        the run.
+        """
 
         def replica(exchange):
             with ObjectStoreAllReduce(exchange) as reduce:

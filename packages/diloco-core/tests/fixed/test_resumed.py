@@ -39,7 +39,10 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam,
 
 
 def test_chunks_may_have_another_size_than_before(new_store):
-    """Published files do not depend on it. Only the rounding of the outer step does, since it is taken chunk by chunk."""
+    """Published files do not depend on it.
+
+    Only the rounding of the outer step does, since it is taken chunk by chunk.
+    """
     run = Run(2, store=new_store())
     run.live(until=3)
     run.chunk = 24
@@ -59,7 +62,9 @@ def as_undisturbed(run, caplog):
 
 
 def until_the_end(run, chance, most_stops, latest=80):
-    """Start all ranks again and again, and kill any of them anywhere, until the run comes to its end."""
+    """Start all ranks again and again, and kill any of them anywhere, until the run comes to its
+    end.
+    """
     stops, results = 0, run.live(*kills(run, chance, 25, latest), seed=0)
     while not all(isinstance(result, dict) for result in results):
         if not keys_lab.keys_of(run.store.objects, "manifest"):
@@ -89,7 +94,9 @@ SEEDS = [
 def test_whoever_is_killed_and_wherever_the_run_can_be_resumed_and_ends_as_one_that_was_not(
     seed, new_store, caplog
 ):
-    """Inner state is saved after every sync, so it is that of the state that is resumed, or of the sync before it."""
+    """Inner state is saved after every sync, so it is that of the state that is resumed, or of the
+    sync before it.
+    """
     chance = random.Random(seed)
     ranks, fragments, adam = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.random() < 0.5
     run = Run(ranks, fragments, adam, store=new_store(), limits=PATIENT)
@@ -128,7 +135,9 @@ def test_a_run_with_encoded_state_can_be_resumed_wherever_it_was_stopped(seed, n
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments, new_store):
-    """However many syncs each incarnation takes: what an incarnation deletes is needed by none of the next ones."""
+    """However many syncs each incarnation takes: what an incarnation deletes is needed by none of
+    the next ones.
+    """
     wanted = Run(2, fragments, syncs=13, options=ENCODED).live()
     for first, second in [(4, 9), (5, 6), (6, 12), (7, 10)]:
         run = Run(2, fragments, syncs=13, options=ENCODED, store=new_store())
@@ -166,7 +175,9 @@ def test_who_wakes_up_late_changes_nothing_of_encoded_state(seed, new_store, cap
     "seed", [pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow) for seed in range(100)]
 )
 def test_who_wakes_up_late_changes_nothing(seed, new_store, caplog):
-    """All replicas of the earlier incarnation, or some, hang anywhere, and wake up while the run goes on without them."""
+    """All replicas of the earlier incarnation, or some, hang anywhere, and wake up while the run
+    goes on without them.
+    """
     late_ones_change_nothing(seed, new_store, caplog)
 
 
@@ -188,7 +199,9 @@ def late_ones_change_nothing(seed, new_store, caplog, options=None):
 
 
 def test_ranks_may_have_had_different_numbers_of_incarnations(new_store):
-    """An attempt in which one rank was alone, one that was killed while it began, and then all of them."""
+    """An attempt in which one rank was alone, one that was killed while it began, and then all of
+    them.
+    """
     run = Run(3, store=new_store())
     run.live(until=2)
     (alone,) = run.live(resume=True, ranks=[0])
@@ -200,7 +213,9 @@ def test_ranks_may_have_had_different_numbers_of_incarnations(new_store):
 @pytest.mark.parametrize("until", [3, -1], ids=["later", "before the first sync"])
 @pytest.mark.parametrize("late", [0, 1])
 def test_ranks_may_be_started_one_after_another(late, until, new_store):
-    """What the processes before have said of their end, in peace or with an error, is no word of those that follow them."""
+    """What the processes before have said of their end, in peace or with an error, is no word of
+    those that follow them.
+    """
     run = Run(2, store=new_store())
     run.live(until=until)
     starts = [60.0 * (rank == late) for rank in range(2)]
@@ -235,7 +250,9 @@ def test_what_earlier_incarnations_left_behind_goes(new_store):
 @pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("sync", [2, 4])
 def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_incarnation(kind, sync):
-    """It hangs before one of the requests with which it saves: it looks who holds its rank, writes, and tidies up."""
+    """It hangs before one of the requests with which it saves: it looks who holds its rank, writes,
+    and tidies up.
+    """
     run, saving, hung = Run(2, adam=True, syncs=6), [], []
 
     def before(process, request, key):

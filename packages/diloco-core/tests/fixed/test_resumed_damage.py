@@ -206,7 +206,9 @@ class TestWhatReplicasMeetBy:
 
 
 class TestGenerationThatWasBegun:
-    """Without its manifest it looks like one that was not, and what was learned there would be lost in silence."""
+    """Without its manifest it looks like one that was not, and what was learned there would be lost
+    in silence.
+    """
 
     @pytest.fixture
     def run(self):

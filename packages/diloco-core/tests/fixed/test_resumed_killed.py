@@ -1,4 +1,6 @@
-"""Whoever resumes a run after a process was killed waits for the signs of life of that process only where it may be alive."""
+"""Whoever resumes a run after a process was killed waits for the signs of life of that process only
+where it may be alive.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""A fixed run that was begun with a loaded outer loop is resumed as any other: nothing that was loaded is lost."""
+"""A fixed run that was begun with a loaded outer loop is resumed as any other: nothing that was
+loaded is lost.
+"""
 
 import copy
 import itertools
@@ -17,7 +19,9 @@ from diloco_core import DiLoCo
 
 @dataclass
 class Loaded(Run):
-    """A run that goes on from a checkpoint: first one incarnation that makes it, then incarnations on another prefix."""
+    """A run that goes on from a checkpoint: first one incarnation that makes it, then incarnations
+    on another prefix.
+    """
 
     outer: dict = field(default_factory=dict)
     saved: dict = field(default_factory=dict)
@@ -62,7 +66,9 @@ CASES = [
 
 @pytest.mark.parametrize(("outer", "fragments", "spare"), CASES)
 def test_it_ends_as_one_that_was_not_stopped(outer, fragments, spare, new_store):
-    """Stopped before its first sync, before each fragment has had one, and later; loaded between syncs, and in a period."""
+    """Stopped before its first sync, before each fragment has had one, and later; loaded between
+    syncs, and in a period.
+    """
     first = Loaded(2, fragments, outer=OUTER[outer], spare=spare)
     first.live(until=3)
     wanted = Loaded(2, fragments, outer=OUTER[outer], saved=first.saved).live(until=7, load=True)
@@ -136,7 +142,10 @@ class Two(torch.optim.Optimizer):
 
 @dataclass
 class TwoOptimizers(Run):
-    """A run with two inner optimizers. Its incarnations make a checkpoint, or load it and are killed at once."""
+    """A run with two inner optimizers.
+
+    Its incarnations make a checkpoint, or load it and are killed at once.
+    """
 
     half: bool = False
     saved: dict = field(default_factory=dict)

@@ -34,7 +34,8 @@ def train(uri, rank, again, resume):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = torch.nn.Linear(20, 5)
-    # Without a state, since the processes may be killed after a sync and before they have saved what belongs to it.
+    # Without a state, since the processes may be killed after a sync and before they have saved
+    # what belongs to it.
     inner = torch.optim.SGD(net.parameters(), lr=0.01)
     batches = Batches()
     # Long enough for a busy machine.
@@ -72,7 +73,9 @@ def ends_of(processes):
 
 @pytest.mark.parametrize("resume", [True, False], ids=["both", "one"])
 def test_it_ends_as_a_run_that_was_not_disturbed(tmp_path, resume):
-    """All ranks are killed and the run is resumed; or one rank, which is started again while the other one waits for it."""
+    """All ranks are killed and the run is resumed; or one rank, which is started again while the
+    other one waits for it.
+    """
     whole = tmp_path / "whole"
     whole.mkdir()
     wanted, _ = ends_of(start(whole, "whole"))

@@ -44,7 +44,9 @@ class TestWhatIncarnations:
 
     @pytest.fixture
     def dead(self):
-        """A run whose two processes were killed after three outer steps, and have not said how they ended."""
+        """A run whose two processes were killed after three outer steps, and have not said how they
+        ended.
+        """
         run = Generations(2)
         run.silent(0, 1, until=3)
         return run
@@ -89,7 +91,10 @@ class TestWhatIncarnations:
         assert LOST_AFTER < self.seconds(dead) <= 1.3 * LOST_AFTER
 
     def test_who_beats_less_often_is_watched_for_longer(self):
-        """By its beats; the others would call it dead after 100 seconds. But no longer than for a sync."""
+        """By its beats; the others would call it dead after 100 seconds.
+
+        But no longer than for a sync.
+        """
         run = Generations(2, limits={1: SELDOM})
         run.silent(0, 1, until=3)
         again = copy.deepcopy(run)
@@ -117,7 +122,9 @@ class TestWhatIncarnations:
         assert self.seconds(left) < 0.3 * LOST_AFTER
 
     def test_time_without_the_store_does_not_count(self, dead):
-        """It is away from second 20 to second 220, and all get the whole time again when it is back."""
+        """It is away from second 20 to second 220, and all get the whole time again when it is
+        back.
+        """
 
         def away(process, *_):
             if 20.0 <= process.clock() < 220.0:

@@ -1,4 +1,6 @@
-"""What a rank has of its own when a fixed run is resumed: where its block was left in a period, and where it was killed."""
+"""What a rank has of its own when a fixed run is resumed: where its block was left in a period, and
+where it was killed.
+"""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +22,8 @@ class Batches(Run):
     def train(self, exchange, until, steps=(11, 11), seen=None, **more):
         net = self.net()
         inner = torch.optim.Adam(net.parameters(), lr=0.1)
-        # Something that may have changed since the last save, so that a replica has a reason to save again.
+        # Something that may have changed since the last save, so that a replica has a reason to
+        # save again.
         if self.options.get("save_inner_every") != 0:
             more["stateful"] = {"schedule": torch.optim.lr_scheduler.ConstantLR(inner, 1.0)}
         options = {"sync_every": 4, "fragments": self.fragments, "flush": "none", **self.options}
@@ -37,7 +40,9 @@ class Batches(Run):
 def test_steps_that_are_dropped_at_the_end_are_taken_up_when_the_run_is_resumed(
     fragments, every, new_store
 ):
-    """However often inner state is saved; the model that is left with holds only what all replicas have synced."""
+    """However often inner state is saved; the model that is left with holds only what all replicas
+    have synced.
+    """
     wanted = Batches(2, fragments).live()
     for stop in (3, 4, 6, 9):
         run = Batches(2, fragments, options={"save_inner_every": every}, store=new_store())
@@ -59,7 +64,9 @@ def test_a_rank_that_parted_takes_up_its_steps(new_store, caplog):
 
 
 def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
-    """Rank 1 was stopped during its last save, and has gone on after the next incarnation had ended."""
+    """Rank 1 was stopped during its last save, and has gone on after the next incarnation had
+    ended.
+    """
     run, seen = Batches(2), {}
     run.live(steps=(8, 8))
     late = {key: run.store.objects[key] for key in keys_of(run.store.objects, "inner", rank=1)}
@@ -186,7 +193,9 @@ def test_without_saves_nobody_speaks_of_any(caplog):
 
 @dataclass
 class Scheduled(Run):
-    """A run with a schedule that is stepped after the inner optimizer, and so after the save inside its step."""
+    """A run with a schedule that is stepped after the inner optimizer, and so after the save inside
+    its step.
+    """
 
     saved: bool = True
 

@@ -1,4 +1,6 @@
-"""How the replicas that continue a fixed run come together, when some of them are started once more in the middle."""
+"""How the replicas that continue a fixed run come together, when some of them are started once more
+in the middle.
+"""
 
 import keys_lab
 import pytest
@@ -35,7 +37,9 @@ SIGNS = {"meeting", "claim", "beat"}
 
 
 def as_undisturbed(held, wanted, caplog):
-    """All hold the same, and what is known to be lost is the only reason for them to hold anything else than wanted."""
+    """All hold the same, and what is known to be lost is the only reason for them to hold anything
+    else than wanted.
+    """
     assert len(held) == len(wanted)
     assert identical(held)
     assert identical([*held, *wanted]) != ("counts as nothing" in caplog.text)
@@ -55,7 +59,10 @@ def test_one_of_them_is_killed_and_started_again(run, first, said, again):
 
 
 def test_what_a_dead_process_has_agreed_to_counts_for_nothing_later(run, caplog):
-    """Ranks 0 and 1 agree on whom they see. Then rank 1 is killed, too, and both it and rank 2 are started again."""
+    """Ranks 0 and 1 agree on whom they see.
+
+    Then rank 1 is killed, too, and both it and rank 2 are started again.
+    """
 
     def before(process, _, key):
         if process.number == 2 and keys_lab.kept(key).kind in SIGNS:

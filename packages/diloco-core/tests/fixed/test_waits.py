@@ -1,4 +1,6 @@
-"""How long a sync of all ranks waits and what it says then; and records that are taken away while a run incarnations."""
+"""How long a sync of all ranks waits and what it says then; and records that are taken away while a
+run incarnations.
+"""
 
 import itertools
 
@@ -64,7 +66,9 @@ class TestWaits:
         assert 890.0 < run.ended[0] < 920.0
 
     def test_a_process_that_stood_still_itself_does_not_name_nobody(self, run):
-        """All have contributed, but it does not see the record of that, also where it has written it."""
+        """All have contributed, but it does not see the record of that, also where it has written
+        it.
+        """
 
         def hidden(process):
             process.sleep(1.0)
@@ -86,7 +90,8 @@ class TestWaits:
         assert len(seconds) == 3
         assert all(0 <= second - 60 * count < 6 for count, second in enumerate(seconds, 1))
         assert said[0] == (
-            f"rank 0: sync 2 of fragment mean has been waiting for rank 1 for {seconds[0]} s, and gives up after 500 s"
+            f"rank 0: sync 2 of fragment mean has been waiting for rank 1 for {seconds[0]} s, and "
+            "gives up after 500 s"
         )
 
     def test_it_says_so_of_shards_too(self, run, caplog):
@@ -156,7 +161,9 @@ class TestWaits:
 
 
 def test_who_wakes_up_past_the_deadline_takes_what_has_arrived(new_store):
-    """Rank 1 contributes while rank 0 stands still, and stands still itself before it can write the record of the sync."""
+    """Rank 1 contributes while rank 0 stands still, and stands still itself before it can write the
+    record of the sync.
+    """
     run = Means(2, limits=dict.fromkeys(range(2), LIMITS), store=new_store())
 
     def before(process, request, key):
@@ -190,7 +197,9 @@ def test_the_log_says_once_a_minute_who_has_not_come(tmp_path, caplog, exchanges
     "gone", [[keys_lab.MANIFEST], [keys_lab.claim_key(0), keys_lab.claim_key(1)]]
 )
 def test_records_that_are_taken_away_while_a_run_incarnations(lab, tmp_path, gone):
-    """Nobody in the run needs them any more, and it ends as it would have; nobody else mistakes the prefix for a free one."""
+    """Nobody in the run needs them any more, and it ends as it would have; nobody else mistakes the
+    prefix for a free one.
+    """
 
     def replica(exchange, harm):
         model = lab.fill(torch.nn.Linear(3, 2))

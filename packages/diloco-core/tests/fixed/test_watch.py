@@ -26,7 +26,10 @@ def run(new_store):
 
 
 def harmed(run, harm):
-    """Harm the manifest when sync 4 is decided. For each later record of a sync: whether the manifest was whole."""
+    """Harm the manifest when sync 4 is decided.
+
+    For each later record of a sync: whether the manifest was whole.
+    """
     whole, found = {}, []
 
     def before(_, kind, key):

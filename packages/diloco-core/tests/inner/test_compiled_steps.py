@@ -1,4 +1,6 @@
-"""However the inner step is compiled, its steps are counted and synced as without; or the error says what to do."""
+"""However the inner step is compiled, its steps are counted and synced as without; or the error
+says what to do.
+"""
 
 import warnings
 
@@ -111,7 +113,10 @@ def test_a_compiled_step_is_counted_and_synced(lab, way, optimizer):
 
 
 def test_a_step_that_is_captured_into_a_cuda_graph_is_refused(lab, monkeypatch):
-    """Its replays would call no hooks. The capture was seen on a GPU; here torch only says that it is under way."""
+    """Its replays would call no hooks.
+
+    The capture was seen on a GPU; here torch only says that it is under way.
+    """
     model = lab.small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     with DiLoCo(model, inner, in_process(1)[0], sync_every=3) as outer:

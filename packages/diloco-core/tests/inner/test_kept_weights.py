@@ -1,4 +1,6 @@
-"""An inner optimizer that writes weights of its own back over what a sync has brought is noticed; and no other one is."""
+"""An inner optimizer that writes weights of its own back over what a sync has brought is noticed;
+and no other one is.
+"""
 
 from contextlib import nullcontext
 

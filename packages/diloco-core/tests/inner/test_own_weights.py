@@ -1,4 +1,6 @@
-"""An inner optimizer that mixes weights of its own into the model, in the model's dtype, is named at the first sync."""
+"""An inner optimizer that mixes weights of its own into the model, in the model's dtype, is named
+at the first sync.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from diloco_core._inner._own_weights import OwnWeights
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """SGD without a schedule: gradients are taken between an average and the weights ``z`` that are trained."""
+    """SGD without a schedule: gradients are taken between an average and the weights ``z`` that are
+    trained.
+    """
 
     def __init__(self, parameters, lr=0.05, beta=0.9, weight_decay=0.01):
         super().__init__(parameters, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "k": 0})
@@ -166,7 +170,9 @@ def test_what_never_changes_and_a_momentum_in_an_attribute_are_let_alone(make):
 
 
 class Mixed(torch.optim.Optimizer):
-    """Schedule-free with both sequences in the state: the model is a mix of them that it never reads."""
+    """Schedule-free with both sequences in the state: the model is a mix of them that it never
+    reads.
+    """
 
     def __init__(self, parameters, lr=0.05):
         super().__init__(parameters, {"lr": lr})

@@ -1,4 +1,6 @@
-"""Inner state that cannot be saved, or does not belong to what it is restored to, is refused by name."""
+"""Inner state that cannot be saved, or does not belong to what it is restored to, is refused by
+name.
+"""
 
 import pytest
 import torch
@@ -221,7 +223,9 @@ class TestWhatDoesNotFit:
         ids=["another order", "other groups"],
     )
     def test_a_state_is_not_given_to_other_parameters(self, tmp_path, later):
-        """Both weights have the same shape: by number alone, each would get the other one's momentum."""
+        """Both weights have the same shape: by number alone, each would get the other one's
+        momentum.
+        """
         self.live(tmp_path, torch.optim.AdamW)
         with pytest.raises(
             ConfigurationError,

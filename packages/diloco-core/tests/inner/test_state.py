@@ -1,4 +1,6 @@
-"""A rank that comes back gets its inner optimizer, its random numbers and its place in the data back."""
+"""A rank that comes back gets its inner optimizer, its random numbers and its place in the data
+back.
+"""
 
 import itertools
 import random
@@ -98,7 +100,8 @@ def test_what_is_counted_while_a_incarnation_begins_is_passed_over_and_its_state
     loader, reports = Loader(), []
     _, _, _, outer = _train(str(tmp_path), 0, 6, loader, reports=reports)
     assert outer.batches_to_skip == 6  # one sync was saved
-    # Not (4, ...): the caller has no loop yet when that sync is adopted, and the loader does not stand where it stood.
+    # Not (4, ...): the caller has no loop yet when that sync is adopted, and the loader does not
+    # stand where it stood.
     assert reports == [(5, 5, 10), (6, 6, 12)]
     assert loader.seen == list(range(1, 13))
     assert "an earlier incarnation of this rank took and this one did not" not in caplog.text
@@ -322,7 +325,9 @@ def test_a_incarnation_with_a_successor_saves_nothing():
 
 
 class TestALoaderThatIsNotSaved:
-    """``batches_to_skip`` counts from the restored state, so a loader that starts anew would give earlier batches again."""
+    """``batches_to_skip`` counts from the restored state, so a loader that starts anew would give
+    earlier batches again.
+    """
 
     def _incarnation(self, tmp_path, caplog, **options):
         net = torch.nn.Linear(3, 2)
@@ -362,7 +367,9 @@ class TestALoaderThatIsNotSaved:
 @pytest.mark.parametrize("options", [{"min_replicas": 1}, {}], ids=["elastic", "fixed"])
 class TestTheFirstSave:
     def incarnation(self, tmp_path, stop, given=None, **options):
-        """Trains until a sync, and is killed there, without a chance to save; returns the saves after each sync."""
+        """Trains until a sync, and is killed there, without a chance to save; returns the saves
+        after each sync.
+        """
         exchange = connect(str(tmp_path), rank=0, world_size=1, **options)
         model = torch.nn.Linear(3, 1)
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -17,7 +17,9 @@ sequences = st.integers(1, 3).flatmap(
 
 
 def counted(count, sequence):
-    """How many inner steps each step of an optimizer ends: before it and after it; and whether one is open at the end."""
+    """How many inner steps each step of an optimizer ends: before it and after it; and whether one
+    is open at the end.
+    """
     counter = StepCounter(count)
     ends = [(counter.before(optimizer), counter.after(optimizer)) for optimizer in sequence]
     return ends, counter
@@ -132,7 +134,9 @@ class TestSeveralOptimizers:
         assert lab.identical([held for held, _ in apart + wanted])
 
     def test_a_partner_that_the_gradient_scaler_skips(self, lab):
-        """The step counts when the other one is about to step again; a sync that is due waits for the step under way."""
+        """The step counts when the other one is about to step again; a sync that is due waits for
+        the step under way.
+        """
         model, (first, second) = self.parts(lab)
         reports = []
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -152,7 +156,8 @@ class TestSeveralOptimizers:
                     )
                 scaler.update()
                 seen.append((outer.inner_steps, outer.committed))
-        # Step 1 is not complete; it counts at the beginning of step 2, whose end completes the second sync's period too.
+        # Step 1 is not complete; it counts at the beginning of step 2, whose end completes the
+        # second sync's period too.
         assert seen == [(1, 0), (1, 0), (3, 1), (4, 1), (5, 2)]
         assert [(r.inner_steps, r.total_inner_steps) for r in reports] == [(3, 3), (2, 5)]
 
@@ -178,7 +183,9 @@ class TestSeveralOptimizers:
     @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
     @pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
     def test_nobody_loses_a_step_after_one_that_was_skipped(self, lab, skipped, order, to_none):
-        """Whichever partner was skipped once, later syncs still come between inner steps, not within one."""
+        """Whichever partner was skipped once, later syncs still come between inner steps, not
+        within one.
+        """
         model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(3)])
         three = [torch.optim.SGD([parameter], lr=1.0) for parameter in model]
         options = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
@@ -199,7 +206,9 @@ class TestSeveralOptimizers:
     @pytest.mark.parametrize("reaches", ["the second's", "the first's", "both"])
     @pytest.mark.parametrize("turned", [False, True])
     def test_each_has_a_backward_pass_of_its_own(self, reaches, turned):
-        """As in a GAN: an iteration is one step, also where a pass leaves gradients for the other one, which it throws away."""
+        """As in a GAN: an iteration is one step, also where a pass leaves gradients for the other
+        one, which it throws away.
+        """
         model = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(2)])
         two = [torch.optim.SGD([parameter], lr=0.1) for parameter in model]
         reached = {"the second's": [{0}, {0, 1}], "the first's": [{0, 1}, {1}]}
@@ -256,7 +265,9 @@ class TestSeveralOptimizers:
         assert sum(r.inner_steps for r in reports) == 20
 
     def test_a_sync_within_a_step_counts_it(self, lab):
-        """It holds what was learned in that step: an incarnation that begins there must not take it again."""
+        """It holds what was learned in that step: an incarnation that begins there must not take it
+        again.
+        """
         model, two = self.parts(lab)
         saved = []
 
@@ -282,8 +293,8 @@ class TestSeveralOptimizers:
         (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
         assert record.levelname == "WARNING"
         assert (
-            f"after 3 inner steps and comes after 7, because it waited for inner optimizer {idle} (SGD),"
-            in record.message
+            f"after 3 inner steps and comes after 7, because it waited for inner optimizer {idle} "
+            "(SGD)," in record.message
         )
 
     def test_one_that_does_not_step_any_more_is_named(self, lab, caplog):

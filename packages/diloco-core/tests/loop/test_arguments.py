@@ -1,4 +1,6 @@
-"""Arguments that are not allowed are refused before anything starts, with what was given and what is allowed."""
+"""Arguments that are not allowed are refused before anything starts, with what was given and what
+is allowed.
+"""
 
 import re
 
@@ -48,7 +50,10 @@ WRONG = [
     (
         "sync_every",
         [0, -3, 2.0, "6", None, True, [6]],
-        "sync_every must be a whole number of inner steps, at least 1, not {!r}. In an elastic run it may also be a time",
+        (
+            "sync_every must be a whole number of inner steps, at least 1, not {!r}. In an elastic "
+            "run it may also be a time"
+        ),
     ),
     (
         "save_inner_every",
@@ -63,8 +68,8 @@ WRONG = [
     (
         "fragments",
         ["2", "striding", "", {"0": 1}, {1}, nn.Linear(2, 2)],
-        "fragments must be a number, 'strided', 'sequential', one of these words with a number such as ('strided', 4), or a list "
-        "of modules",
+        "fragments must be a number, 'strided', 'sequential', one of these words with a number "
+        "such as ('strided', 4), or a list of modules",
     ),
     (
         "fragments",

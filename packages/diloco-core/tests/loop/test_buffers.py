@@ -30,7 +30,9 @@ def model(lab):
 
 
 def train(lab, policy, steps=4, **options):
-    """Real training on data of a mean of its own per replica; each one's values before and after the last sync."""
+    """Real training on data of a mean of its own per replica; each one's values before and after
+    the last sync.
+    """
 
     def replica(exchange):
         net = model(lab)
@@ -39,7 +41,8 @@ def train(lab, policy, steps=4, **options):
         before = {}
         inner.register_step_post_hook(lambda *_: before.update(lab.values(net)))
         with DiLoCo(net, inner, exchange, **{"sync_every": steps, "buffers": policy, **options}):
-            # Rank r sees r more batches per inner step than rank 0, as micro-batches: the counters differ.
+            # Rank r sees r more batches per inner step than rank 0, as micro-batches: the counters
+            # differ.
             for _ in range(steps):
                 for _ in range(1 + exchange.rank):
                     batch = torch.randn(8, 3, generator=generator) + exchange.rank
@@ -84,7 +87,9 @@ def test_none(lab):
 
 @pytest.mark.parametrize("policy", ["mean", "rank0"])
 def test_buffers_take_no_outer_step(lab, policy):
-    """Neither learning rate nor momentum touches them: they are the same whatever the outer optimizer."""
+    """Neither learning rate nor momentum touches them: they are the same whatever the outer
+    optimizer.
+    """
     gentle = train(lab, policy, outer_lr=0.01, outer_momentum=0.0)
     strong = train(lab, policy, outer_lr=1.0, outer_momentum=0.9)
     for name in BUFFERS + COUNTERS:
@@ -182,7 +187,9 @@ class TestUnchanged:
     """Buffers that a replica has not changed since the last sync are not in its contribution."""
 
     def sizes(self, lab, kind, changes, policy="mean", dtype=torch.bool):
-        """Sizes of contributions after which all replicas hold the same; ``changes``: (rank, sync) pairs."""
+        """Sizes of contributions after which all replicas hold the same; ``changes``: (rank, sync)
+        pairs.
+        """
         sizes = {}
 
         def replica(exchange):
@@ -225,7 +232,9 @@ class TestUnchanged:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_the_rounding_of_a_mean_is_no_change(self, lab, dtype):
-        """The mean is between two values of the model's dtype, and stays there, whoever computes it and from what."""
+        """The mean is between two values of the model's dtype, and stays there, whoever computes it
+        and from what.
+        """
         ulp = torch.finfo(dtype).eps
 
         def replica(exchange):
@@ -279,7 +288,9 @@ class TestUnchanged:
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_whatever_goes_wrong(self, topology):
-        """Killed, late and repeated replicas of which some change a buffer: all come to the same values after every sync."""
+        """Killed, late and repeated replicas of which some change a buffer: all come to the same
+        values after every sync.
+        """
 
         def train(node):
             net = nn.ParameterDict({"weight": torch.zeros(40)})

@@ -1,4 +1,6 @@
-"""Which options can be used over which exchange: the table in docs/train.md says what the loop accepts."""
+"""Which options can be used over which exchange: the table in docs/train.md says what the loop
+accepts.
+"""
 
 from pathlib import Path
 

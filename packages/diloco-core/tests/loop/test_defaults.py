@@ -1,4 +1,6 @@
-"""Torch's default device and dtype are the caller's: what is ours stays on the CPU and in the dtypes that it has."""
+"""Torch's default device and dtype are the caller's: what is ours stays on the CPU and in the
+dtypes that it has.
+"""
 
 import pytest
 import torch
@@ -70,7 +72,9 @@ def live(lab, exchange, syncs, **options):
 
 
 def runs(lab, folder, options):
-    """Fixed over a store; elastic in three incarnations, as one file at the end; between threads; a plain mean."""
+    """Fixed over a store; elastic in three incarnations, as one file at the end; between threads; a
+    plain mean.
+    """
     fixed = StoreExchange(open_store(str(folder / "fixed")), 0, 1)
     found = [live(lab, fixed, 3, **options)]
     for syncs, topology in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):

@@ -1,4 +1,6 @@
-"""Syncs that go on while the replicas train: sent ``delay`` steps before they are adopted, and mixed by ``alpha``."""
+"""Syncs that go on while the replicas train: sent ``delay`` steps before they are adopted, and
+mixed by ``alpha``.
+"""
 
 import threading
 
@@ -71,7 +73,9 @@ def test_every_step_is_that_of_the_formulas(lab, case, kind, refused):
 
 @pytest.mark.parametrize("kind", ["store", "sharded"])
 def test_one_that_leaves_while_another_is_late_loses_nothing(lab, kind):
-    """It waits for the sync under way a second time if need be, and what it has learned counts whole."""
+    """It waits for the sync under way a second time if need be, and what it has learned counts
+    whole.
+    """
     left, case = threading.Event(), {"fragments": 1, "period": 4, "delay": 3, "alpha": 0.0}
     case |= {"inner": "SGD", "outer": "Nesterov", "steps": 5}
     first, second = exchanges(kind, 2)
@@ -96,7 +100,9 @@ def test_one_that_leaves_while_another_is_late_loses_nothing(lab, kind):
 
 
 class Late:
-    """An exchange that does nothing until the training loop says so: as with the slowest of networks."""
+    """An exchange that does nothing until the training loop says so: as with the slowest of
+    networks.
+    """
 
     def __init__(self, exchange):
         self._exchange = exchange
@@ -385,7 +391,10 @@ class TestResuming:
     STEPS = 13
 
     def incarnation(self, lab, exchange, until, *, stop=False, **given):
-        """Train up to a number of inner steps; ``stop`` ends as a process that is killed. What the model held after each step."""
+        """Train up to a number of inner steps; ``stop`` ends as a process that is killed.
+
+        What the model held after each step.
+        """
         model = lab.fill(lab.small_model())
         inner = torch.optim.AdamW(model.parameters(), lr=0.1)
         seen = {}

@@ -1,4 +1,6 @@
-"""Delayed syncs of a model on an accelerator, or what looks like one: the same values, and no error is lost."""
+"""Delayed syncs of a model on an accelerator, or what looks like one: the same values, and no error
+is lost.
+"""
 
 import threading
 
@@ -31,7 +33,10 @@ def pretended(monkeypatch):
 
 
 def train(exchange, device, options):
-    """All values after every step. They are multiples of powers of two, so that no device rounds them."""
+    """All values after every step.
+
+    They are multiples of powers of two, so that no device rounds them.
+    """
     generator = torch.Generator().manual_seed(exchange.rank)
     whole = lambda tensor: torch.randint(-4, 5, tensor.shape, generator=generator).float()  # noqa: E731
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.BatchNorm1d(2))

@@ -1,7 +1,8 @@
 """Convergence on real data: correct DiLoCo is told apart from eight ways to get it wrong.
 
-scikit-learn's digits sorted by label and cut into one part per replica, so that no replica knows all classes: the case in
-which the outer step has most to do. Every mutant is our own loop with one thing changed.
+scikit-learn's digits sorted by label and cut into one part per replica, so that no replica knows
+all classes: the case in which the outer step has most to do. Every mutant is our own loop with one
+thing changed.
 """
 
 import functools
@@ -120,7 +121,8 @@ def test_codecs_converge_as_well(lab, options):
     [
         ({"delay": 2}, THRESHOLD),
         ({"delay": 5}, THRESHOLD),
-        # Mixing slows so short a training down, with a delay and without one: alpha alone comes to 0.78.
+        # Mixing slows so short a training down, with a delay and without one: alpha alone comes to
+        # 0.78.
         ({"delay": 2, "alpha": 0.5}, 0.95),
         ({"delay": 5, "alpha": 0.5}, 0.95),
     ],
@@ -147,7 +149,10 @@ def test_four_bits_with_error_feedback_converge_as_well(lab, delay):
     ],
 )
 def test_sparse_codecs_converge(lab, codec, rounds, worst, monkeypatch):
-    """As SparseLoCo uses them. They need more rounds than momentum does; the mean over all replicas comes to 1.5 in 30."""
+    """As SparseLoCo uses them.
+
+    They need more rounds than momentum does; the mean over all replicas comes to 1.5 in 30.
+    """
     monkeypatch.setattr(sys.modules[__name__], "ROUNDS", rounds)
     loss = mean_loss(lab, 1, codec=codec, outer_lr=1.0, outer_momentum=0.0)
     assert loss < worst, loss

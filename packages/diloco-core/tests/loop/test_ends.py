@@ -1,4 +1,6 @@
-"""How runs end: partial periods, replicas that have taken fewer steps than others, and models that all end the same."""
+"""How runs end: partial periods, replicas that have taken fewer steps than others, and models that
+all end the same.
+"""
 
 import keys_lab
 import pytest
@@ -27,7 +29,9 @@ def exchanges(tmp_path, kind, count):
 
 
 def skipping(lab, skipped, steps, **options):
-    """Training in which rank r skips the first ``skipped[r]`` steps of ``steps``, as its gradient scaler would."""
+    """Training in which rank r skips the first ``skipped[r]`` steps of ``steps``, as its gradient
+    scaler would.
+    """
 
     def replica(exchange):
         model = make_model(lab)
@@ -48,7 +52,9 @@ class TestSkippedSteps:
     @pytest.mark.parametrize("skipped", [(0, 1), (1, 0), (0, 2, 1), (3, 0, 0)])
     @pytest.mark.parametrize("steps", [8, 9, 11])
     def test_all_end_the_same(self, lab, tmp_path, caplog, kind, skipped, steps):
-        """The flush of one meets a regular sync of another; what nobody is left for is dropped, with a warning."""
+        """The flush of one meets a regular sync of another; what nobody is left for is dropped,
+        with a warning.
+        """
         runs = lab.run(
             skipping(lab, skipped, steps, sync_every=4), exchanges(tmp_path, kind, len(skipped))
         )
@@ -96,7 +102,9 @@ class TestSkippedSteps:
     def test_one_that_lacks_the_last_sync_ends_the_run_for_all(
         self, lab, tmp_path, caplog, kind, flush, fragments, skipped
     ):
-        """It has nothing to flush, or drops it: the last regular syncs of the others have nobody to meet."""
+        """It has nothing to flush, or drops it: the last regular syncs of the others have nobody to
+        meet.
+        """
         steps, options = 8, {"sync_every": 4, "fragments": fragments, "flush": flush}
         runs = lab.run(
             skipping(lab, skipped, steps, **options), exchanges(tmp_path, kind, len(skipped))

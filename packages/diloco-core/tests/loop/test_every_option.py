@@ -1,7 +1,9 @@
-"""Every option of an outer loop has an effect in every kind of run, or is refused by name: none does nothing.
+"""Every option of an outer loop has an effect in every kind of run, or is refused by name: none
+does nothing.
 
-What an effect is, is seen from outside: in the models, the reports, the objects of the store, or what is raised. The lists are
-complete by the signatures, so that a new option without a row fails here.
+What an effect is, is seen from outside: in the models, the reports, the objects of the store, or
+what is raised. The lists are complete by the signatures, so that a new option without a row fails
+here.
 """
 
 import datetime
@@ -128,7 +130,10 @@ def trained(exchange, options, *, raises=False):
 
 
 def objects(exchange):
-    """Where the objects lie that a run has left in its store, and their sizes. Their names would show every setting."""
+    """Where the objects lie that a run has left in its store, and their sizes.
+
+    Their names would show every setting.
+    """
     store = getattr(exchange, "store", None)
     if store is None:
         return []
@@ -180,7 +185,9 @@ def test_the_list_is_complete():
 
 
 def cases():
-    """Every option in every kind of run: by default in one of them each, and what was once ignored in all."""
+    """Every option in every kind of run: by default in one of them each, and what was once ignored
+    in all.
+    """
     for number, name in enumerate(LOOP):
         for position, kind in enumerate(KINDS):
             default = position == number % len(KINDS) or name in REFUSED

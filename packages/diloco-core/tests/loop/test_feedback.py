@@ -60,7 +60,8 @@ def wanted(delay, alpha, decay):
                 push(models[rank], inners[rank], rank, step)
             if not delay:
                 offered = copy - flat(models[rank]) + decay * residuals[rank]
-            # Shards are cut at multiples of 32 elements, so that blocks are the same in all of them.
+            # Shards are cut at multiples of 32 elements, so that blocks are the same in all of
+            # them.
             decoded.append(sent(offered))
             residuals[rank] = offered - decoded[rank]
         copy = copy - 0.5 * (decoded[0] + decoded[1]) / 2
@@ -277,7 +278,9 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(
 
 @pytest.mark.parametrize("kind", ["fixed", "sharded"])
 def test_a_residual_outlives_a_kill_after_a_delayed_sync_was_counted(kind, tmp_path, caplog):
-    """Its contribution is counted, but this rank has not adopted the sync yet, and has saved nothing since."""
+    """Its contribution is counted, but this rank has not adopted the sync yet, and has saved
+    nothing since.
+    """
     options = {"codec": CODEC, "error_feedback": True, "sync_every": 2, "delay": 1}
 
     class StopError(Exception):

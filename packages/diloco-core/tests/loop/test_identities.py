@@ -1,4 +1,6 @@
-"""Identities that hold whatever the model: FedAvg, the plain optimizer, one replica, synchronous training, any exchange."""
+"""Identities that hold whatever the model: FedAvg, the plain optimizer, one replica, synchronous
+training, any exchange.
+"""
 
 import itertools
 
@@ -183,7 +185,9 @@ def test_the_exchange_makes_no_difference(lab, tmp_path, fragments):
 
 
 def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
-    """On every shard, whoever owns it: values of many magnitudes, whose sum tells the order it was taken in."""
+    """On every shard, whoever owns it: values of many magnitudes, whose sum tells the order it was
+    taken in.
+    """
     generator = torch.Generator().manual_seed(0)
     moves = torch.randn(4, 400, generator=generator, dtype=torch.float64)
     moves *= 10.0 ** torch.randint(0, 12, moves.shape, generator=generator)

@@ -1,4 +1,6 @@
-"""A run keeps what it was begun with: every argument of the loop that all replicas must have in common, one after another."""
+"""A run keeps what it was begun with: every argument of the loop that all replicas must have in
+common, one after another.
+"""
 
 import inspect
 import itertools
@@ -23,7 +25,8 @@ INT8 = {"codec": "int8"}
 STATE = {"state_codec": "int8"}
 TRIMMED = {"aggregate": "trimmed"}
 GROUPS = {"outer_groups": 0.4}
-CHANGES = {  # for every argument, settings with which a run is begun and other ones with which it is continued
+# For every argument, settings with which a run is begun and other ones with which it is continued
+CHANGES = {
     "sync_every": [({}, {"sync_every": 4})],
     "fragments": [({}, {"fragments": 2}), ({"fragments": 2}, {})],
     "outer_lr": [

@@ -1,4 +1,6 @@
-"""A block that is left while a sync is under way: what the others have counted is what is reported and saved."""
+"""A block that is left while a sync is under way: what the others have counted is what is reported
+and saved.
+"""
 
 import threading
 
@@ -10,14 +12,18 @@ from diloco_core import DiLoCo, connect
 
 
 class Late:
-    """What the ranks wait for: the second attempt of rank 0, and the commit that rank 1 makes of its first one."""
+    """What the ranks wait for: the second attempt of rank 0, and the commit that rank 1 makes of
+    its first one.
+    """
 
     def __init__(self):
         self.asked_again, self.counted = threading.Event(), threading.Event()
 
 
 def first_leaves(exchange, late, reports, **options):
-    """Sends after two steps, takes one more, and leaves; the other one contributes only when it asks again."""
+    """Sends after two steps, takes one more, and leaves; the other one contributes only when it
+    asks again.
+    """
     begin, begun = exchange.begin, []
 
     def begins(job, *, last=False):

@@ -1,4 +1,6 @@
-"""How the loop counts, syncs, ends: the hook on the inner optimizer, gradients, flush, leaving by an error."""
+"""How the loop counts, syncs, ends: the hook on the inner optimizer, gradients, flush, leaving by
+an error.
+"""
 
 import threading
 
@@ -45,7 +47,8 @@ class TestFlush:
             lambda rank: pair(lab), folder if store else in_process(3), steps, **options
         )
         assert lab.identical(runs)
-        # With averaging the model ends where the mean of all movements has taken it, so that no step is left out.
+        # With averaging the model ends where the mean of all movements has taken it, so that no
+        # step is left out.
         alone = [pair(lab) for _ in range(3)]
         for rank, model in enumerate(alone):
             inner = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -46,7 +46,9 @@ def test_an_exchange_that_keeps_no_state_cannot_have_reloaded_the_model():
 
 
 class GoesBackWhileCatchingUp:
-    """What a replica sees of a run in which others go back to older states after it has restored the newest ones."""
+    """What a replica sees of a run in which others go back to older states after it has restored
+    the newest ones.
+    """
 
     rank = 0
     resumes = comes_back = False

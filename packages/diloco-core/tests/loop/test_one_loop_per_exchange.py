@@ -11,7 +11,9 @@ from diloco_core import ConfigurationError, SyncError, connect, in_process
 
 class TestTwoLoops:
     def test_at_the_same_time_are_refused(self, lab):
-        """Models that look alike would be taken for each other where another replica steps them in another order."""
+        """Models that look alike would be taken for each other where another replica steps them in
+        another order.
+        """
         (exchange,) = in_process(1)
         outer, inner = lab.outer_loop(lab.small_model(), exchange)
         with outer:
@@ -38,7 +40,8 @@ class TestTwoLoops:
 def in_child(outer, net, inner, act, answers):
     try:
         if act == "step":
-            inner.step()  # without a backward pass, which torch refuses after a fork where there is a GPU
+            # Without a backward pass, which torch refuses after a fork where there is a GPU
+            inner.step()
         elif act == "leave":
             outer.__exit__(None, None, None)
         elif act == "flush":

@@ -1,4 +1,6 @@
-"""Outer parameter groups: outer settings of their own for parts of the model, compared with those of torch's optimizers."""
+"""Outer parameter groups: outer settings of their own for parts of the model, compared with those
+of torch's optimizers.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ from diloco_core import (
 from diloco_core._store._open import open_store
 
 KINDS = ["threads", "store", "sharded", "gather"]
-# Numbers with few binary digits, so that neither torch's order of operations nor ours rounds anything.
+# Numbers with few binary digits, so that neither torch's order of operations nor ours rounds
+# anything.
 RATES, MOMENTA = (0.25, 0.5, 1.0), (0.0, 0.25, 0.5)
 
 
@@ -98,7 +101,9 @@ def test_with_other_options_all_replicas_come_to_the_same_values(kind, options):
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "SGD"])
 def test_any_element_wise_optimizer_may_have_groups(name):
-    """NAdam keeps numbers that depend on the settings of the group, and SGD without momentum keeps nothing."""
+    """NAdam keeps numbers that depend on the settings of the group, and SGD without momentum keeps
+    nothing.
+    """
     factory = {
         "Adam": lambda given: torch.optim.Adam(given, lr=0.1),
         "NAdam": lambda given: torch.optim.NAdam(given, lr=0.1),
@@ -259,7 +264,9 @@ def test_state_that_is_published_encoded():
 
 
 def test_one_group_is_what_the_arguments_say():
-    """Nothing differs from a loop without groups: neither the settings nor what identifies its files."""
+    """Nothing differs from a loop without groups: neither the settings nor what identifies its
+    files.
+    """
     model = fill(torch.nn.Linear(2, 3))
     plain = lone(model, outer_lr=0.4, outer_momentum=0.6)
     grouped = lone(model, outer_groups=[{"params": model, "lr": 0.4, "momentum": 0.6}])

@@ -1,4 +1,6 @@
-"""Outer parameter groups that do not fit the model, the outer optimizer, the other replicas or the run are refused."""
+"""Outer parameter groups that do not fit the model, the outer optimizer, the other replicas or the
+run are refused.
+"""
 
 from functools import partial
 

@@ -1,4 +1,6 @@
-"""The outer learning rate: a number, a function of the sync, or changed in a running run; the same for every replica."""
+"""The outer learning rate: a number, a function of the sync, or changed in a running run; the same
+for every replica.
+"""
 
 import copy
 import itertools
@@ -34,7 +36,9 @@ KINDS = ("threads", "store", "sharded", "gather")
 
 
 def schedule_of(name):
-    """Functions of the sync; of ``differs``, replicas have each their own, and that of rank 0 counts in fixed runs."""
+    """Functions of the sync; of ``differs``, replicas have each their own, and that of rank 0
+    counts in fixed runs.
+    """
     return {
         "constant": lambda rank: 0.7,
         "falls": lambda rank: lambda sync: 0.9 / sync,
@@ -43,7 +47,9 @@ def schedule_of(name):
 
 
 def rates(schedule, wishes):
-    """The learning rate of every sync by the rules: who asked most recently, and of several at once the greatest rank."""
+    """The learning rate of every sync by the rules: who asked most recently, and of several at once
+    the greatest rank.
+    """
     open_wishes, standing = dict(wishes), [None]
 
     def lr_of(sync, taken):
@@ -106,7 +112,8 @@ TWO_AT_ONCE = {
 def test_every_step_is_that_of_the_formulas(lab, kind, case):
     replicas, case, name, wishes = case
     if kind in ("sharded", "gather") and name == "differs":
-        name = "falls"  # whose function counts depends on who is the last to arrive; see the simulated runs
+        # Whose function counts depends on who is the last to arrive; see the simulated runs
+        name = "falls"
     schedule = schedule_of(name)
     wanted, committed = by_the_formulas(replicas, **case, lr_of=rates(schedule, wishes))
     runs = lab.run(
@@ -235,7 +242,9 @@ def test_where_a_replica_stands_in_an_elastic_run_is_the_rate_too():
 
 @pytest.mark.parametrize("kind", [Run, Generations])
 def test_whoever_writes_the_record_of_a_fixed_run_writes_the_same_rate(kind):
-    """Where the store cannot decide, several ranks may write it, and must not go on with different rates."""
+    """Where the store cannot decide, several ranks may write it, and must not go on with different
+    rates.
+    """
     returned = itertools.count(1)
     options = {"outer_lr": lambda sync: 0.9 + 1 / next(returned)}
     for seed in range(6):
@@ -309,7 +318,9 @@ class TestGoingOn:
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_an_elastic_run_that_is_resumed_replays_what_is_recorded(self, topology):
-        """Its two incarnations have functions of their own; in the simulated runs, so have all incarnations."""
+        """Its two incarnations have functions of their own; in the simulated runs, so have all
+        incarnations.
+        """
         store, settings = (
             SimulatedStore(),
             Elastic(2, topology=topology, publish_every=3 if topology == "gather" else None),

@@ -1,4 +1,6 @@
-"""Outer learning rates that cannot be used are refused: when the loop is made, at their sync, or when they are asked for."""
+"""Outer learning rates that cannot be used are refused: when the loop is made, at their sync, or
+when they are asked for.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""With ``buffers="none"`` each rank has its own, and gets them back with its inner state in the next incarnation."""
+"""With ``buffers="none"`` each rank has its own, and gets them back with its inner state in the
+next incarnation.
+"""
 
 import copy
 

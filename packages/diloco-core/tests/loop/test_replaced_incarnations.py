@@ -1,4 +1,6 @@
-"""An incarnation whose rank was claimed by a newer one was replaced: nobody says that it has failed."""
+"""An incarnation whose rank was claimed by a newer one was replaced: nobody says that it has
+failed.
+"""
 
 import pytest
 import torch

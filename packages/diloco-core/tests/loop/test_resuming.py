@@ -15,7 +15,9 @@ from diloco_core.testing import run_replicas
 @pytest.mark.parametrize("outer", sorted(OUTER))
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_resumed_run_is_the_continued_run(lab, outer, stop):
-    """Stopped before the first outer step, between two periods and within one; gone on with chunks of another size."""
+    """Stopped before the first outer step, between two periods and within one; gone on with chunks
+    of another size.
+    """
     experiment = Experiment(lab, **OUTER[outer])
     wanted = lab.run(experiment.whole, in_process(REPLICAS, chunk_bytes=256))
     saved = lab.run(experiment.until(stop), in_process(REPLICAS, chunk_bytes=256))
@@ -121,7 +123,9 @@ class TestAnotherPeriod:
 
 
 class Skipping(Experiment):
-    """Rank 1 skips a step, as by its gradient scaler: its counters differ from the others' for the rest of the run."""
+    """Rank 1 skips a step, as by its gradient scaler: its counters differ from the others' for the
+    rest of the run.
+    """
 
     def steps(self, model, inner, rank, steps):
         super().steps(model, inner, rank, [step for step in steps if (rank, step) != (1, 2)])
@@ -137,7 +141,9 @@ def test_replicas_that_have_skipped_steps_can_be_resumed(lab, stop):
 
 
 def test_states_are_to_be_saved_at_the_same_sync(lab):
-    """By number of batches, some replicas would save before a sync and some after it; by on_sync, all save after it."""
+    """By number of batches, some replicas would save before a sync and some after it; by on_sync,
+    all save after it.
+    """
     saved = lab.run(Skipping(lab).until(8), in_process(REPLICAS))
     for result in run_replicas(Skipping(lab).since(saved, 8), in_process(REPLICAS)):
         assert isinstance(result, MismatchError)
@@ -156,7 +162,8 @@ def test_states_are_to_be_saved_at_the_same_sync(lab):
         experiment = Skipping(lab, on_sync=save)
         model, inner, outer = experiment.parts(exchange)
         with outer:
-            # The statistics are left alone: what changes them after the sync of a step would be in no state.
+            # The statistics are left alone: what changes them after the sync of a step would be in
+            # no state.
             for step in range(STEPS):
                 if (exchange.rank, step) != (1, 2):
                     lab.push(model, inner, exchange.rank, step)

@@ -1,4 +1,6 @@
-"""All replicas end with the same bytes, whatever was done to the model after its last sync; and what cannot be changed."""
+"""All replicas end with the same bytes, whatever was done to the model after its last sync; and
+what cannot be changed.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from diloco_core._store._open import open_store
 
 
 class Net(nn.Module):
-    """A linear layer and BatchNorm; some of it in other dtypes, and one tensor that is not contiguous."""
+    """A linear layer and BatchNorm; some of it in other dtypes, and one tensor that is not
+    contiguous.
+    """
 
     def __init__(self):
         super().__init__()
@@ -178,8 +182,8 @@ class TestTheEndOfAnElasticRun:
         assert lab.identical([*(values for values, _ in held.values()), written])
         assert not reports[2][-1].committed
         assert (
-            "rank 2: the last 5 inner steps of this replica are not in the model, because too few replicas"
-            in caplog.text
+            "rank 2: the last 5 inner steps of this replica are not in the model, because too few "
+            "replicas" in caplog.text
         )
         assert caplog.text.count("are not in the model") == 1
 

@@ -1,4 +1,6 @@
-"""What is kept of an outer loop and changes before it is used: the caller's references, a damaged file, what was not loaded."""
+"""What is kept of an outer loop and changes before it is used: the caller's references, a damaged
+file, what was not loaded.
+"""
 
 import copy
 import logging

@@ -15,7 +15,9 @@ def schedules(draw):
 
 
 def run(schedule, steps, half_taken=lambda step: False):
-    """Inner steps after which something is sent and adopted, with the fragment, as an outer loop would do it."""
+    """Inner steps after which something is sent and adopted, with the fragment, as an outer loop
+    would do it.
+    """
     since, sent, decisions = 0, False, 0
     sends, adoptions = [], []
     for step in range(1, steps + 1):

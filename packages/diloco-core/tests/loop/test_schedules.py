@@ -1,4 +1,6 @@
-"""Learning rate schedules in ``stateful``: a resumed run has the learning rates of one that was not stopped."""
+"""Learning rate schedules in ``stateful``: a resumed run has the learning rates of one that was not
+stopped.
+"""
 
 import pytest
 import torch
@@ -57,7 +59,9 @@ def incarnation(lab, exchange, make, steps, *, killed=False, every=10, after=Fal
     "ignore:Detected call of:UserWarning"
 )  # torch does not know of earlier incarnations
 def test_it_is_stepped_up_to_the_inner_step(lab, kind, name, killed):
-    """Saved after every second sync, so that an incarnation begins with a schedule that is behind the run by as much as a sync."""
+    """Saved after every second sync, so that an incarnation begins with a schedule that is behind
+    the run by as much as a sync.
+    """
     make, place = SCHEDULES[name], f"memory://schedules/{kind}/{name}/{killed}".replace(" ", "-")
     wanted = incarnation(lab, opened(kind, f"{place}/whole", False), make, 14)
     rates = []

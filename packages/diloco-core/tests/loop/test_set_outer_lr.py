@@ -31,7 +31,8 @@ class TestChanges:
         lab.run(lambda exchange: self.replica(exchange, lab, wishes), in_process(2))
         (told,) = [record.message for record in caplog.records if "set_outer_lr" in record.message]
         assert told.startswith(
-            "rank 0: set_outer_lr() was called on this replica and asked for 0.25, but the run takes 0.5, which rank 1 has"
+            "rank 0: set_outer_lr() was called on this replica and asked for 0.25, but the run "
+            "takes 0.5, which rank 1 has"
         )
 
     def test_two_that_want_the_same_are_told_nothing(self, lab, caplog):
@@ -150,7 +151,10 @@ class TestOpenWishes:
 
 
 def test_a_wish_of_a_incarnation_that_has_just_come_is_not_taken_for_overruled():
-    """The run's rate was changed before it came. Its first sync is decided without it, with that rate, and is no answer."""
+    """The run's rate was changed before it came.
+
+    Its first sync is decided without it, with that rate, and is no answer.
+    """
     store, settings = SimulatedStore(), Elastic(1, grace=3.0, topology="sharded", retention=9)
     first = SimulatedTraining(syncs=2, sizes=(4,), wishes={(0, 1, 0): 0.5})
     simulate(first, Schedule(2), settings, store=store)

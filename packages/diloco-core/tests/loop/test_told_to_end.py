@@ -1,4 +1,6 @@
-"""SIGTERM inside the block: what was learned is saved, and the replica leaves with a code that is no success."""
+"""SIGTERM inside the block: what was learned is saved, and the replica leaves with a code that is
+no success.
+"""
 
 import os
 import signal
@@ -51,7 +53,9 @@ def fixed(path, **options):
 
 @pytest.mark.parametrize("at", range(STEPS))
 def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path, at):
-    """The sync may have been adopted when the replica ended, or not: the steps are those of the whole run in any case."""
+    """The sync may have been adopted when the replica ended, or not: the steps are those of the
+    whole run in any case.
+    """
     steps = []
 
     def note(number):
@@ -103,7 +107,9 @@ def test_a_sync_that_is_due_is_not_waited_for(tmp_path):
 @pytest.mark.parametrize("at", range(5))
 @pytest.mark.parametrize("idle", [False, True], ids=["both step", "one never steps"])
 def test_a_step_that_several_optimizers_take_is_not_cut(tmp_path, at, sync_every, idle):
-    """If one of them never steps, a step ends where a sync comes, or where the other one begins its next step."""
+    """If one of them never steps, a step ends where a sync comes, or where the other one begins its
+    next step.
+    """
 
     def trained(folder, at=None, **options):
         torch.manual_seed(3)

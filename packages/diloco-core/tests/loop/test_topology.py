@@ -123,7 +123,9 @@ def test_a_group_of_several_processes_beside_a_store_is_refused(tmp_path):
 
 
 def later(meet, rank, folder):
-    """What a replica says when its process enters a group after its loop was made, and after its block was entered."""
+    """What a replica says when its process enters a group after its loop was made, and after its
+    block was entered.
+    """
     before, inside = (
         connect(f"{folder}/{rank}-{name}", rank=0, world_size=1) for name in ("before", "inside")
     )

@@ -18,8 +18,8 @@ from diloco_core._store._open import open_store
 
 FOLDER = Path(__file__).parent / "trajectories"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
-# The recorded problems are vectors of three components that do not touch each other. Repeating them changes no number, but
-# makes them long enough that every replica owns a shard.
+# The recorded problems are vectors of three components that do not touch each other. Repeating them
+# changes no number, but makes them long enough that every replica owns a shard.
 REPEATS = 32
 
 
@@ -134,7 +134,8 @@ def test_recorded_runs_of_torchft_are_matched(lab, name, kind, tmp_path):
         lambda exchange: trajectory(recorded, exchange),
         exchanges(kind, config["replicas"], tmp_path, config["fail_attempts"]),
     )
-    # Each shard's momentum is with its owner; over a manager and in gather every replica owns everything.
+    # Each shard's momentum is with its owner; over a manager and in gather every replica owns
+    # everything.
     owners_wanted = len(runs) if kind in ("manager", "gather") else 1
     compared = 0
     for step in range(config["steps"]):
@@ -175,8 +176,9 @@ def test_all_files_are_there():
     ]
 
 
-# torchft's own fixture: two replicas, H = 6, every parameter starts at 1, gradient 2, inner lr 1, outer SGD with lr 2. For every
-# delay and alpha, the parameters of the two fragments before each step.
+# torchft's own fixture: two replicas, H = 6, every parameter starts at 1, gradient 2, inner lr 1,
+# outer SGD with lr 2. For every delay and alpha, the parameters of the two fragments before each
+# step.
 _ALONE = [1 - 2 * step for step in range(16)]
 FIXTURE = {
     (0, 0.0): (

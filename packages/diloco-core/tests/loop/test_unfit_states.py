@@ -132,7 +132,9 @@ class TestWhatDoesNotFit:
             outer.load_state_dict({"weight": torch.ones(1)})
 
     def test_the_outer_state_of_other_shards(self, lab):
-        """A state put together from two ranks: the global copy is everybody's, but the momentum is not."""
+        """A state put together from two ranks: the global copy is everybody's, but the momentum is
+        not.
+        """
         first, second = self.states(lab, 2, models := {})
         mixed = {
             **first,

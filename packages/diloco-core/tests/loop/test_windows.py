@@ -1,4 +1,6 @@
-"""After which inner step fragments are sent and adopted if H is a time, by the rule; and what does not go with that."""
+"""After which inner step fragments are sent and adopted if H is a time, by the rule; and what does
+not go with that.
+"""
 
 import dataclasses
 import math
@@ -58,7 +60,9 @@ class TestSeconds:
 
 @st.composite
 def incarnations(draw):
-    """How long each step of an incarnation takes, how long after a send its record is seen, and how it is cut."""
+    """How long each step of an incarnation takes, how long after a send its record is seen, and how
+    it is cut.
+    """
     steps = draw(st.lists(st.integers(1, 40), min_size=1, max_size=50))
     seen_after = draw(st.lists(st.integers(0, 90), min_size=40, max_size=40))
     windows = Windows(
@@ -74,7 +78,9 @@ def incarnations(draw):
 def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_later(
     incarnation, half
 ):
-    """As an outer loop uses it, against the rule: time T/F since the record was seen, s - 1 applied, and a step taken."""
+    """As an outer loop uses it, against the rule: time T/F since the record was seen, s - 1
+    applied, and a step taken.
+    """
     windows, steps, seen_after = incarnation
     now = seen = applied = 0
     sent, sends, boundaries = None, [], [0]
@@ -88,7 +94,8 @@ def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_late
             sends.append((step, seen, applied))
         if due.adopt:
             assert sent is not None
-            # Its record was seen some time after the send; without a delay the replica stands still until then.
+            # Its record was seen some time after the send; without a delay the replica stands still
+            # until then.
             seen = boundaries[sent] + seen_after[len(sends)]
             now = max(now, seen)
             applied, sent = step, None

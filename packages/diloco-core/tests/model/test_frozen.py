@@ -1,4 +1,6 @@
-"""What is frozen at the start stays as it is: what follows the trained parameters would differ from replica to replica."""
+"""What is frozen at the start stays as it is: what follows the trained parameters would differ from
+replica to replica.
+"""
 
 import pytest
 import torch

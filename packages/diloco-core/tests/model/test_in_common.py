@@ -1,4 +1,6 @@
-"""What replicas must have in common though it is never synced: frozen weights, and buffers that are not saved."""
+"""What replicas must have in common though it is never synced: frozen weights, and buffers that are
+not saved.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Kinds of tensors and optimizers that cannot be synced or counted are refused by name, whenever they appear."""
+"""Kinds of tensors and optimizers that cannot be synced or counted are refused by name, whenever
+they appear.
+"""
 
 import logging
 

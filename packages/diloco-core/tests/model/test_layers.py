@@ -87,7 +87,8 @@ class TestPatterns:
         with caplog.at_level(logging.INFO, "diloco_core"):
             parts(Transformer(), "strided", 4)
         assert caplog.messages == [
-            "fragments=('strided', 4): the layers in 'layers' (12 Block) are dealt out to 4 fragments"
+            "fragments=('strided', 4): the layers in 'layers' (12 Block) are dealt out to 4 "
+            "fragments"
         ]
 
     @given(

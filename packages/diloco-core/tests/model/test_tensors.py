@@ -1,4 +1,6 @@
-"""Which tensors are synced: trainable ones, each once, whatever their shape, dtype and memory layout."""
+"""Which tensors are synced: trainable ones, each once, whatever their shape, dtype and memory
+layout.
+"""
 
 import pytest
 import torch
@@ -42,7 +44,9 @@ class TestTied:
 
     @pytest.mark.parametrize("fragments", [1, 2, "modules"])
     def test_a_tied_tensor_takes_one_outer_step_per_cycle(self, lab, fragments):
-        """With outer lr 2 a step moves by twice the inner movements since the last one; a second step would move on."""
+        """With outer lr 2 a step moves by twice the inner movements since the last one; a second
+        step would move on.
+        """
 
         def replica(exchange):
             model = lab.fill(Tied())
@@ -65,7 +69,9 @@ class TestTied:
             assert torch.allclose(moved, torch.full((15,), 2.0 * steps_before_its_sync))
 
     def test_tied_and_untied_models_of_equal_gradients_agree(self, lab):
-        """Tying is no change to the outer step: a model without the second name makes the same numbers."""
+        """Tying is no change to the outer step: a model without the second name makes the same
+        numbers.
+        """
 
         class Untied(nn.Module):
             def __init__(self):
@@ -103,7 +109,9 @@ class Counting:
 
 class TestFrozen:
     def sizes(self, lab, folder, frozen):
-        """Bytes of the deltas and states that two replicas wrote, for 100 trainable parameters and some frozen ones."""
+        """Bytes of the deltas and states that two replicas wrote, for 100 trainable parameters and
+        some frozen ones.
+        """
         stores = [Counting(open_store(str(folder))) for _ in range(2)]
         reports = []
 
@@ -232,7 +240,8 @@ class TestShapes:
 
         runs = lab.train(make, in_process(5), sync_every=4, fragments=fragments, **AVERAGING)
         assert lab.identical(runs)
-        # Averaged once per element, whatever the fragments: all are where the mean of the movements has taken them.
+        # Averaged once per element, whatever the fragments: all are where the mean of the movements
+        # has taken them.
         alone = [make(rank) for rank in range(5)]
         for rank, model in enumerate(alone):
             inner = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -1,4 +1,6 @@
-"""What is not synced is stored once; where it is lost or damaged, a replica with the same values writes it again."""
+"""What is not synced is stored once; where it is lost or damaged, a replica with the same values
+writes it again.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -49,7 +51,9 @@ def _train(lab, syncs, buffers="mean"):
 
 
 class Watched(SimulatedStore):
-    """Counts how often its objects are written; loses or damages some at the moment when another one is written."""
+    """Counts how often its objects are written; loses or damages some at the moment when another
+    one is written.
+    """
 
     def __init__(self, moment="", spoil=None):
         super().__init__()

@@ -1,4 +1,6 @@
-"""What is synced is the model's, at every sync: nothing is replaced, converted, added or unfrozen without a word."""
+"""What is synced is the model's, at every sync: nothing is replaced, converted, added or unfrozen
+without a word.
+"""
 
 import pytest
 import torch
@@ -187,7 +189,9 @@ class TestWhatIsAllowed:
 
     @pytest.mark.parametrize("fragments", [1, 2])
     def test_a_buffer_that_forward_assigns_anew_is_followed(self, lab, fragments):
-        """Common in plain torch code: self.mean = 0.9 * self.mean + 0.1 * batch.mean(0), with a graph behind it."""
+        """Common in plain torch code: self.mean = 0.9 * self.mean + 0.1 * batch.mean(0), with a
+        graph behind it.
+        """
 
         def replica(exchange, in_place):
             model, inner, outer = make(lab, exchange, sync_every=2, fragments=fragments)

@@ -1,4 +1,6 @@
-"""The outer step is torch's own optimizer on the mean pseudo-gradient, for every optimizer that is allowed."""
+"""The outer step is torch's own optimizer on the mean pseudo-gradient, for every optimizer that is
+allowed.
+"""
 
 import pytest
 import torch
@@ -51,7 +53,9 @@ def movement(rank, step, number, shape):
 
 
 def reference(name, shapes, replicas, steps):
-    """DiLoCo written down plainly: every parameter is a fragment, and one is synced after every inner step, in turn."""
+    """DiLoCo written down plainly: every parameter is a fragment, and one is synced after every
+    inner step, in turn.
+    """
     parameters = [nn.Parameter(value) for value in start_values(shapes)]
     outers = [factory(name)([parameter]) for parameter in parameters]
     local = [[parameter.detach().clone() for parameter in parameters] for _ in range(replicas)]
@@ -123,7 +127,9 @@ def test_the_outer_step_is_torchs_own_on_the_mean_pseudo_gradient(
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_optimizer_over_several_steps(lab, name):
-    """Each of them for sure, which chance above does not promise: three replicas, shards that cut through parameters."""
+    """Each of them for sure, which chance above does not promise: three replicas, shards that cut
+    through parameters.
+    """
     shapes = [(7, 5), (40,)]
     wanted = reference(name, shapes, 3, 6)
     for run in lab.run(ours(name, shapes, 6), in_process(3, chunk_bytes=100)):
@@ -132,7 +138,9 @@ def test_every_optimizer_over_several_steps(lab, name):
 
 
 def test_nesterov_is_what_the_formula_says(lab):
-    """Buffer b := mu b + g (b = g at first), direction g + mu b: numbers worked out by hand, not by torch."""
+    """Buffer b := mu b + g (b = g at first), direction g + mu b: numbers worked out by hand, not by
+    torch.
+    """
     lr, mu, moves = 0.5, 0.8, [1.0, 2.0, -1.0]
     value, buffer, seen = 0.0, 0.0, []
     for move in moves:
@@ -158,7 +166,9 @@ def test_nesterov_is_what_the_formula_says(lab):
 
 @pytest.mark.parametrize("chunk_bytes", [128, 333, 1000, 4096])
 def test_the_numbers_do_not_depend_on_the_chunk_size(lab, chunk_bytes):
-    """Vectorised kernels round the tail of a tensor differently: chunks must not move the tails about."""
+    """Vectorised kernels round the tail of a tensor differently: chunks must not move the tails
+    about.
+    """
 
     def make(rank):
         return lab.fill(nn.Linear(70, 31))

@@ -46,7 +46,9 @@ def test_outer_steps_too_small_for_the_model_add_up(lab, tmp_path, dtype, store)
 
 
 def test_movements_that_cancel_in_the_models_dtype_do_not_cancel_in_the_mean(lab):
-    """Three of four replicas stay, one moves by an ulp: the mean is a quarter of it, which bf16 cannot hold beside 1."""
+    """Three of four replicas stay, one moves by an ulp: the mean is a quarter of it, which bf16
+    cannot hold beside 1.
+    """
     ulp = torch.finfo(torch.bfloat16).eps
 
     def replica(exchange):
@@ -63,7 +65,9 @@ def test_movements_that_cancel_in_the_models_dtype_do_not_cancel_in_the_mean(lab
 
 
 def test_rounding_is_no_progress(lab):
-    """Replicas that do not move leave the global copy alone, although the model cannot hold it exactly."""
+    """Replicas that do not move leave the global copy alone, although the model cannot hold it
+    exactly.
+    """
 
     def replica(exchange):
         model = one_weight(torch.bfloat16)

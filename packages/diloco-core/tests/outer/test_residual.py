@@ -1,4 +1,6 @@
-"""The residual of error feedback: what is counted and what remains are what was learned, whatever becomes of contributions."""
+"""The residual of error feedback: what is counted and what remains are what was learned, whatever
+becomes of contributions.
+"""
 
 import pytest
 import torch
@@ -44,7 +46,9 @@ FATES = ["counted", "carried", "dropped", "none", "foreign", "open", "gone back"
 
 @given(st.lists(st.tuples(st.sampled_from(FATES), st.booleans()), max_size=12))
 def test_what_was_counted_and_what_remains_is_what_was_learned(events):
-    """Also over restarts: a new incarnation goes on with what was saved last, or with zero if another contribution counted since."""
+    """Also over restarts: a new incarnation goes on with what was saved last, or with zero if
+    another contribution counted since.
+    """
     residual, position, step = make(), 0, 0
     offered_to_run = torch.zeros(
         SIZE, dtype=torch.float64

@@ -1,4 +1,6 @@
-"""A contribution that counts as finite before it is computed is finite, whatever the global copy holds."""
+"""A contribution that counts as finite before it is computed is finite, whatever the global copy
+holds.
+"""
 
 import math
 

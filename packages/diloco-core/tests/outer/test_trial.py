@@ -101,7 +101,9 @@ class Keeps(torch.optim.Optimizer):
 
 
 class Lion(torch.optim.Optimizer):
-    """An optimizer that torch does not know: it steps by the sign of an average, and counts its steps in a Python number."""
+    """An optimizer that torch does not know: it steps by the sign of an average, and counts its
+    steps in a Python number.
+    """
 
     def __init__(self, parameters, lr=0.1):
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99)})
@@ -207,7 +209,10 @@ SURPRISES = {
     "needs sparse gradients": (torch.optim.SparseAdam, "SparseAdam cannot take a step on a dense"),
     "needs matrices": (
         lambda p: torch.optim.SGD([{"params": [p[0].view(-1, 1)]}], lr=1.0),
-        "could not make an optimizer for a list of flat parameters.*ValueError: can't optimize a non-leaf",
+        (
+            "could not make an optimizer for a list of flat parameters.*ValueError: can't optimize a "
+            "non-leaf"
+        ),
     ),
     "raises": (
         lambda p: 1 / 0,

@@ -31,7 +31,8 @@ def of_plan(options):
 def compare(tmp_path, kind, replicas, params, *, outer_state=1.0, publish_every=2, **options):
     """The counted bytes of a sync and the planned ones, sent and received."""
     counters = [lab.CountedFolder(open_store(str(tmp_path))) for _ in range(replicas)]
-    # Eight syncs, since some records are read once in so many; and after three publications the store holds what it keeps.
+    # Eight syncs, since some records are read once in so many; and after three publications the
+    # store holds what it keeps.
     counted, _ = lab.moved(
         kind,
         counters,
@@ -88,7 +89,9 @@ class TestCounted:
         assert counted == pytest.approx(plan, rel=WITHIN)
 
     def test_bytes_of_rare_publications(self, tmp_path):
-        """As in the row of topk64 in the proof: 45 kB received per sync, of which the records are 3 %."""
+        """As in the row of topk64 in the proof: 45 kB received per sync, of which the records are 3
+        %.
+        """
         counted, plan = compare(
             tmp_path, "gather", 4, 470_784, outer_state=0.0, publish_every=8, **SPARSE
         )

@@ -1,4 +1,6 @@
-"""What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it with what is counted."""
+"""What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it
+with what is counted.
+"""
 
 import math
 from dataclasses import replace
@@ -44,13 +46,17 @@ class TestByHand:
     )
 
     def test_a_fixed_sync_of_two(self):
-        """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header each."""
+        """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header
+        each.
+        """
         plan = plan_exchange(5e5, 2, NIC, fixed=True, store=self.STORE)
         looked = 3 / 8  # the manifest, its copy and the own claim, in one of eight syncs
-        # The record and the next claim in vain; then the record, by one more for the other one's sake; then the next in vain.
+        # The record and the next claim in vain; then the record, by one more for the other one's
+        # sake; then the next in vain.
         record = 2 + 1 + 1 / 2 + 1
         assert plan.gets == record + looked + 1 + 1
-        # Of contributions and of shards, by the one that is ahead once more; and what is kept of both, by one of the two.
+        # Of contributions and of shards, by the one that is ahead once more; and what is kept of
+        # both, by one of the two.
         assert (plan.lists, plan.deletes) == (1 + 1 + 1 / 2 + 2 / 2, 1 / 2)
         beats = plan.seconds / 10
         assert plan.puts == pytest.approx(1 + 1 + 1 + 1 / 2 + beats)
@@ -126,7 +132,9 @@ class TestTransfer:
 
 
 def test_where_memory_begins_to_limit_the_reads_there_is_no_jump():
-    """Memory can be the limit although as many ranges fit into it as there are connections: large ranges take longer."""
+    """Memory can be the limit although as many ranges fit into it as there are connections: large
+    ranges take longer.
+    """
     store = StoreModel(9e7, first_byte=0.03, put=0.03, poll=0.0, reads=None, writes=None)
     seconds = [
         plan_exchange(params * 1e6, 256, NIC, fixed=True, store=store).seconds
@@ -141,7 +149,9 @@ def test_where_memory_begins_to_limit_the_reads_there_is_no_jump():
 
 class TestTheRateOfAPrefix:
     def test_it_takes_as_long_as_the_prefix_needs(self):
-        """1,000 replicas that each read all of 1,000 shards, once as contributions and once as published."""
+        """1,000 replicas that each read all of 1,000 shards, once as contributions and once as
+        published.
+        """
         plan = plan_exchange(1e6, 1000, NIC, fixed=True)
         assert plan.seconds > 1000 * plan.gets / 5500 > 300
         assert plan_exchange(1e6, 1000, NIC, fixed=True, store=UNLIMITED).seconds < 10

@@ -1,4 +1,6 @@
-"""The sizes of records and headers that plans count are about those of the exchange: a change of their format shows here."""
+"""The sizes of records and headers that plans count are about those of the exchange: a change of
+their format shows here.
+"""
 
 import planned_lab
 import pytest

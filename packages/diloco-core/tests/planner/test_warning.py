@@ -1,4 +1,6 @@
-"""What is said when a run begins whose syncs are long for the time that replicas wait for each other."""
+"""What is said when a run begins whose syncs are long for the time that replicas wait for each
+other.
+"""
 
 from functools import partial
 from types import SimpleNamespace

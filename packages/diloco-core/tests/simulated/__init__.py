@@ -1,6 +1,7 @@
 """Whole runs in virtual time, over a store that fails on purpose.
 
-Their training has results that follow from the log alone, so that the checks say what such a run has done wrong.
+Their training has results that follow from the log alone, so that the checks say what such a run
+has done wrong.
 """
 
 from ._checks import broken_promises, read_log, violations

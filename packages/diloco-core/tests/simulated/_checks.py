@@ -25,7 +25,8 @@ _TOLERANCE = 1e-4
 _ROUNDING = 1e-12
 # Sums of these gradients are exact in these.
 _EXACT_CODECS = ("plain", "fp32", "bf16", "fp16")
-# Where another codec rounds values that lie between two of its steps, a difference of one bit decides for one or the other.
+# Where another codec rounds values that lie between two of its steps, a difference of one bit
+# decides for one or the other.
 _TOLERANCE_OF_CODECS = 0.06
 
 
@@ -34,15 +35,18 @@ def violations(
 ) -> list[str]:
     """What a simulated run has done wrong; empty where nothing.
 
-    Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
-    or not at all, and no batch learned twice by a rank. Their models hold what the rules of delay and mixing say. What a codec
-    has lost of a contribution is sent later, never twice, and is not lost without a word. Contributions, and the steps taken
-    while they were under way, tile the steps of an incarnation; shares are those of the contributions; and where syncs go by the time,
-    each contribution is sent at the first boundary between two steps after it. The log is a chain, with a quorum in
-    every record. An incarnation that has not agreed to go back does not go on after a rollback, and one that has a successor saves
-    nothing. Encoded state follows from the state before it and the contributions, as published, to the last bit, and is the same
-    bytes whenever it is written. No replica waits past the deadline. Every rank gets to the end, and no incarnation ends by an error
-    unless a newer one took its place.
+    Replicas at the same sync hold the same bytes, which are those that the log says: no
+    contribution counted twice, half or not at all, and no batch learned twice by a rank. Their
+    models hold what the rules of delay and mixing say. What a codec has lost of a contribution is
+    sent later, never twice, and is not lost without a word. Contributions, and the steps taken
+    while they were under way, tile the steps of an incarnation; shares are those of the
+    contributions; and where syncs go by the time, each contribution is sent at the first boundary
+    between two steps after it. The log is a chain, with a quorum in every record. An incarnation
+    that has not agreed to go back does not go on after a rollback, and one that has a successor
+    saves nothing. Encoded state follows from the state before it and the contributions, as
+    published, to the last bit, and is the same bytes whenever it is written. No replica waits past
+    the deadline. Every rank gets to the end, and no incarnation ends by an error unless a newer one
+    took its place.
 
     Args:
         outcome: The run.
@@ -88,11 +92,13 @@ def violations(
         for rank, incarnation, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
                 problems.append(
-                    f"after sync {sync}, rank {rank} (incarnation {incarnation}) differs from rank {states[0][0]}"
+                    f"after sync {sync}, rank {rank} (incarnation {incarnation}) differs from rank "
+                    f"{states[0][0]}"
                 )
             if not all(map(torch.equal, copies, recomputed.values.get(sync, copies))):
                 problems.append(
-                    f"after sync {sync}, rank {rank} (incarnation {incarnation}) does not hold what was published"
+                    f"after sync {sync}, rank {rank} (incarnation {incarnation}) does not hold "
+                    "what was published"
                 )
             if sync in expected:
                 far = max(
@@ -100,11 +106,13 @@ def violations(
                 )
                 if not far < tolerance:
                     problems.append(
-                        f"after sync {sync}, rank {rank} (incarnation {incarnation}) is {far:.3g} off what the log says"
+                        f"after sync {sync}, rank {rank} (incarnation {incarnation}) is {far:.3g} "
+                        "off what the log says"
                     )
     steps = training.outer_steps(log)
     problems += [
-        f"after sync {sync}, replicas count {sorted(counts)} outer steps, and the model has taken {steps[sync]}"
+        f"after sync {sync}, replicas count {sorted(counts)} outer steps, and the model has taken "
+        f"{steps[sync]}"
         for sync, counts in sorted(training.steps.items())
         if sync in steps and counts != {steps[sync]}
     ]
@@ -115,7 +123,9 @@ def violations(
 
 
 def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Contributions that do not tile the steps of their incarnations, and reports with other shares or rates than the records."""
+    """Contributions that do not tile the steps of their incarnations, and reports with other shares
+    or rates than the records.
+    """
     problems = []
     commits = {record.sync: record for record in log if isinstance(record, Commit)}
     for (rank, incarnation), timeline in training.timelines.items():
@@ -148,7 +158,9 @@ def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -
 
 
 def wrong_windows(store: SimulatedStore, training: SimulatedTraining) -> list[str]:
-    """Contributions that were not sent at the first boundary after their window, where syncs go by the time."""
+    """Contributions that were not sent at the first boundary after their window, where syncs go by
+    the time.
+    """
     if not isinstance(training.sync_every, Seconds):
         return []
     window = training.sync_every.value / len(training.sizes)
@@ -168,7 +180,9 @@ def wrong_windows(store: SimulatedStore, training: SimulatedTraining) -> list[st
 
 
 def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Records whose outer learning rate is neither that of the record before, nor a wish, nor what an incarnation's function returns."""
+    """Records whose outer learning rate is neither that of the record before, nor a wish, nor what
+    an incarnation's function returns.
+    """
     in_force: dict[int, Commit] = {}  # by fragment
     by_sync: dict[int, Commit] = {}
     steps, problems = training.outer_steps(log), []
@@ -198,7 +212,9 @@ def learning_rates(log: Sequence[Commit | Rollback], training: SimulatedTraining
 
 
 def ignored_wishes(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Wishes that were made before a contribution, and that neither the record that counts it nor an earlier one has heard."""
+    """Wishes that were made before a contribution, and that neither the record that counts it nor
+    an earlier one has heard.
+    """
     commits = [record for record in log if isinstance(record, Commit)]
     if len(commits) != len(log):
         return []  # where a run goes back, its learning rate goes back, too
@@ -227,7 +243,8 @@ def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTrain
             fence.update(record.fence)
             continue
         problems += [
-            f"rank {member.rank} (epoch {member.epoch}) has not agreed to go back, and takes part in sync {record.sync}"
+            f"rank {member.rank} (epoch {member.epoch}) has not agreed to go back, and takes part "
+            f"in sync {record.sync}"
             for member in record.members
             if member.epoch <= fence.get(member.rank, 0)
             and not training.agreed.get((member.rank, member.epoch), True)
@@ -236,7 +253,9 @@ def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTrain
 
 
 def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Batches that more than one counted step of a rank has learned; what was given up does not count."""
+    """Batches that more than one counted step of a rank has learned; what was given up does not
+    count.
+    """
     given_up = {sync for record in log if isinstance(record, Rollback) for sync in record.given_up}
     seen: dict[tuple[int, int, int], int] = {}
     problems = []
@@ -252,7 +271,8 @@ def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining)
                 key = commit.fragment, member.rank, batch
                 if key in seen:
                     problems.append(
-                        f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and {commit.sync}"
+                        f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and "
+                        f"{commit.sync}"
                     )
                 seen[key] = commit.sync
     return problems
@@ -269,7 +289,8 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
     }
     records = {sync: read_record(data, sync, commit_key(sync)) for sync, data in decided.items()}
     rollbacks = [record for record in records.values() if isinstance(record, Rollback)]
-    # In place of a record that was lost there is a rollback, and a newer one has given up its number.
+    # In place of a record that was lost there is a rollback, and a newer one has given up its
+    # number.
     lost = {record.sync for record in rollbacks} & {
         sync for record in rollbacks for sync in record.given_up
     }
@@ -301,11 +322,12 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
 
 
 def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
-    """What is missing in a store: to go on with its run, or for an incarnation that lags no more than it may.
+    """What is missing in a store: to go on with its run, or for an incarnation that lags no more
+    than it may.
 
-    The two newest complete states of every fragment must be there (the initial one is one) with all that they are made of, and
-    everything that was committed after the older of them. Published states of the last ``retention`` syncs must stay, in the
-    gather topology contributions too.
+    The two newest complete states of every fragment must be there (the initial one is one) with all
+    that they are made of, and everything that was committed after the older of them. Published
+    states of the last ``retention`` syncs must stay, in the gather topology contributions too.
 
     Args:
         store: The store.

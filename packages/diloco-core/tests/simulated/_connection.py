@@ -1,4 +1,6 @@
-"""One simulated process's access to the store: it can fail in every way that real ones do, and time is virtual."""
+"""One simulated process's access to the store: it can fail in every way that real ones do, and time
+is virtual.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ T = TypeVar("T")
 
 
 class Connection:
-    """One simulated process's access to the store; see :class:`._api.Store`. Every operation takes virtual time.
+    """One simulated process's access to the store; see :class:`._api.Store`.
+
+    Every operation takes virtual time.
 
     Args:
         shared: The objects.
@@ -132,7 +136,9 @@ class Connection:
         return Reader(self, key, self._request("open", lambda: len(self._find(key))))
 
     def read(self, key: str, offset: int, size: int, *, fresh: bool, unseen: bool) -> bytes:
-        """A range of an object; ``fresh`` where it is a request of its own, ``unseen`` where opening it was none."""
+        """A range of an object; ``fresh`` where it is a request of its own, ``unseen`` where
+        opening it was none.
+        """
         if fresh:
             self._request("read", lambda: None)
             if unseen:
@@ -202,7 +208,9 @@ class Connection:
             )
 
     def _tear(self, key: str, data: bytes) -> None:
-        """A part of an object is there, as after a power cut; what it should have been is what was decided."""
+        """A part of an object is there, as after a power cut; what it should have been is what was
+        decided.
+        """
         self._shared.write(key, data)
         self._shared.damage(key, data[: self._chance.randrange(len(data))] if data else b"")
 

@@ -1,4 +1,6 @@
-"""The states of a simulated run with encoded state, computed once more from what its store was given, and from nothing else."""
+"""The states of a simulated run with encoded state, computed once more from what its store was
+given, and from nothing else.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Recomputed:
 
 
 Own = Mapping[tuple[int, int, int], torch.Tensor]
-"""What incarnations of fixed runs hold of their contributions, as others would read them, by (rank, epoch, sync)."""
+"""What incarnations of fixed runs hold of their contributions, as others would read them, by (rank,
+epoch, sync).
+"""
 
 
 def recompute(
@@ -55,15 +59,17 @@ def recompute(
     fragments: Sequence[Fragment],
     own: Own,
 ) -> Recomputed:
-    """Compute every published shard again from the state before it and the contributions, as they were published.
+    """Compute every published shard again from the state before it and the contributions, as they
+    were published.
 
-    So no incarnation has used anything that is not in the store, such as values or residuals that only it knew: a shard that is made
-    again, by whomever and however late, has the same bytes. In fixed runs the owner of a shard adds its own contribution, which
-    it does not send.
+    So no incarnation has used anything that is not in the store, such as values or residuals that
+    only it knew: a shard that is made again, by whomever and however late, has the same bytes. In
+    fixed runs the owner of a shard adds its own contribution, which it does not send.
 
     Args:
-        store: The store, which remembers what was written to it. What was written elsewhere, to a store of which it is a copy, is
-            not known; then values are known again from the next whole state on.
+        store: The store, which remembers what was written to it. What was written elsewhere, to a
+            store of which it is a copy, is not known; then values are known again from the next
+            whole state on.
         log: The log of the run.
         fragments: Fragments of a replica that has ended. What they hold is replaced.
         own: What is not sent.
@@ -105,7 +111,9 @@ def recompute(
 def contributed(
     store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
 ) -> dict[str, torch.Tensor]:
-    """What all replicas read of the contributions that count, by key. Those that were not written to this store are left out.
+    """What all replicas read of the contributions that count, by key.
+
+    Those that were not written to this store are left out.
 
     Args:
         store: The store.
@@ -200,7 +208,9 @@ def _wrong_shards(
 def _read(
     store: SimulatedStore, manifest: Manifest, fragment: Fragment, member: Delta, own: Own
 ) -> tuple[DeltaReader, torch.Tensor]:
-    """The reader of a contribution, and all of its values: what was not sent is taken from ``own``, or is zero."""
+    """The reader of a contribution, and all of its values: what was not sent is taken from ``own``,
+    or is zero.
+    """
     layout, form = fragment.layout, DeltaFormat(fragment)
     numbers, size = range(layout.shards), manifest.world_size
     if manifest.membership == "fixed":
@@ -234,16 +244,20 @@ def _source(values: torch.Tensor) -> Source:
 
 
 def _without(shard: bytes) -> str:
-    """Which contribution a published shard lacks, as its header says: rank and epoch; empty where none."""
+    """Which contribution a published shard lacks, as its header says: rank and epoch; empty where
+    none.
+    """
     size = int.from_bytes(shard[:8], "little")
     header = json.loads(shard[8 : 8 + size])["__metadata__"] if shard else {}
     return str(header.get(WITHOUT, ""))
 
 
 def was_passed(store: SimulatedStore, key: str) -> bool:
-    """Whether a shard was published without what an earlier incarnation had not sent, and has been deleted since.
+    """Whether a shard was published without what an earlier incarnation had not sent, and has been
+    deleted since.
 
-    When that incarnation wakes up after this, it may publish the shard with its own part. Others look at the log before they use it.
+    When that incarnation wakes up after this, it may publish the shard with its own part. Others
+    look at the log before they use it.
     """
     deleted = any(changed == key and size is None for _, changed, size in store.history)
     return deleted and bool(_without(store.contents[key]))
@@ -252,10 +266,12 @@ def was_passed(store: SimulatedStore, key: str) -> bool:
 def lost_parts(
     store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment]
 ) -> dict[str, torch.Tensor]:
-    """Which elements of contributions were lost with those who made them, by the key of the contribution.
+    """Which elements of contributions were lost with those who made them, by the key of the
+    contribution.
 
-    The headers of the shards of their ranks say so. These shards hold the mean with a zero in their place. Nothing may be lost
-    as long as no newer incarnation has taken the rank of the one that holds it.
+    The headers of the shards of their ranks say so. These shards hold the mean with a zero in their
+    place. Nothing may be lost as long as no newer incarnation has taken the rank of the one that
+    holds it.
     """
     since: dict[str, float] = {}
     for time, key, _ in store.history:
@@ -286,7 +302,8 @@ _ROUNDING = 1e-4  # of sums that replicas have computed in another order
 
 
 def sent_of(codec: Codec, values: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """What a codec sends of values: what was read, if it may be that, and otherwise what the codec would send here.
+    """What a codec sends of values: what was read, if it may be that, and otherwise what the codec
+    would send here.
 
     Args:
         codec: A sparse one.

@@ -1,4 +1,6 @@
-"""Virtual time for threads: exactly one of them runs at any moment, so that a run is repeatable to the last operation."""
+"""Virtual time for threads: exactly one of them runs at any moment, so that a run is repeatable to
+the last operation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Killed(BaseException):
 
 
 class Scheduler:
-    """Runs threads in turn, by a clock of its own: a thread runs until it sleeps, then the one whose time comes first.
+    """Runs threads in turn, by a clock of its own: a thread runs until it sleeps, then the one
+    whose time comes first.
 
     Attributes:
         now: Virtual seconds since the start.
@@ -71,7 +74,10 @@ class Scheduler:
             raise Killed
 
     def run(self, limit: float) -> bool:
-        """Run until nothing is left to do. Returns False, after ending all threads, where ``limit`` seconds were too few."""
+        """Run until nothing is left to do.
+
+        Returns False, after ending all threads, where ``limit`` seconds were too few.
+        """
         self._limit = limit
         self._hand_over()
         self._back.acquire()
@@ -130,7 +136,8 @@ class Fault:
         rank: Whose.
         incarnation: In which incarnation of the rank, from 1.
         operation: At which of its operations, from 1.
-        kind: One of ``KINDS``, which leave the store as it was written, or of ``DAMAGES``, which leave a damaged object:
+        kind: One of ``KINDS``, which leave the store as it was written, or of ``DAMAGES``, which
+            leave a damaged object:
 
             * ``"kill before"``: the process dies before the operation takes effect.
             * ``"kill after"``: it dies when the operation has taken effect.
@@ -140,11 +147,14 @@ class Fault:
             * ``"delay"``: it takes long.
             * ``"repeat"``: the network delivers a write again, later.
             * ``"jump"``: the process's clock jumps forward.
-            * ``"zombie"``: the process hangs for long, is taken for dead and replaced, and then goes on.
+            * ``"zombie"``: the process hangs for long, is taken for dead and replaced, and then
+              goes on.
             * ``"flip"``: the next reading brings one flipped bit; what lies in the store is whole.
             * ``"stale list"``: the next listing is as it was some seconds ago.
-            * ``"rot"``: an object in the store, other than the manifest, gets a flipped bit or is cut short.
-            * ``"torn record"``: the process dies in a write, and a part of the object is visible, whatever it was.
+            * ``"rot"``: an object in the store, other than the manifest, gets a flipped bit or is
+              cut short.
+            * ``"torn record"``: the process dies in a write, and a part of the object is visible,
+              whatever it was.
         seconds: How long, for what takes time.
 
     Raises:

@@ -1,4 +1,6 @@
-"""Whole runs in virtual time: replicas as threads over a faulty store, with a supervisor that starts the dead again."""
+"""Whole runs in virtual time: replicas as threads over a faulty store, with a supervisor that
+starts the dead again.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,9 @@ def simulate(
 ) -> Outcome:
     """Run ``train(node)`` for every rank of a run, in virtual time and deterministically.
 
-    An incarnation that is killed or raises is followed by the next one, unless another incarnation of its rank is there or was done.
-    Only one thread runs at a time, so training functions may share what they like.
+    An incarnation that is killed or raises is followed by the next one, unless another incarnation
+    of its rank is there or was done. Only one thread runs at a time, so training functions may
+    share what they like.
 
     Args:
         train: The training function; it uses ``node.exchange`` and spends time by ``node.sleep``.
@@ -208,7 +211,9 @@ def _in_background(
 def _repeat(
     scheduler: Scheduler, connection: Connection, seconds: float, act: Callable[[], object]
 ) -> Callable[[], None]:
-    """What a process does every so many seconds beside everything else; see :class:`._timing.Timing`."""
+    """What a process does every so many seconds beside everything else; see
+    :class:`._timing.Timing`.
+    """
     over = False
 
     def body() -> None:

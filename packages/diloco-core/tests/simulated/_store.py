@@ -1,4 +1,6 @@
-"""The objects that all simulated processes share: they are counted, and what must never happen to them is noted."""
+"""The objects that all simulated processes share: they are counted, and what must never happen to
+them is noted.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,19 @@ class SimulatedStore:
         sent: Bytes written.
         received: Bytes read.
         after_delete: Called with the keys of every deletion, to check what must still be there.
-        written_over: Removed objects whose space was used for others, to the surprise of late readers.
-        decided: The manifest and the records of the log as they were first written, whatever happened to them since.
+        written_over: Removed objects whose space was used for others, to the surprise of late
+            readers.
+        decided: The manifest and the records of the log as they were first written, whatever
+            happened to them since.
         changed: Those of them that were written again with other content, which must never be.
         contents: The tensors of contributions and states as they were first written, likewise.
-        differing: Those of them that were written again with other content, perhaps after they had been removed. That must never
-            be, either, unless the record of a sync was lost, and the sync decided once more.
-        intrusions: Inner state that an incarnation has saved although it had a successor, and had not looked for one just before.
-        history: When which keys came and went, with their sizes (None: it went), in virtual seconds.
+        differing: Those of them that were written again with other content, perhaps after they had
+            been removed. That must never be, either, unless the record of a sync was lost, and the
+            sync decided once more.
+        intrusions: Inner state that an incarnation has saved although it had a successor, and had
+            not looked for one just before.
+        history: When which keys came and went, with their sizes (None: it went), in virtual
+            seconds.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
 
@@ -61,7 +68,9 @@ class SimulatedStore:
         self._replace(key, data)
 
     def has_successor(self, key: str) -> bool:
-        """Whether a later incarnation of the rank has claimed it than the one that saves inner state under this key."""
+        """Whether a later incarnation of the rank has claimed it than the one that saves inner
+        state under this key.
+        """
         epoch, _ = parse_inner(key) or parse_residual(key) or (0, 0)
         rank = int(key.split("/")[1])
         return highest_epochs(self.below(f"claims/{rank:05}")).get(rank, 0) > epoch

@@ -1,4 +1,6 @@
-"""When one simulated incarnation took its inner steps, contributed and adopted syncs: none is lost, counted twice or sent too early."""
+"""When one simulated incarnation took its inner steps, contributed and adopted syncs: none is lost,
+counted twice or sent too early.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Adoption(NamedTuple):
         sync: Its number in the log.
         fragment: Its fragment.
         fate: What became of the incarnation's contribution.
-        over: Whether all fragments start over, since the incarnation has reloaded or an earlier one has taken its steps.
+        over: Whether all fragments start over, since the incarnation has reloaded or an earlier one
+            has taken its steps.
         steps: How many inner steps the incarnation had taken when it adopted the sync.
         last: Whether it trains no more.
         weights: The shares that were reported; None if they are not known.
@@ -42,7 +45,9 @@ class Adoption(NamedTuple):
 
 
 class _Stood(NamedTuple):
-    """Where an incarnation stood after a sync: when it had seen its record, and after which inner step it had adopted it."""
+    """Where an incarnation stood after a sync: when it had seen its record, and after which inner
+    step it had adopted it.
+    """
 
     seen: float
     steps: int
@@ -76,7 +81,9 @@ class Timeline:
     def enters(
         self, position: Position, steps: int, epoch: int, since_sync: Sequence[int] = ()
     ) -> None:
-        """The incarnation begins to train after so many steps of its rank, of which some are in no sync of a fragment yet."""
+        """The incarnation begins to train after so many steps of its rank, of which some are in no
+        sync of a fragment yet.
+        """
         self.epoch, self._entered = epoch, steps
         self._begins = {each: steps - open_ for each, open_ in enumerate(since_sync) if open_}
         self._stood[position.sync] = _Stood(position.seen, steps)
@@ -99,16 +106,20 @@ class Timeline:
         self._stood[position.sync] = _Stood(position.seen, steps)
 
     def leaves(self, steps: int) -> None:
-        """The incarnation trains no more: from here on it contributes what is left, whatever the time."""
+        """The incarnation trains no more: from here on it contributes what is left, whatever the
+        time.
+        """
         self._left = steps
 
     def not_tiled(self, claims: Mapping[int, tuple[int, int]]) -> Iterator[str]:
         """Contributions that leave steps out or count them twice.
 
-        What comes between two contributions are the steps that the incarnation took while the first of them was under way.
+        What comes between two contributions are the steps that the incarnation took while the first
+        of them was under way.
 
         Args:
-            claims: The inner steps of the incarnation's contributions that were counted (first, and one past the last), by sync.
+            claims: The inner steps of the incarnation's contributions that were counted (first, and
+                one past the last), by sync.
         """
         begin = self._entered
         begins = dict(self._begins)
@@ -127,7 +138,8 @@ class Timeline:
                 begins[number] = now
 
     def not_in_time(self, stops: Mapping[int, int], window: float) -> Iterator[str]:
-        """Contributions that were not sent at the first boundary between two steps after their window.
+        """Contributions that were not sent at the first boundary between two steps after their
+        window.
 
         Args:
             stops: How many inner steps the incarnation had taken when it contributed, by sync.
@@ -151,7 +163,9 @@ _TOLERANCE = 1e-5
 
 
 class Mixing:
-    """Compares the model of one incarnation, one tensor per fragment, with what it should hold. Not thread-safe.
+    """Compares the model of one incarnation, one tensor per fragment, with what it should hold.
+
+    Not thread-safe.
 
     Args:
         model: The parameters, of which each is a fragment.
@@ -159,7 +173,8 @@ class Mixing:
 
     Attributes:
         wrong: What was not as it should be.
-        own: What the model holds: after the step that is about to be taken, until a sync is adopted.
+        own: What the model holds: after the step that is about to be taken, until a sync is
+            adopted.
         adopted: The newest sync that was adopted.
     """
 
@@ -172,7 +187,9 @@ class Mixing:
         self.adopted = 0
 
     def begin(self, copies: Sequence[torch.Tensor], sync: int, *, open_steps: bool) -> None:
-        """The incarnation begins with these global copies, after this sync; with steps of the incarnation before, its model is further on."""
+        """The incarnation begins with these global copies, after this sync; with steps of the
+        incarnation before, its model is further on.
+        """
         self._copies = [copy.clone() for copy in copies]
         self.own = [each.detach().clone() for each in (self._model if open_steps else copies)]
         self.adopted = sync
@@ -185,7 +202,9 @@ class Mixing:
         ]
 
     def synced(self, report: SyncReport, copies: Sequence[torch.Tensor], sync: int) -> None:
-        """A sync was adopted, or was left out; these are the global copies now, after sync number ``sync``."""
+        """A sync was adopted, or was left out; these are the global copies now, after sync number
+        ``sync``.
+        """
         index, alpha = int(report.fragment), self._alpha
         wanted = list(self.own)
         old, new = self._copies[index], copies[index]
@@ -201,7 +220,8 @@ class Mixing:
             far = float((tensor.detach() - values).abs().max())
             if far > _TOLERANCE:
                 self.wrong.append(
-                    f"after sync {sync}, fragment {number} of its model is {far:.3g} off what {report} should have left"
+                    f"after sync {sync}, fragment {number} of its model is {far:.3g} off what "
+                    f"{report} should have left"
                 )
         self.own = [tensor.detach().clone() for tensor in self._model]
         self._copies, self.adopted = [copy.clone() for copy in copies], sync
@@ -216,8 +236,10 @@ class Feedback:
     """The residuals that simulated replicas had. One thread at a time.
 
     Attributes:
-        before: The residual that a contribution would be made with, by (rank, incarnation, fragment, step, newest sync adopted then).
-        after: The residual after a sync that has counted an incarnation's contribution, by (rank, incarnation, sync).
+        before: The residual that a contribution would be made with, by (rank, incarnation,
+            fragment, step, newest sync adopted then).
+        after: The residual after a sync that has counted an incarnation's contribution, by (rank,
+            incarnation, sync).
         said: Who has said that a residual was lost, as (rank, incarnation, fragment).
     """
 
@@ -256,7 +278,9 @@ class Feedback:
         return self.before.get(key)
 
     def explains(self, log: Sequence[Commit | Rollback], salts: dict[tuple[int, int], int]) -> bool:
-        """Whether the residuals say exactly what was decoded of every contribution: what was offered less what remained."""
+        """Whether the residuals say exactly what was decoded of every contribution: what was
+        offered less what remained.
+        """
         return all(
             (member.rank, salts.get((member.rank, member.epoch), 0), record.sync) in self.after
             for record in log
@@ -267,7 +291,8 @@ class Feedback:
     def wrong(
         self, log: Sequence[Commit | Rollback], salts: dict[tuple[int, int], int]
     ) -> list[str]:
-        """Residuals that were applied twice, or belong to no contribution, or were lost without a word.
+        """Residuals that were applied twice, or belong to no contribution, or were lost without a
+        word.
 
         Args:
             log: The log of the run.
@@ -293,7 +318,8 @@ class Feedback:
                 key = record.fragment, member.rank
                 before, known = self.of(record, member, incarnation), key in held
                 counted, kept = held.get(key, (incarnation, None))
-                # An incarnation that was killed or reloaded may not have seen what it was left with: that is not known, but not zero.
+                # An incarnation that was killed or reloaded may not have seen what it was left
+                # with: that is not known, but not zero.
                 left = self.after.get((member.rank, incarnation, record.sync))
                 nothing = (
                     before is not None
@@ -304,7 +330,8 @@ class Feedback:
                     left = before  # what was sent is nothing, of which nothing can be lost
                 held[key] = incarnation, left
                 if before is None or not before.any():
-                    # An incarnation in between may have said it and saved the zero that this one goes on with.
+                    # An incarnation in between may have said it and saved the zero that this one
+                    # goes on with.
                     tellers = {incarnation, *range(counted + 1, incarnation)}
                     told = any(
                         (member.rank, each, record.fragment) in self.said for each in tellers
@@ -312,17 +339,20 @@ class Feedback:
                     lost = known and (kept is None or bool(kept.any()))
                     if before is not None and lost and not told:
                         problems.append(
-                            f"rank {member.rank} (incarnation {incarnation}) has lost its residual before sync {record.sync} and said nothing"
+                            f"rank {member.rank} (incarnation {incarnation}) has lost its residual "
+                            f"before sync {record.sync} and said nothing"
                         )
                 elif kept is None and any(
                     torch.equal(before, each) for each in applied.get(key, [])
                 ):
                     problems.append(
-                        f"rank {member.rank} (incarnation {incarnation}) applied a residual in sync {record.sync} that was applied before"
+                        f"rank {member.rank} (incarnation {incarnation}) applied a residual in "
+                        f"sync {record.sync} that was applied before"
                     )
                 elif not known or (kept is not None and not torch.equal(before, kept)):
                     problems.append(
-                        f"rank {member.rank} (incarnation {incarnation}) applied a residual in sync {record.sync} that belongs to another state"
+                        f"rank {member.rank} (incarnation {incarnation}) applied a residual in "
+                        f"sync {record.sync} that belongs to another state"
                     )
                 if before is not None:
                     applied.setdefault(key, []).append(before)

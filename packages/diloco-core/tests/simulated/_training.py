@@ -26,14 +26,17 @@ from ._timeline import PERIOD, Feedback, Mixing, Timeline
 
 _OUTER_LR = 0.7
 _OUTER_MOMENTUM = 0.9
-# Of the second outer parameter group: its momentum, and its learning rate as a multiple of the first group's.
+# Of the second outer parameter group: its momentum, and its learning rate as a multiple of the
+# first group's.
 _OTHER_MOMENTUM = 0.5
 _OTHER_RATE = 0.5
 
 
 @dataclass(slots=True)
 class Ledger:
-    """A data loader that only counts: which batch comes next, and which incarnation of the rank has taken each inner step."""
+    """A data loader that only counts: which batch comes next, and which incarnation of the rank has
+    taken each inner step.
+    """
 
     position: int = 0
     incarnations: dict[int, int] = field(default_factory=dict)
@@ -72,7 +75,8 @@ class Asked:
 
 @dataclass(slots=True)
 class SimulatedTraining:
-    """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
+    """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every
+    replica came to.
 
     Args:
         syncs: After how many outer steps it ends.
@@ -85,35 +89,45 @@ class SimulatedTraining:
         codec: How contributions are sent.
         delay: Inner steps from sending a fragment to adopting the result.
         alpha: How much of its own values a replica keeps when it adopts a sync.
-        error_feedback: Whether what the codec loses is added to the next contribution, or how much of it.
-        lr: The outer learning rate as a function of rank, incarnation and sync; None if it is the same everywhere.
-        wishes: Which outer learning rate an incarnation asks for before an inner step, by (rank, incarnation, step).
+        error_feedback: Whether what the codec loses is added to the next contribution, or how much
+            of it.
+        lr: The outer learning rate as a function of rank, incarnation and sync; None if it is the
+            same everywhere.
+        wishes: Which outer learning rate an incarnation asks for before an inner step, by (rank,
+            incarnation, step).
         weight: By what contributions are weighed; None for what suits ``sync_every``.
         trim: How many values are left out of the mean at either end of every element.
         clip: Whether contributions are clipped to the median of their norms.
         state_codec: How the owners of shards publish results.
-        full_state_every: With a ``state_codec``: every so many syncs of a fragment its values are published whole.
-        groups: Whether every second fragment is in an outer parameter group of its own, with other settings.
+        full_state_every: With a ``state_codec``: every so many syncs of a fragment its values are
+            published whole.
+        groups: Whether every second fragment is in an outer parameter group of its own, with other
+            settings.
 
     Attributes:
-        states: For every sync, by its number in the log, what replicas held after it: (rank, incarnation, global copies).
-        entered: The same for incarnations that have just entered: ``on_sync`` is not called for what they adopt until then.
+        states: For every sync, by its number in the log, what replicas held after it: (rank,
+            incarnation, global copies).
+        entered: The same for incarnations that have just entered: ``on_sync`` is not called for
+            what they adopt until then.
         steps: For every sync, which numbers of outer steps replicas counted after it.
         reports: All reports, by (rank, incarnation).
         salts: Which incarnation of a rank an epoch was.
         agreed: Whether an incarnation had agreed to go back to older states, by rank and epoch.
         batches: Which batch was learned in an inner step, by (rank, incarnation, step).
-        held: What a replica's fragment held when it could be sent, by (rank, incarnation, fragment, step, newest sync adopted then).
+        held: What a replica's fragment held when it could be sent, by (rank, incarnation, fragment,
+            step, newest sync adopted then).
         asked: The wishes that were made.
         mixed: What was wrong with models after syncs, by (rank, incarnation).
         timelines: When each incarnation took its steps and adopted syncs, by (rank, incarnation).
-        took: For each (rank, incarnation), which incarnation of the rank has taken each inner step: an incarnation of a fixed run goes on with steps
-            of the incarnation before it that no sync has counted yet.
+        took: For each (rank, incarnation), which incarnation of the rank has taken each inner step:
+            an incarnation of a fixed run goes on with steps of the incarnation before it that no
+            sync has counted yet.
         feedback: The residuals of replicas.
         fragments: The fragments of the incarnation that was made last.
-        own: What incarnations of fixed runs held of their contributions, where state is published encoded; see :data:`Own`.
-        longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
-            seconds.
+        own: What incarnations of fixed runs held of their contributions, where state is published
+            encoded; see :data:`Own`.
+        longest: The longest that a replica spent in one inner step, its syncs included but not its
+            own faults, in virtual seconds.
     """
 
     syncs: int = 6
@@ -279,7 +293,9 @@ class SimulatedTraining:
         return outer.committed
 
     def rates(self, rank: int, incarnation: int, sync: int) -> tuple[float, ...]:
-        """The outer learning rates that an incarnation proposes for a sync, as long as nobody has asked for another."""
+        """The outer learning rates that an incarnation proposes for a sync, as long as nobody has
+        asked for another.
+        """
         lr = _OUTER_LR if self.lr is None else self.lr(rank, incarnation, sync)
         return (lr, _OTHER_RATE * lr) if self.groups else (lr,)
 
@@ -315,12 +331,15 @@ class SimulatedTraining:
 
         Args:
             log: The log of the run.
-            read: What the replicas read of contributions, by key. It is used with a sparse codec, if it is what was learned:
-                rounding decides which of many equal values are sent, and whether a value was sent that is almost zero.
-            gone: Which elements of contributions were lost with those who made them, by key; they count as zero.
+            read: What the replicas read of contributions, by key. It is used with a sparse codec,
+                if it is what was learned: rounding decides which of many equal values are sent, and
+                whether a value was sent that is almost zero.
+            gone: Which elements of contributions were lost with those who made them, by key; they
+                count as zero.
         """
         zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
-        # Values and momentum; and what was lost of the last change, where changes are published encoded.
+        # Values and momentum; and what was lost of the last change, where changes are published
+        # encoded.
         states = {(0, index): (zero, zero, zero) for index, zero in enumerate(zeros)}
         now = [(zero, zero, zero) for zero in zeros]
         values_by_sync = {}
@@ -374,7 +393,9 @@ class SimulatedTraining:
         of_sent: Sequence[torch.Tensor],
         members: Sequence[Delta],
     ) -> torch.Tensor:
-        """What the contributions of these members become, with the norms that they had when they were sent."""
+        """What the contributions of these members become, with the norms that they had when they
+        were sent.
+        """
         values = torch.stack(list(sent))
         if self.clip:
             norms = torch.stack(list(of_sent))
@@ -391,7 +412,9 @@ class SimulatedTraining:
 
     @property
     def sparse(self) -> bool:
-        """Whether contributions hold few values, so that the mean of an element is that of those who sent it."""
+        """Whether contributions hold few values, so that the mean of an element is that of those
+        who sent it.
+        """
         return is_sparse(find_codec(self.codec))
 
     def weight_of(self, member: Delta) -> float:

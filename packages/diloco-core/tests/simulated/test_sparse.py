@@ -1,4 +1,6 @@
-"""What the simulator takes for values that a sparse codec has sent: any of equal ones, and nothing else."""
+"""What the simulator takes for values that a sparse codec has sent: any of equal ones, and nothing
+else.
+"""
 
 import pytest
 import torch

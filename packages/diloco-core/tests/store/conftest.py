@@ -1,4 +1,6 @@
-"""S3 servers on loopback ports for the tests of the stores, and the environment that points the drivers at them."""
+"""S3 servers on loopback ports for the tests of the stores, and the environment that points the
+drivers at them.
+"""
 
 import contextlib
 import importlib.util
@@ -38,7 +40,10 @@ def pytest_collection_modifyitems(items):
 
 
 def environment(url):
-    """What makes a URL the S3 endpoint of a process. Nobody shall look for the credentials of a machine."""
+    """What makes a URL the S3 endpoint of a process.
+
+    Nobody shall look for the credentials of a machine.
+    """
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",
@@ -52,8 +57,8 @@ def environment(url):
 def moto_url():
     """moto's S3 with an empty bucket, ``bucket``.
 
-    It looks whether an object is there and then writes it, so of two that create it at once both may succeed, unlike on S3:
-    writes take turns here.
+    It looks whether an object is there and then writes it, so of two that create it at once both
+    may succeed, unlike on S3: writes take turns here.
     """
     put, turn = S3Response.put_object, threading.Lock()
 
@@ -107,7 +112,9 @@ def small_s3(small_s3_server, point_at):
 
 @pytest.fixture(scope="session")
 def small_s3_drivers(small_s3_server):
-    """A driver of each kind, for the session. s3fs does not try again by itself, so that our own tries are what is tested."""
+    """A driver of each kind, for the session. s3fs does not try again by itself, so that our own
+    tries are what is tested.
+    """
     settings = {
         "retries": {"total_max_attempts": 1},
         "read_timeout": PATIENCE,

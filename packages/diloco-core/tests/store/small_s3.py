@@ -1,9 +1,11 @@
-"""A small S3 over HTTP, for what moto does not do: ignore conditions, fail, conflict, and lose answers.
+"""A small S3 over HTTP, for what moto does not do: ignore conditions, fail, conflict, and lose
+answers.
 
-One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in ``log``, ``served``
-counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`, each used up by the first requests that it fits.
-Where there is a ``gate``, readings and deletions are answered only when so many are under way at once; with ``gated``, a
-method and a part of the path, those requests instead.
+One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in
+``log``, ``served`` counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`,
+each used up by the first requests that it fits. Where there is a ``gate``, readings and deletions
+are answered only when so many are under way at once; with ``gated``, a method and a part of the
+path, those requests instead.
 """
 
 import hashlib
@@ -19,10 +21,12 @@ from xml.sax.saxutils import escape
 
 @dataclass
 class Fault:
-    """What goes wrong: an HTTP status, or ``drop`` (nothing happens, no answer), ``lose`` (it happens, no answer),
-    ``cut`` (the connection ends in the middle of the body), ``flip`` (the first byte of the body is another), ``late``
-    (it happens, and the answer is an error with status 200), ``never`` (the same, and it does not happen) or ``kept``
-    (nothing is deleted, which only the body of the answer says)."""
+    """What goes wrong: an HTTP status, or ``drop`` (nothing happens, no answer), ``lose`` (it
+    happens, no answer), ``cut`` (the connection ends in the middle of the body), ``flip`` (the
+    first byte of the body is another), ``late`` (it happens, and the answer is an error with status
+    200), ``never`` (the same, and it does not happen) or ``kept`` (nothing is deleted, which only
+    the body of the answer says).
+    """
 
     what: int | str
     method: str
@@ -48,7 +52,9 @@ class SmallS3:
     gate: threading.Barrier | None = None
     gated: tuple[str, str] | None = None
     allowed: Callable[[Mapping[str, str]], tuple[int, str] | None] = lambda headers: None
-    """Given the headers of a request, returns the status and the code with which it is refused; None if it is not."""
+    """Given the headers of a request, returns the status and the code with which it is refused;
+    None if it is not.
+    """
     pages: dict[str, Callable[[], bytes]] = field(default_factory=dict)
     """What else is served: a path without its query, and its content."""
 

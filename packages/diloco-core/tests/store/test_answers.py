@@ -1,6 +1,7 @@
 """What services really answer: the code decides, not the status. Real HTTP, both drivers for S3.
 
-The answers of GCS and Azure are those that their libraries raise: their own code where it is installed, else what it raises.
+The answers of GCS and Azure are those that their libraries raise: their own code where it is
+installed, else what it raises.
 """
 
 import json
@@ -81,7 +82,9 @@ def test_what_passes_is_tried_again_whatever_its_status(clocked, small_s3, act, 
 
 @pytest.mark.parametrize("code", ["RequestTimeout", "ExpiredToken", "AccessDenied", "SlowDown"])
 def test_an_answer_without_a_body_is_asked_for_its_reason(clocked, small_s3, code):
-    """The answer to HEAD has none, so its status says nothing: s3fs asks so for the size of an object."""
+    """The answer to HEAD has none, so its status says nothing: s3fs asks so for the size of an
+    object.
+    """
     store, _ = clocked
     status = 403 if code in {"AccessDenied", "SlowDown"} else 400
     for method in ("HEAD", "GET"):

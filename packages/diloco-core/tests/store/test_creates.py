@@ -1,4 +1,6 @@
-"""Exclusive creates at the small S3 with both drivers: lost answers, conflicts, and stores that ignore conditions."""
+"""Exclusive creates at the small S3 with both drivers: lost answers, conflicts, and stores that
+ignore conditions.
+"""
 
 import pytest
 

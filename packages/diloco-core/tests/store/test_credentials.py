@@ -1,4 +1,6 @@
-"""Credentials end: whatever their source, they are renewed before, and again when the service says that they have ended."""
+"""Credentials end: whatever their source, they are renewed before, and again when the service says
+that they have ended.
+"""
 
 import hashlib
 import json
@@ -27,7 +29,10 @@ _KEY = re.compile(r"Credential=SET(\d+)/")
 
 
 class World:
-    """A service that takes sets of credentials while they last, and sources that give out new ones. Time is injected."""
+    """A service that takes sets of credentials while they last, and sources that give out new ones.
+
+    Time is injected.
+    """
 
     def __init__(self, s3, folder, patch):
         self.s3, self.folder, self.patch = s3, folder, patch
@@ -144,7 +149,8 @@ class World:
     def renew_file(self):
         key, _ = self.new()
         (self.folder / "credentials").write_text(
-            f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = t\n"
+            f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = "
+            "t\n"
         )
 
 
@@ -279,7 +285,9 @@ def test_a_source_that_fails_at_the_start_is_named(world, scheme):
 
 
 class Keeping(MemoryFileSystem):
-    """A driver that keeps the token that it found when it was made, as those of GCS and Azure may do."""
+    """A driver that keeps the token that it found when it was made, as those of GCS and Azure may
+    do.
+    """
 
     protocol = "gs"
     newest, refused = 1, 0

@@ -1,4 +1,6 @@
-"""Whole elastic runs over S3: the same bytes as over a local folder, and a store from which a run can be gone on with."""
+"""Whole elastic runs over S3: the same bytes as over a local folder, and a store from which a run
+can be gone on with.
+"""
 
 import pytest
 import torch
@@ -72,7 +74,9 @@ def assert_equal(values, expected):
 def test_several_shards_of_every_member(
     small_s3, small_s3_drivers, tmp_path, monkeypatch, topology
 ):
-    """They are computed and uploaded at the same time; what the records say of them is what a resumed run believes."""
+    """They are computed and uploaded at the same time; what the records say of them is what a
+    resumed run believes.
+    """
     monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 1024)
     folder = str(tmp_path / "run")
     expected = [run([open_store(folder) for _ in range(REPLICAS)], topology, SYNCS)]

@@ -1,4 +1,7 @@
-"""What is particular to local folders, and URIs that cannot be used. What every store promises is in ``test_laws.py``."""
+"""What is particular to local folders, and URIs that cannot be used.
+
+What every store promises is in ``test_laws.py``.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""What the system refuses in a folder has the name that a store's errors have. The kernel refuses by itself, or is told to."""
+"""What the system refuses in a folder has the name that a store's errors have.
+
+The kernel refuses by itself, or is told to.
+"""
 
 import errno
 import os
@@ -17,7 +20,9 @@ def store(tmp_path):
 
 
 def refuse(monkeypatch, name, number):
-    """Let a system call fail; what a file system answers cannot be had from the one that the tests run on."""
+    """Let a system call fail; what a file system answers cannot be had from the one that the tests
+    run on.
+    """
 
     def act(*_, **__):
         raise OSError(number, os.strerror(number))

@@ -1,4 +1,6 @@
-"""A process that was forked from one that has opened a store: it is told, at once, and the other one goes on."""
+"""A process that was forked from one that has opened a store: it is told, at once, and the other
+one goes on.
+"""
 
 import os
 import pickle

@@ -118,7 +118,9 @@ class _Block(bytearray):
 
 @pytest.mark.parametrize("act", ["create", "put"])
 def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeypatch, act):
-    """An error that held on to it would hold it until the next garbage collection: the memory of a whole shard."""
+    """An error that held on to it would hold it until the next garbage collection: the memory of a
+    whole shard.
+    """
     blocks, real = [], _store_remote.blocks_of
 
     def watched(parts, size):

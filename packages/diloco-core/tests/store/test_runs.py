@@ -1,4 +1,6 @@
-"""Whole runs over S3: the same bytes as over a local folder, with either driver, and nothing left running."""
+"""Whole runs over S3: the same bytes as over a local folder, with either driver, and nothing left
+running.
+"""
 
 import itertools
 import threading

@@ -1,4 +1,6 @@
-"""URIs that say more than their driver obeys are refused before anything is opened, and show no secret."""
+"""URIs that say more than their driver obeys are refused before anything is opened, and show no
+secret.
+"""
 
 import pytest
 
@@ -81,7 +83,10 @@ def test_a_folders_uri_has_no_query_string(uri):
         (f"fsspec+s3:/key:{SECRET}@bucket/run", r"a slash is missing: write fsspec\+s3://"),
         (
             "gs:bucket/run",
-            "a slash is missing: write gs://bucket/run. If it is meant to be a folder, give its path",
+            (
+                "a slash is missing: write gs://bucket/run. If it is meant to be a folder, give its "
+                "path"
+            ),
         ),
         (
             f"s3//key:{SECRET}@bucket/run",

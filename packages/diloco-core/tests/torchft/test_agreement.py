@@ -23,7 +23,8 @@ REPLICAS = 2
 
 
 class Foreign:
-    """A manager that is none of ours: it compares nothing, and brings states only at the first step, if at all.
+    """A manager that is none of ours: it compares nothing, and brings states only at the first
+    step, if at all.
 
     It keeps the errors of averages to itself until the vote, as torchft's does.
     """
@@ -208,8 +209,8 @@ def test_a_replica_that_is_healed_at_the_first_step_takes_the_initial_values(
         ["dropped", "counted"],
     ]
     assert [r.message for r in caplog.records if "has healed" in r.message] == [
-        "rank 1: the manager has healed this replica, which goes on with the initial values of another one. What it had learned "
-        "before is dropped."
+        "rank 1: the manager has healed this replica, which goes on with the initial values of "
+        "another one. What it had learned before is dropped."
     ]
 
 
@@ -278,9 +279,9 @@ def test_a_vote_of_no_is_in_the_report_and_in_the_log(lab, caplog):
             (True, "counted", 2, 2),
         ]
     assert sorted(record.message for record in caplog.records) == [
-        f"rank {rank}: the manager has voted against the sync of fragment 0 after 1 outer steps. What this replica has "
-        "learned in the fragment since its last sync is dropped, and the fragment goes back to the values of that "
-        "sync. The log of the manager says why."
+        f"rank {rank}: the manager has voted against the sync of fragment 0 after 1 outer steps. "
+        "What this replica has learned in the fragment since its last sync is dropped, and the "
+        "fragment goes back to the values of that sync. The log of the manager says why."
         for rank in range(2)
     ]
     assert lab.identical(run.results)

@@ -1,4 +1,7 @@
-"""torchft itself, live: its DiLoCo over our stores, and our loop over its manager. ``hatch run torchft:test``."""
+"""torchft itself, live: its DiLoCo over our stores, and our loop over its manager.
+
+``hatch run torchft:test``.
+"""
 
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -38,7 +41,9 @@ class Net(torch.nn.Module):
 
 
 def trajectory(lab, rank, wrap, *, seed=0, flushed=False):
-    """What a replica holds after every inner step under an outer loop ``wrap(model, inner)``; ``flushed``: and at the end."""
+    """What a replica holds after every inner step under an outer loop ``wrap(model, inner)``;
+    ``flushed``: and at the end.
+    """
     model = lab.fill(Net(), seed)
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)

@@ -1,4 +1,6 @@
-"""Published shards whose updates are encoded: every bit of them is covered, and they are not taken for one another."""
+"""Published shards whose updates are encoded: every bit of them is covered, and they are not taken
+for one another.
+"""
 
 from types import SimpleNamespace
 

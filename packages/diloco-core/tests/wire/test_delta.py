@@ -1,4 +1,6 @@
-"""The file of a contribution: its bytes, its size, and that whatever is read of it has been verified."""
+"""The file of a contribution: its bytes, its size, and that whatever is read of it has been
+verified.
+"""
 
 import hashlib
 import math
@@ -66,7 +68,9 @@ def fragment(clip=True, codec="plain", shards=RANKS):
 
 
 def fixed(job):
-    """Each rank leaves out its own shards, rank 0 alone sends the first group, and nothing is used before it is verified."""
+    """Each rank leaves out its own shards, rank 0 alone sends the first group, and nothing is used
+    before it is verified.
+    """
     return DeltaFormat(
         job,
         omit=lambda rank: range(rank, job.layout.shards, RANKS),
@@ -103,7 +107,10 @@ def values_of(job, chunk):
 
 
 def read(job, form, data, shards, name=NAME, chunk_bytes=SUMMED, **options):
-    """Read the norms and these shards. What is handed out must be what was contributed, at the latest when it is verified."""
+    """Read the norms and these shards.
+
+    What is handed out must be what was contributed, at the latest when it is verified.
+    """
     opened = data if callable(data) else lambda _: InMemory(data, "x")
     with form.reader(name, shards, "x", opened, **options) as reader:
         if job.terms.clip:
@@ -270,7 +277,9 @@ class Ahead(InMemory):
 @pytest.mark.parametrize("block_bytes", [256, 600, 2**20])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_what_is_announced_is_what_is_read(kind, block_bytes):
-    """A section that fits into one request is one, though it is announced part by part; what is read first is announced first."""
+    """A section that fits into one request is one, though it is announced part by part; what is
+    read first is announced first.
+    """
     job = fragment(clip=False)
     form = FORMATS[kind](job)
     file = Ahead(written(form))

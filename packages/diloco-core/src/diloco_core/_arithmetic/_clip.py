@@ -1,15 +1,16 @@
 """Scaling contributions down whose tensors are larger than those of most replicas, before they are added up.
 
-For each tensor, m is the median of the norms that it has in the contributions to a sync (of an even number, the lower one of the
-two in the middle). A contribution in which it has the norm n is multiplied by ``min(1, m / n)`` there. So a replica that learned
-too much moves the model at most as far as half of the others do, in the direction in which it learned.
+For each tensor, m is the median of the norms that it has in the contributions to a sync (of an even
+number, the lower one of the two in the middle). A contribution in which it has the norm n is
+multiplied by ``min(1, m / n)`` there. So a replica that learned too much moves the model at most as
+far as half of the others do, in the direction in which it learned.
 
-A contribution whose norm is 0 has nothing to multiply. With a sparse codec it does not enter the median either, since who sends
-nothing of a tensor does not enter its mean.
+A contribution whose norm is 0 has nothing to multiply. With a sparse codec it does not enter the
+median either, since who sends nothing of a tensor does not enter its mean.
 
-The norm is that of the whole tensor as all replicas read it, after decoding, in float64. Only the contributor reads all of it:
-it records the norms beside its contribution, and whoever updates a shard takes them from there. So the result does not depend
-on how the tensors are cut into shards.
+The norm is that of the whole tensor as all replicas read it, after decoding, in float64. Only the
+contributor reads all of it: it records the norms beside its contribution, and whoever updates a
+shard takes them from there. So the result does not depend on how the tensors are cut into shards.
 """
 
 from __future__ import annotations
@@ -87,10 +88,13 @@ def norm_count(job: SyncJob) -> int:
 
 
 def measure_norms(job: SyncJob, rank: int, scratch: Scratch) -> None:
-    """Note in this replica's contribution the norms of its tensors, as other replicas read them. Does nothing without clipping.
+    """Note in this replica's contribution the norms of its tensors, as other replicas read them.
+
+    Does nothing without clipping.
 
     Raises:
-        NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity, or a norm is too large for float64.
+        NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity, or a
+            norm is too large for float64.
     """
     if not job.terms.clip:
         return
@@ -99,7 +103,8 @@ def measure_norms(job: SyncJob, rank: int, scratch: Scratch) -> None:
     for number, group in enumerate(layout.groups):
         if group.rule is not Rule.OUTER:
             continue
-        # Pieces that begin where blocks of the codec do, and do not depend on the shards. So the norms do not either.
+        # Pieces that begin where blocks of the codec do, and do not depend on the shards. So the
+        # norms do not either.
         step = layout.chunk_elements(number, CHUNK_BYTES)
         for start in range(0, group.numel, step):
             piece = Piece(number, start, min(start + step, group.numel))
@@ -129,8 +134,8 @@ def factors(norms: Sequence[Sequence[float]], *, sparse: bool = False) -> list[t
 
     Args:
         norms: For every contribution the norms of its tensors.
-        sparse: Whether contributions hold few values. Those that hold nothing of a tensor then do not enter its median, as they
-            do not enter its mean.
+        sparse: Whether contributions hold few values. Those that hold nothing of a tensor then do
+            not enter its median, as they do not enter its mean.
     """
     medians = [
         _lower_median([norm for norm in each if norm or not sparse])

@@ -1,10 +1,12 @@
 """Published state that is encoded: the owner of a shard publishes what changes the values, not the values.
 
-With G the global copy before a sync, the outer step makes a new one; U is the new one minus G, plus the residual r. The codec E
-turns U into bytes, and all replicas, the owner too, take G + decode(E(U)) as the new global copy. What is lost of U is the new
-residual, as it is after coding too: decode(E(U - decode(E(U)))). So are the outer optimizer's tensors. Everything that the next
-sync depends on is thus in the store, and nothing is private to the owner. Every few syncs of a fragment, the values are published
-whole as well; a run that is resumed starts there, and adds the updates since.
+With G the global copy before a sync, the outer step makes a new one; U is the new one minus G, plus
+the residual r. The codec E turns U into bytes, and all replicas, the owner too, take G +
+decode(E(U)) as the new global copy. What is lost of U is the new residual, as it is after coding
+too: decode(E(U - decode(E(U)))). So are the outer optimizer's tensors. Everything that the next
+sync depends on is thus in the store, and nothing is private to the owner. Every few syncs of a
+fragment, the values are published whole as well; a run that is resumed starts there, and adds the
+updates since.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def encode_update(
     Args:
         codec: The codec.
         old: The values before the outer step; flat.
-        new: The values after it. They become ``old`` plus what the update decodes to; NaN or infinite if the update is.
+        new: The values after it. They become ``old`` plus what the update decodes to; NaN or
+            infinite if the update is.
         residual: What the update before lost; None if there was none.
 
     Returns:
@@ -67,9 +70,12 @@ def encode_update(
 
 
 class CodedUpdates:
-    """How a fragment's state is published, and the encoded chunks of this replica's shards in the last sync. Not thread-safe.
+    """How a fragment's state is published, and the encoded chunks of this replica's shards in the last sync.
 
-    The bytes are kept, since encoding what was decoded need not give the same bytes, and damaged objects are written again.
+    Not thread-safe.
+
+    The bytes are kept, since encoding what was decoded need not give the same bytes, and damaged
+    objects are written again.
 
     Args:
         codec: Encodes updates, residuals and the outer optimizer's tensors.

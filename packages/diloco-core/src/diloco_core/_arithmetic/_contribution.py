@@ -16,11 +16,12 @@ class Contribution:
     """What one replica brings to one sync. It does not change while the sync is under way.
 
     Attributes:
-        steps: The inner steps of this replica that it covers: first, and first one after; None: there is no contribution.
+        steps: The inner steps of this replica that it covers: first, and first one after; None:
+            there is no contribution.
         tokens: The tokens of these steps; 0 unless they are counted.
         proposal: The learning rate that this replica proposes for the outer step.
-        norms: The norms of its tensors, if contributions are clipped. The exchange measures them before it sends the values
-            (:func:`._clip.measure_norms`).
+        norms: The norms of its tensors, if contributions are clipped. The exchange measures them
+            before it sends the values (:func:`._clip.measure_norms`).
     """
 
     steps: tuple[int, int] | None = None

@@ -9,9 +9,13 @@ from typing import NamedTuple
 import torch
 
 CHUNK_BYTES = 2**20
-"""Default size of a chunk in bytes. It fits into a processor's second-level cache; 256 KiB to 1 MiB were measured to be best."""
+"""Default size of a chunk in bytes.
 
-# Shard boundaries fall on multiples of this many elements, so that vector instructions and mapped reads stay aligned.
+It fits into a processor's second-level cache; 256 KiB to 1 MiB were measured to be best.
+"""
+
+# Shard boundaries fall on multiples of this many elements, so that vector instructions and mapped
+# reads stay aligned.
 _ALIGNMENT = 16
 
 
@@ -42,7 +46,10 @@ class Group:
 
 
 class Piece(NamedTuple):
-    """Elements ``[start, stop)`` of the group with index ``group``. A tuple, since very many are made, compared and hashed."""
+    """Elements ``[start, stop)`` of the group with index ``group``.
+
+    A tuple, since very many are made, compared and hashed.
+    """
 
     group: int
     start: int
@@ -59,9 +66,11 @@ class Layout:
     """How the values of a sync are divided, which is fixed: every replica derives the same layout from the schema.
 
     Attributes:
-        groups: The flat vectors, those with the widest dtype first (so that every piece of a file is aligned to its dtype).
+        groups: The flat vectors, those with the widest dtype first (so that every piece of a file
+            is aligned to its dtype).
         shards: Number of shards; shard k is reduced and published by rank ``k % world_size``.
-        block: The number of elements that the codec encodes together: shards and chunks are cut between such blocks.
+        block: The number of elements that the codec encodes together: shards and chunks are cut
+            between such blocks.
     """
 
     groups: tuple[Group, ...]
@@ -72,7 +81,8 @@ class Layout:
         sizes = [group.dtype.itemsize for group in self.groups]
         if sizes != sorted(sizes, reverse=True):
             raise ValueError(
-                f"groups must be in order of their dtypes, the widest dtype first; their item sizes are {sizes} bytes"
+                "groups must be in order of their dtypes, the widest dtype first; their item sizes "
+                f"are {sizes} bytes"
             )
         if self.shards < 1:
             raise ValueError(f"a layout needs at least one shard, but shards is {self.shards}")
@@ -108,8 +118,9 @@ class Layout:
         elements = max(1, chunk_bytes // self.groups[group].dtype.itemsize)
         if self.block > 1:
             return max(1, elements // self._alignment) * self._alignment
-        # Vectorised kernels round the last elements of a tensor differently if these do not fill a vector. Chunks of whole
-        # vectors give results that do not depend on the chunk size, as long as it is at least 16 elements.
+        # Vectorised kernels round the last elements of a tensor differently if these do not fill a
+        # vector. Chunks of whole vectors give results that do not depend on the chunk size, as long
+        # as it is at least 16 elements.
         return elements if elements < _ALIGNMENT else elements // _ALIGNMENT * _ALIGNMENT
 
     def piece_bytes(self, piece: Piece) -> int:

@@ -17,9 +17,10 @@ class Rate:
     """The outer learning rate of a sync, and where it comes from.
 
     Attributes:
-        values: One for each parameter group of the outer optimizer; empty if there is no outer step.
-        number: How many times the rate had been changed by ``set_outer_lr`` in the run: 0 as long as it is what the outer loop
-            was made with.
+        values: One for each parameter group of the outer optimizer; empty if there is no outer
+            step.
+        number: How many times the rate had been changed by ``set_outer_lr`` in the run: 0 as long
+            as it is what the outer loop was made with.
         rank: The rank that asked for this rate; 0 if none has.
         epoch: The incarnation of that rank in elastic runs; 0 otherwise.
     """
@@ -31,7 +32,10 @@ class Rate:
 
     @property
     def text(self) -> str:
-        """The rate as a part of a key or a header; empty if there is no outer step. The epoch is not in it."""
+        """The rate as a part of a key or a header; empty if there is no outer step.
+
+        The epoch is not in it.
+        """
         return f"{self.number}-{self.rank}-{digits(self.values)}" if self.values else ""
 
     @classmethod
@@ -58,8 +62,8 @@ class Proposal:
     Attributes:
         standing: The rate of the sync if no replica asks for another one.
         wish: The learning rates that this replica asks for; empty if it asks for nothing.
-        of_sync: Whether the standing rate is what a function of this replica returns for the sync: other replicas may have
-            other functions.
+        of_sync: Whether the standing rate is what a function of this replica returns for the sync:
+            other replicas may have other functions.
     """
 
     standing: Rate = NO_RATE
@@ -75,7 +79,8 @@ def chosen(rates: Iterable[Rate]) -> Rate:
     """The rate that a sync takes: the one with the greatest number, of these the one that the greatest rank asked for.
 
     Args:
-        rates: What the replicas propose, in rank order: of rates that nobody has asked for, the first one counts.
+        rates: What the replicas propose, in rank order: of rates that nobody has asked for, the
+            first one counts.
     """
     return max(rates, key=lambda rate: (rate.number, rate.rank, rate.epoch))
 

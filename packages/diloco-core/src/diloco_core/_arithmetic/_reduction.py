@@ -1,8 +1,8 @@
 """Add up contributions in rank order, and update this replica's copy with their mean.
 
-The work is done block by block: all chunks of a block are read from one contribution, then from the next one. Where requests
-cost nothing, a block is one chunk, which stays in the processor's cache. Over a network, a block is as much as one request
-reads.
+The work is done block by block: all chunks of a block are read from one contribution, then from the
+next one. Where requests cost nothing, a block is one chunk, which stays in the processor's cache.
+Over a network, a block is as much as one request reads.
 """
 
 from __future__ import annotations
@@ -55,17 +55,23 @@ def reduce_shards(
     Args:
         job: The sync.
         shards: The shards to reduce.
-        sources: For every rank, in order, the source of its contribution. They are asked for chunks in file order.
+        sources: For every rank, in order, the source of its contribution. They are asked for chunks
+            in file order.
         chunk_bytes: Largest size of a chunk.
         scratch: Buffers.
         sync: Number of the sync, for errors.
-        block_bytes: How much is read from one source before the next one is read: at least one chunk.
-        everything: Whether all sources also give the groups for which only the first source's values are used.
-        verify: Called after all contributions have been read; raises if they are not what was written.
-        shares: For every rank, in order, what its contribution is multiplied by; empty if all count the same.
+        block_bytes: How much is read from one source before the next one is read: at least one
+            chunk.
+        everything: Whether all sources also give the groups for which only the first source's
+            values are used.
+        verify: Called after all contributions have been read; raises if they are not what was
+            written.
+        shares: For every rank, in order, what its contribution is multiplied by; empty if all count
+            the same.
 
     Raises:
-        NonFiniteUpdateError: The new values would be NaN or infinite. This replica's copy is undefined then.
+        NonFiniteUpdateError: The new values would be NaN or infinite. This replica's copy is
+            undefined then.
     """
     refused: NonFiniteUpdateError | None = None
     for block in blocks(job.layout, shards, chunk_bytes, block_bytes):
@@ -82,8 +88,8 @@ def reduce_shards(
                 values = job.update(chunk, chunk_mean.result(sync))
                 job.check_update(chunk, values, sync)
             except NonFiniteUpdateError as error:
-                # A contribution may have been damaged on its way. Its checksum follows its values, so read and verify all of
-                # it before blaming the outer step.
+                # A contribution may have been damaged on its way. Its checksum follows its values,
+                # so read and verify all of it before blaming the outer step.
                 refused = refused or error
                 continue
             job.adopt(chunk, values)
@@ -108,7 +114,8 @@ def mean(
         sources: For every rank, in order, the source of its contribution.
         scratch: Buffers; the first one may hold the result.
         sync: Number of the sync, for errors.
-        shares: For every rank, in order, what its contribution is multiplied by; empty if all count the same.
+        shares: For every rank, in order, what its contribution is multiplied by; empty if all count
+            the same.
 
     Raises:
         NonFiniteUpdateError: The mean of a buffer is not finite, although the contributions are.
@@ -187,13 +194,15 @@ class _TrimmedMean(_Mean):
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The trimmed mean."""
         rows, last, trim = list(self._values), self.count - 1, self.job.terms.trim
-        # Moves the extremes to the ends, as a bubble sort does. A sort along this dimension takes many times as long.
+        # Moves the extremes to the ends, as a bubble sort does. A sort along this dimension takes
+        # many times as long.
         for end in range(trim):
             for low in range(end, last - end):
                 _put_in_order(rows[low], rows[low + 1])
             for low in reversed(range(end, last - end - 1)):
                 _put_in_order(rows[low], rows[low + 1])
-        # Beginning with 0, so that the sign of a zero does not depend on which of two equal values was moved.
+        # Beginning with 0, so that the sign of a zero does not depend on which of two equal values
+        # was moved.
         self.out.zero_()
         for row in rows[trim : self.count - trim]:
             self.out.add_(row)
@@ -209,10 +218,12 @@ def _put_in_order(low: torch.Tensor, high: torch.Tensor) -> None:
 
 @dataclass
 class _MeanOfSent(_Mean):
-    """For each element the mean of those contributions that hold it. A sparse codec sends few, and the others decode to zero.
+    """For each element the mean of those contributions that hold it.
 
-    So that elements that few replicas have chosen move as far as others (SparseLoCo, arXiv 2508.15706). With shares, it is their
-    weighted mean.
+    A sparse codec sends few, and the others decode to zero.
+
+    So that elements that few replicas have chosen move as far as others (SparseLoCo, arXiv
+    2508.15706). With shares, it is their weighted mean.
     """
 
     def __post_init__(self) -> None:
@@ -235,7 +246,10 @@ class _MeanOfSent(_Mean):
 
 
 class _First(_Mean):
-    """The first contribution to a chunk. With ``everything`` the others are read too, so that their sections can be verified."""
+    """The first contribution to a chunk.
+
+    With ``everything`` the others are read too, so that their sections can be verified.
+    """
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
@@ -246,10 +260,13 @@ class _First(_Mean):
 
 
 class _MeanOfBuffers(_Mean):
-    """The mean of the contributions to a chunk of buffers. Elements that are equal on all replicas keep exactly their value.
+    """The mean of the contributions to a chunk of buffers.
 
-    A causal mask of -inf, or a table that never changes, comes out as it went in: neither rounding nor overflow of the sum
-    may alter it. Buffers are small compared with the parameters, so a few additional passes are affordable.
+    Elements that are equal on all replicas keep exactly their value.
+
+    A causal mask of -inf, or a table that never changes, comes out as it went in: neither rounding
+    nor overflow of the sum may alter it. Buffers are small compared with the parameters, so a few
+    additional passes are affordable.
     """
 
     def add(self, source: Source) -> None:
@@ -275,7 +292,8 @@ class _MeanOfBuffers(_Mean):
         """
         assert self.total is not None
         total = torch.where(self._same, self._first, self.total.div_(self.count))
-        # Infinity from finite values is an overflow of the sum; NaN from values without NaN comes from opposite infinities.
+        # Infinity from finite values is an overflow of the sum; NaN from values without NaN comes
+        # from opposite infinities.
         newly_not_finite = (total.isinf() & ~self._infinite) | (total.isnan() & ~self._nan)
         if bool(newly_not_finite.any()):
             index = int(newly_not_finite.nonzero()[0].item())
@@ -294,7 +312,8 @@ def _mean_of(
     everything: bool = False,
 ) -> _Mean:
     rule = job.layout.groups[chunk.group].rule
-    # Weights say how much was learned, and so do extremes. Buffers were not learned, so their mean has none of that.
+    # Weights say how much was learned, and so do extremes. Buffers were not learned, so their mean
+    # has none of that.
     if rule is not Rule.OUTER:
         shares = ()
     kind: type[_Mean]

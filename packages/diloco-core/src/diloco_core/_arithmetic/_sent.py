@@ -1,4 +1,7 @@
-"""How contributions are sent, and in how many bytes. Only values that take an outer step are encoded."""
+"""How contributions are sent, and in how many bytes.
+
+Only values that take an outer step are encoded.
+"""
 
 from __future__ import annotations
 

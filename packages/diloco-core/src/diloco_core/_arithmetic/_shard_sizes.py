@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 SHARD_BYTES = 16 * 2**20
-"""The most bytes of values in a shard. With momentum, the shard's object is twice as large; obstore sends it in one request."""
+"""The most bytes of values in a shard.
 
-_IN_A_FOLDER = 4  # times as many bytes: nothing is gained by writing several files at once, and each costs a millisecond
+With momentum, the shard's object is twice as large; obstore sends it in one request.
+"""
+
+# Times as many bytes: nothing is gained by writing several files at once, and each costs a
+# millisecond
+_IN_A_FOLDER = 4
 
 
 def shards_of(size: int, world_size: int, *, near: bool = False) -> int:

@@ -13,15 +13,20 @@ from .._squares import not_finite
 from ._layout import Layout, Piece, Rule
 from ._sync_job import SyncJob
 
-# Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.
+# Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view
+# that already holds it.
 Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
 
 
-_WORD = 64  # bytes; parts of a buffer begin at multiples of it, so that they are aligned as whole tensors are
+# Bytes; parts of a buffer begin at multiples of it, so that they are aligned as whole tensors are
+_WORD = 64
 
 
 class Scratch:
-    """Two chunk-sized buffers, reused for every chunk. They grow to what is needed. Not thread-safe."""
+    """Two chunk-sized buffers, reused for every chunk.
+
+    They grow to what is needed. Not thread-safe.
+    """
 
     def __init__(self, chunk_bytes: int) -> None:
         self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
@@ -72,7 +77,8 @@ def _rounded(size: int) -> int:
 def carried_groups(job: SyncJob) -> int:
     """The groups that a contribution to a sync has to carry, as a bit mask: all except those that have not changed.
 
-    A reader takes the values of the other groups from its own global copy, which is the same on all replicas.
+    A reader takes the values of the other groups from its own global copy, which is the same on all
+    replicas.
     """
     unchanged = job.unchanged()
     return sum(1 << group for group in range(len(job.layout.groups)) if group not in unchanged)
@@ -109,7 +115,8 @@ def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Te
     """This replica's contribution to a chunk, if it may be sent: values that take an outer step must be finite.
 
     Raises:
-        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer holds NaN where there was none before.
+        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer holds NaN where there was
+            none before.
     """
     values = job.contributed(chunk, scratch.tensor(0, job.layout, chunk))
     if job.must_be_finite(chunk):
@@ -122,7 +129,10 @@ def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Te
 
 
 def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
-    """A source of a contribution that carries ``groups``. Values of groups that it does not carry come from the global copy."""
+    """A source of a contribution that carries ``groups``.
+
+    Values of groups that it does not carry come from the global copy.
+    """
 
     def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
         if carries(groups, piece.group):
@@ -158,7 +168,10 @@ def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratc
 
 
 def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
-    """Refuse NaN, unless all replicas hold it already. Infinity may be intended (masks, the start of a running minimum)."""
+    """Refuse NaN, unless all replicas hold it already.
+
+    Infinity may be intended (masks, the start of a running minimum).
+    """
     if not values.is_floating_point():
         return
     nan = _is_nan(values)

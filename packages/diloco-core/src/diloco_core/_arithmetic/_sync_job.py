@@ -15,16 +15,20 @@ from ._rate import Rate
 
 
 class SyncJob(Protocol):
-    """One replica's side of one sync. Tensors are flat, contiguous, on the CPU and in their group's dtype.
+    """One replica's side of one sync.
+
+    Tensors are flat, contiguous, on the CPU and in their group's dtype.
 
     Attributes:
         name: The name of what is synced.
         kind: ``initial`` (rank 0's values), ``outer`` (an outer step) or ``mean``.
         layout: How the values are divided.
-        terms: What the replicas agree on. How contributions are encoded and whether they are clipped is in the fingerprint, too.
+        terms: What the replicas agree on. How contributions are encoded and whether they are
+            clipped is in the fingerprint, too.
         fingerprint: A digest of everything that replicas must agree on; equal for equal schemas.
-        rate: The learning rate with which :meth:`update` takes the outer step. An exchange that agrees on it
-            (``Support.agrees_on_lr``) sets it before the first update, and before the sync ends.
+        rate: The learning rate with which :meth:`update` takes the outer step. An exchange that
+            agrees on it (``Support.agrees_on_lr``) sets it before the first update, and before the
+            sync ends.
         contribution: What this replica brings to the sync under way.
     """
 
@@ -46,7 +50,8 @@ class SyncJob(Protocol):
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The values of this replica's contribution to a piece.
 
-        They are written into ``out``, or are a view whose values do not change until the piece is updated.
+        They are written into ``out``, or are a view whose values do not change until the piece is
+        updated.
         """
 
     def unchanged(self) -> Collection[int]:

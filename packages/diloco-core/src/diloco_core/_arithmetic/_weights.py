@@ -1,4 +1,7 @@
-"""How much each contribution to a sync counts. A pure function of what the keys of the contributions say."""
+"""How much each contribution to a sync counts.
+
+A pure function of what the keys of the contributions say.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,12 @@ def weight(weighting: Weighting, amount: Amount) -> float:
 
 
 def shares(weighting: Weighting, amounts: Iterable[Amount]) -> tuple[float, ...]:
-    """What each contribution is multiplied by before all are added up, in the order of ``amounts``. They add up to 1.
+    """What each contribution is multiplied by before all are added up, in the order of ``amounts``.
 
-    Empty if all weights are equal: the contributions are then added up as they are, and their sum is divided by their number.
+    They add up to 1.
+
+    Empty if all weights are equal: the contributions are then added up as they are, and their sum
+    is divided by their number.
     """
     weights = [weight(weighting, amount) for amount in amounts]
     if len(set(weights)) < 2:

@@ -15,10 +15,11 @@ _KEPT_BYTES = 2**22
 class BlockCodec(ABC):
     """Encodes values in blocks, each of which becomes a row of bytes; see :class:`._codec.Codec`.
 
-    The last block of a shard may be shorter. Values of every dtype are encoded as float32: numbers in float64 that are too
-    large for it become its largest number.
+    The last block of a shard may be shorter. Values of every dtype are encoded as float32: numbers
+    in float64 that are too large for it become its largest number.
 
-    A block that holds NaN or infinity does so after decoding, too, though not only in the same places.
+    A block that holds NaN or infinity does so after decoding, too, though not only in the same
+    places.
     """
 
     plain = False
@@ -78,7 +79,10 @@ class BlockCodec(ABC):
 
 
 class _Work(threading.local):
-    """Buffers of one thread. New memory for every chunk would cost several times as much as what is done in it."""
+    """Buffers of one thread.
+
+    New memory for every chunk would cost several times as much as what is done in it.
+    """
 
     def __init__(self) -> None:
         self.buffers: dict[int, torch.Tensor] = {}

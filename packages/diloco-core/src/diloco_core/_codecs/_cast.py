@@ -10,7 +10,8 @@ from .._squares import sum_of_squares
 class Cast:
     """Sends values in another dtype, rounded to the nearest; see :class:`._codec.Codec`.
 
-    Numbers that are too large for the dtype become its largest number. NaN and infinity stay what they are.
+    Numbers that are too large for the dtype become its largest number. NaN and infinity stay what
+    they are.
     """
 
     plain = False
@@ -30,7 +31,8 @@ class Cast:
         if values.dtype is self._dtype:
             return values.view(torch.uint8)
         rounded = values.to(self._dtype)
-        # The sum of squares is a bound for every value. It costs much less than looking for infinity.
+        # The sum of squares is a bound for every value. It costs much less than looking for
+        # infinity.
         if not sum_of_squares(values) < self._largest**2:
             largest = torch.full_like(rounded, self._largest).copysign(rounded)
             rounded = torch.where(rounded.isinf() & values.isfinite(), largest, rounded)

@@ -16,22 +16,24 @@ _NOT_A_NUMBER = 255
 _INFINITY = 0x7F800000
 _SIGN = 8
 _MAGNITUDES = 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0
-# A float of this size has no bits for fractions. To add it to a small positive number rounds that to the nearest whole number,
-# ties to the even one, and the lowest byte of the sum is that number: one step in place of two.
+# A float of this size has no bits for fractions. To add it to a small positive number rounds that
+# to the nearest whole number, ties to the even one, and the lowest byte of the sum is that number:
+# one step in place of two.
 _WHOLE = 2.0**_MANTISSA_BITS
 
 
 class E2M1(BlockCodec):
     """e2m1: magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, by the rules of the OCP Microscaling Formats (MX), v1.0.
 
-    A block of 32 values becomes a byte for the scale and 16 bytes with two values each, the first in the lower half. A value
-    has its sign in bit 3 and its magnitude in the others. The scale is 2 to the power of its byte minus 127, which brings the
-    block's largest magnitude between 4 and 8; a byte of 0 stands for a block of zeros, so that no number is so small that only
-    some processors take it for zero, and 255 for NaN.
+    A block of 32 values becomes a byte for the scale and 16 bytes with two values each, the first
+    in the lower half. A value has its sign in bit 3 and its magnitude in the others. The scale is 2
+    to the power of its byte minus 127, which brings the block's largest magnitude between 4 and 8;
+    a byte of 0 stands for a block of zeros, so that no number is so small that only some processors
+    take it for zero, and 255 for NaN.
 
-    Values are rounded to the nearest, ties to the even code, and what is above 6 becomes 6. So a decoded value differs from the
-    original by at most a quarter of the block's largest magnitude. A block whose largest magnitude is below 2**-123 becomes
-    zeros.
+    Values are rounded to the nearest, ties to the even code, and what is above 6 becomes 6. So a
+    decoded value differs from the original by at most a quarter of the block's largest magnitude. A
+    block whose largest magnitude is below 2**-123 becomes zeros.
     """
 
     def __init__(self) -> None:
@@ -39,11 +41,12 @@ class E2M1(BlockCodec):
         cpu = torch.device("cpu")
         numbers = torch.tensor(_MAGNITUDES, dtype=torch.float32, device=cpu)
         signed = torch.cat((numbers, -numbers)) + 0.0  # without a negative zero
-        # For every byte the two numbers that it stands for, as one element, so that they are looked up together.
+        # For every byte the two numbers that it stands for, as one element, so that they are looked
+        # up together.
         pairs = torch.stack((signed.repeat(len(signed)), signed.repeat_interleave(len(signed))), 1)
         self._pairs = pairs.view(torch.int64).view(-1)
-        # The byte of the scale for every exponent, and one over the scale, which is a normal number for every byte that is used;
-        # or 0 for a block of zeros.
+        # The byte of the scale for every exponent, and one over the scale, which is a normal number
+        # for every byte that is used; or 0 for a block of zeros.
         exponents = torch.arange(256, dtype=torch.int32, device=cpu).clamp(max=_LARGEST_EXPONENT)
         exponents[:_LEAST_EXPONENT] = 0
         inverses = ((2 * _BIAS - exponents) << _MANTISSA_BITS).masked_fill_(exponents == 0, 0)
@@ -88,7 +91,8 @@ class E2M1(BlockCodec):
     def _codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
         """Scaled magnitudes, rounded to multiples of 0.5 up to 2, of 1 up to 4, and of 2 beyond: int8 from 0 to 7.
 
-        Each of the three roundings is right in its own range, and gives a larger code than the right one elsewhere.
+        Each of the three roundings is right in its own range, and gives a larger code than the
+        right one elsewhere.
         """
         whole = work(1, magnitudes)
         codes = _lowest_byte(torch.add(self._by_half, magnitudes, alpha=2, out=whole))
@@ -102,7 +106,8 @@ def _packed(codes: torch.Tensor) -> torch.Tensor:
     """Two codes in a byte, the first in the lower half; an odd one at the end has a byte of its own."""
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
-    # Two bytes at a time, the first of which is the lower one: the same with single bytes takes several times as long.
+    # Two bytes at a time, the first of which is the lower one: the same with single bytes takes
+    # several times as long.
     pairs = codes.view(torch.int16)
     return pairs.bitwise_or(pairs >> 4).to(torch.uint8)
 

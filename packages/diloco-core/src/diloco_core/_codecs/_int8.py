@@ -18,8 +18,9 @@ _ORDINARY = 2.0**-118, 2.0**127
 class Int8(BlockCodec):
     """int8: each block of 256 values as a float32 scale and a whole number from -127 to 127 per value.
 
-    The scale is the block's largest magnitude divided by 127. A decoded value differs from the original by half a scale at
-    most (plus its rounding to float32). A block whose largest magnitude is below 1.5e-36 becomes zeros.
+    The scale is the block's largest magnitude divided by 127. A decoded value differs from the
+    original by half a scale at most (plus its rounding to float32). A block whose largest magnitude
+    is below 1.5e-36 becomes zeros.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,8 @@ class Int8(BlockCodec):
         least, most = largest.aminmax()
         if not (least.item() >= _ORDINARY[0] and most.item() <= _ORDINARY[1]):
             scale.masked_fill_(scale < SMALLEST, 0.0)
-            # The product of a rounded scale and 127 may be infinite where the largest magnitude is not.
+            # The product of a rounded scale and 127 may be infinite where the largest magnitude is
+            # not.
             too_large = (scale * LEVELS).isinf() & largest.isfinite()
             scale.masked_fill_(too_large, LARGEST_SCALE)
             divisor = scale.masked_fill(scale == 0.0, torch.inf)

@@ -14,19 +14,21 @@ from ._blocks import work
 
 # Indices and values.
 _Found: TypeAlias = tuple[np.ndarray, np.ndarray]
-# Where the values are that are as large as the k-th largest of their row, what they are, and for which rows these are k. For the
-# other rows, it is not known which values they are.
+# Where the values are that are as large as the k-th largest of their row, what they are, and for
+# which rows these are k. For the other rows, it is not known which values they are.
 _FoundClearly: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-# For each value that is chosen, a block is cut into so many groups. With more of them, fewer candidates are left.
+# For each value that is chosen, a block is cut into so many groups. With more of them, fewer
+# candidates are left.
 _GROUPS = 4
 # So many more values than k are looked at by their keys, the places in which are below this number.
 _SPARE = 16
 _PLACES = 4096
 _ALL_PLACES = torch.arange(_PLACES, dtype=torch.int32, device="cpu")
 _MAGNITUDE = 0x7FFFFFFF  # the bits of a float without its sign
-# Where numpy partitions with vector instructions, whole rows of keys take it less time than the other way takes to find the few
-# elements of a mask that are true. Where it does not, they take three times as long.
+# Where numpy partitions with vector instructions, whole rows of keys take it less time than the
+# other way takes to find the few elements of a mask that are true. Where it does not, they take
+# three times as long.
 _PARTITION_IS_QUICK = np.lib.NumpyVersion(
     np.__version__
 ) >= "2.0.0" and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -35,15 +37,16 @@ _PARTITION_IS_QUICK = np.lib.NumpyVersion(
 def largest(rows: torch.Tensor, k: int) -> _Found:
     """Where in a matrix the k largest magnitudes of each row are, and which values these are.
 
-    NaN counts as larger than any number. Of equal magnitudes, ``torch.topk`` decides which are chosen.
+    NaN counts as larger than any number. Of equal magnitudes, ``torch.topk`` decides which are
+    chosen.
 
     Args:
         rows: The blocks, contiguous float32 ``(blocks, elements)``.
         k: How many values of each block are chosen, at least 1 and at most all.
 
     Returns:
-        The indices of the chosen values in the flat matrix, in ascending order, int64 ``(blocks, k)``, and the values, float32 of
-        the same shape.
+        The indices of the chosen values in the flat matrix, in ascending order, int64
+        ``(blocks, k)``, and the values, float32 of the same shape.
     """
     blocks, numel = rows.shape
     found = (_by_keys if _PARTITION_IS_QUICK else _by_groups)(rows, k)
@@ -63,9 +66,9 @@ def largest(rows: torch.Tensor, k: int) -> _Found:
 def _by_keys(rows: torch.Tensor, k: int) -> _FoundClearly | None:
     """By keys; None if the rows are too short, or too long.
 
-    A number and its place are one key: the place takes the lowest bits, and the sign is left out. The bits of positive numbers
-    are in the order of the numbers, with NaN at the end. Some more of the largest keys than k are looked at, so that the bits
-    that keys lack seldom matter.
+    A number and its place are one key: the place takes the lowest bits, and the sign is left out.
+    The bits of positive numbers are in the order of the numbers, with NaN at the end. Some more of
+    the largest keys than k are looked at, so that the bits that keys lack seldom matter.
     """
     blocks, numel = rows.shape
     looked_at = k + _SPARE
@@ -79,7 +82,8 @@ def _by_keys(rows: torch.Tensor, k: int) -> _FoundClearly | None:
     places = largest_keys & (_PLACES - 1)
     places.sort(1)
     candidates = places + _starts(blocks, numel)
-    # With mode="clip" this takes half as long as indexing does. All candidates are indices of the matrix.
+    # With mode="clip" this takes half as long as indexing does. All candidates are indices of the
+    # matrix.
     values = rows.numpy().take(candidates, mode="clip")
     magnitudes = values.view(np.int32) & _MAGNITUDE
     least = np.partition(magnitudes, -k, 1)[:, -k]

@@ -48,7 +48,7 @@ def find_codec(given: object) -> Codec:
     whole(f"the block of codec {codec.name!r}", codec.block)
     if CODECS.get(codec.name, codec) is not codec:
         raise ConfigurationError(
-            f"a codec of your own is named {codec.name!r}, like one of diloco-core: replicas compare codecs by their names, so "
-            "give it another name"
+            f"a codec of your own is named {codec.name!r}, like one of diloco-core: replicas "
+            "compare codecs by their names, so give it another name"
         )
     return codec

@@ -17,15 +17,19 @@ _TINY = np.finfo(np.float32).tiny
 
 
 class TopK(BlockCodec):
-    """Of each block of 4,096 values the k with the largest magnitudes, in two bits each. All others are sent as zeros.
+    """Of each block of 4,096 values the k with the largest magnitudes, in two bits each.
 
-    A block becomes a table of four float32, the positions of the k values with 12 bits each, in ascending order, and the number
-    of a table entry for each of them. As in SparseLoCo's code, these values are cut into four bins of 1.5 standard deviations
-    around their mean, and an entry of the table is the mean of the values in its bin. A shorter block at the end sends k in the
+    All others are sent as zeros.
+
+    A block becomes a table of four float32, the positions of the k values with 12 bits each, in
+    ascending order, and the number of a table entry for each of them. As in SparseLoCo's code,
+    these values are cut into four bins of 1.5 standard deviations around their mean, and an entry
+    of the table is the mean of the values in its bin. A shorter block at the end sends k in the
     same proportion, and at least one.
 
-    It differs from that code in two ways: it cuts the flat parameters of a fragment into blocks, and not each matrix into tiles
-    of at most 64 x 64; and each block has a table of its own, and not each tensor.
+    It differs from that code in two ways: it cuts the flat parameters of a fragment into blocks,
+    and not each matrix into tiles of at most 64 x 64; and each block has a table of its own, and
+    not each tensor.
 
     Args:
         k: How many values of a whole block are sent.
@@ -69,7 +73,8 @@ class TopK(BlockCodec):
         encoded = data.numpy()
         table = encoded[:, :_TABLE_BYTES].copy().view(np.float32)
         positions = _unpack_positions(encoded[:, _TABLE_BYTES:end], k)
-        # Bytes are decoded before their checksum is known, and positions of damaged ones may lie outside.
+        # Bytes are decoded before their checksum is known, and positions of damaged ones may lie
+        # outside.
         np.minimum(positions, numel - 1, out=positions)
         row = np.arange(blocks)[:, None]
         values = table.reshape(-1)[_unpack_bins(encoded[:, end:], k) + _BINS * row]

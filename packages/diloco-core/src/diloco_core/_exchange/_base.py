@@ -1,9 +1,10 @@
 """The exchange: the one operation by which replicas arrive at the same values.
 
-The parameters are cut into shards. The owner of a shard sums the contributions of all replicas to it in rank order, applies
-the update and publishes the new values; all replicas adopt them. All of them read the same bytes, so they agree exactly, also
-on different processors. Contributions, updates and adoption go chunk by chunk through small buffers, so an exchange does not
-need memory of the size of the model.
+The parameters are cut into shards. The owner of a shard sums the contributions of all replicas to
+it in rank order, applies the update and publishes the new values; all replicas adopt them. All of
+them read the same bytes, so they agree exactly, also on different processors. Contributions,
+updates and adoption go chunk by chunk through small buffers, so an exchange does not need memory of
+the size of the model.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ class Schema:
     """The settings and tensors that all replicas must have in common.
 
     Attributes:
-        tensors: By name, a line for each tensor: its shape, dtype and everything else that must agree.
+        tensors: By name, a line for each tensor: its shape, dtype and everything else that must
+            agree.
         settings: Settings of the outer loop.
-        fragments: A description of the files of every fragment, for readers that have no replica. It follows from the other
-            fields and is not compared.
-        unsynced: The tensors of the model that are not synced; the replica that begins the run stores them. Not compared.
-        outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans. Not compared.
+        fragments: A description of the files of every fragment, for readers that have no replica.
+            It follows from the other fields and is not compared.
+        unsynced: The tensors of the model that are not synced; the replica that begins the run
+            stores them. Not compared.
+        outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans.
+            Not compared.
         terms: What the settings were made from. Not compared itself.
     """
 
@@ -44,12 +48,15 @@ class Schema:
 
 
 class Exchange(Protocol):
-    """One replica's connection to the others. To be used by one thread at a time, apart from :meth:`give_up`.
+    """One replica's connection to the others.
+
+    To be used by one thread at a time, apart from :meth:`give_up`.
 
     Attributes:
         rank: The rank of this replica.
         world_size: The number of ranks.
-        support: What it can do beyond plain means; what it cannot is refused when the outer loop is made.
+        support: What it can do beyond plain means; what it cannot is refused when the outer loop is
+            made.
     """
 
     rank: int
@@ -58,7 +65,9 @@ class Exchange(Protocol):
 
     @abstractmethod
     def join(self, schema: Schema) -> None:
-        """Meet the other replicas; returns when all have arrived and agree. Repeatable with the same schema.
+        """Meet the other replicas; returns when all have arrived and agree.
+
+        Repeatable with the same schema.
 
         Raises:
             RendezvousTimeoutError: Some ranks never arrived; the message names them.
@@ -68,24 +77,30 @@ class Exchange(Protocol):
 
     @abstractmethod
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
-        """Contribute, as far as possible without waiting. ``finish()`` of the returned object does the rest of :meth:`sync`.
+        """Contribute, as far as possible without waiting.
 
-        Only one sync may be in progress at a time. The arguments and errors are those of :meth:`sync`.
+        ``finish()`` of the returned object does the rest of :meth:`sync`.
+
+        Only one sync may be in progress at a time. The arguments and errors are those of
+        :meth:`sync`.
         """
 
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt. Returns when this replica has adopted the result.
 
-        It calls :meth:`begin` and then ``finish()``; exchanges that derive from this class inherit it. An error in the middle
-        leaves the copies of this replica undefined; the published state in the store stays complete.
+        It calls :meth:`begin` and then ``finish()``; exchanges that derive from this class inherit
+        it. An error in the middle leaves the copies of this replica undefined; the published state
+        in the store stays complete.
 
         Args:
             job: The tensors to sync, and what to do with the result.
-            last: Whether this replica can do without the sync. If so, an UnequalSyncsError in a fixed run is not a failure
-                of this replica: its copies are unchanged, and it may leave.
+            last: Whether this replica can do without the sync. If so, an UnequalSyncsError in a
+                fixed run is not a failure of this replica: its copies are unchanged, and it may
+                leave.
 
         Raises:
-            NonFiniteDeltaError: The contribution of this replica holds NaN or infinity; nothing was sent.
+            NonFiniteDeltaError: The contribution of this replica holds NaN or infinity; nothing was
+                sent.
             NonFiniteUpdateError: The new values would be NaN or infinite; they are not published.
             SyncTimeoutError: Other replicas did not contribute in time; the message names them.
             ReplicaLostError: Another replica died or failed.
@@ -105,16 +120,17 @@ class Exchange(Protocol):
     def give_up(self) -> None:
         """Make a sync that another thread carries out end soon, with a :class:`._pending.GivenUpError`, instead of waiting.
 
-        The exchange still works afterwards, but no other sync can be begun. The only method that may be called while a sync
-        is carried out. An exchange that cannot do this does nothing.
+        The exchange still works afterwards, but no other sync can be begun. The only method that
+        may be called while a sync is carried out. An exchange that cannot do this does nothing.
         """
         return  # not abstract: most exchanges do not carry out syncs in another thread
 
     def hurry(self, hurried: bool) -> None:  # noqa: ARG002 - for exchanges that can
         """Say that this replica leaves (or not, after all): a sync that another thread carries out need not be decided.
 
-        It then ends as one that was begun with ``last``, at once, and can be begun again. An exchange in which every sync is
-        decided does nothing. May be called while a sync is carried out.
+        It then ends as one that was begun with ``last``, at once, and can be begun again. An
+        exchange in which every sync is decided does nothing. May be called while a sync is carried
+        out.
         """
         return
 

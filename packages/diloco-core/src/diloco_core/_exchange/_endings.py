@@ -1,7 +1,8 @@
 """How a replica's part in a fixed run ended, and what the others conclude from it.
 
-A failure spreads: when one replica dies, the others fail because of it, and each of them reports its failure. The error that
-a user sees must name the replica that died first, not one that only failed because of it.
+A failure spreads: when one replica dies, the others fail because of it, and each of them reports
+its failure. The error that a user sees must name the replica that died first, not one that only
+failed because of it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ class Progress:
     """How far a replica has come.
 
     Attributes:
-        number: The number of syncs that it has finished, of all kinds. It is also the number of the next one.
-        syncs: The same without those that only shared the initial values: the number that messages give.
+        number: The number of syncs that it has finished, of all kinds. It is also the number of the
+            next one.
+        syncs: The same without those that only shared the initial values: the number that messages
+            give.
     """
 
     number: int = 0
@@ -107,8 +110,9 @@ def conclude(
             finished.add(other)  # it left after the present sync, so it has done its part of it
         elif other in missing or any(late.cause_rank == other for late in failed):
             return UnequalSyncsError(
-                f"rank {other} has left the run after {ending.progress}, so this replica (rank {rank}) cannot take sync "
-                f"{progress.next}, which needs all replicas. All replicas must take the same number of syncs.",
+                f"rank {other} has left the run after {ending.progress}, so this replica (rank "
+                f"{rank}) cannot take sync {progress.next}, which needs all replicas. All "
+                "replicas must take the same number of syncs.",
                 other,
             )
     for ending in failed:
@@ -116,7 +120,8 @@ def conclude(
             report = f"rank {ending.rank} has counted this replica (rank {rank}) as lost after {ending.progress}"
             return ReplicaLostError(f"{report}: {ending.message}", ending.rank)
     for ending in failed:
-        # If the cause is a replica that left after the present sync, the failure was in a later sync and does not matter here.
+        # If the cause is a replica that left after the present sync, the failure was in a later
+        # sync and does not matter here.
         if ending.cause_rank is not None and ending.cause_rank not in finished:
             return ReplicaLostError(_as_told(ending), ending.cause_rank)
     return None

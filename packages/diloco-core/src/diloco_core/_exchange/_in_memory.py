@@ -61,8 +61,8 @@ class ExchangeInMemory(Exchange):
             self._schema = schema
         elif schema != self._schema:
             raise ConfigurationError(
-                "this exchange has already joined with another model or other settings: make another exchange for another outer "
-                "loop"
+                "this exchange has already joined with another model or other settings: make "
+                "another exchange for another outer loop"
             )
 
     @abstractmethod
@@ -90,8 +90,9 @@ class ExchangeInMemory(Exchange):
         for rank, fingerprint in enumerate(fingerprints):
             if fingerprint != job.fingerprint:
                 raise MismatchError(
-                    f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
-                    "sync the same tensors, with the same shapes and dtypes, in the same order"
+                    f"in {self._describe(job)}, rank {rank} contributes other tensors than rank "
+                    f"{self.rank}: all replicas must sync the same tensors, with the same shapes "
+                    "and dtypes, in the same order"
                 )
         self._shares = shares(job.terms.weighting, [each.amount for each in contributions])
         norms = [each.norms for each in contributions]

@@ -1,12 +1,13 @@
 """Syncs calculate in one thread.
 
-An exchange works chunk by chunk, and a chunk of 1 MiB is too small to gain from several threads: they cost more to start and to
-wait for than they save. Where several replicas share a machine it is much worse, because torch gives each as many threads as
-there are cores, and the threads of one replica spin while they wait for one that the other replica keeps from its core: on 16
-cores, two replicas took 15 s for a sync of 100 million parameters that takes 0.6 s with few threads.
+An exchange works chunk by chunk, and a chunk of 1 MiB is too small to gain from several threads:
+they cost more to start and to wait for than they save. Where several replicas share a machine it is
+much worse, because torch gives each as many threads as there are cores, and the threads of one
+replica spin while they wait for one that the other replica keeps from its core: on 16 cores, two
+replicas took 15 s for a sync of 100 million parameters that takes 0.6 s with few threads.
 
-``torch.set_num_threads`` would not do. It is meant for the whole process, and a sync with a delay runs beside the training.
-OpenMP itself keeps the number for each thread that starts others.
+``torch.set_num_threads`` would not do. It is meant for the whole process, and a sync with a delay
+runs beside the training. OpenMP itself keeps the number for each thread that starts others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A sync in two halves: in the first a replica contributes, in the second it waits for the others and adopts the result.
 
-An exchange writes a sync as one generator that yields once, between the halves. :class:`Syncs` runs the first half when the
-sync is begun, and the second half when it is finished.
+An exchange writes a sync as one generator that yields once, between the halves. :class:`Syncs` runs
+the first half when the sync is begun, and the second half when it is finished.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ._report import SyncReport
 T = TypeVar("T")
 
 Ready = Callable[[], bool]
-"""What the generator of a sync yields: a function that returns whether all contributions are there, so that the second half
-would not wait for one."""
+"""What the generator of a sync yields: a function that returns whether all contributions are there, so that the second half would not wait for one."""
 
 Steps = Generator[Ready, None, "SyncReport"]
 Guard = Callable[[], AbstractContextManager[object]]
@@ -32,7 +31,8 @@ def check_usable(*, joined: bool, ended: bool) -> None:
     """
     if ended:
         raise SyncError(
-            "this exchange has ended: its replica has left or failed. Make another exchange for another run."
+            "this exchange has ended: its replica has left or failed. Make another exchange for "
+            "another run."
         )
     if not joined:
         raise SyncError(
@@ -41,21 +41,25 @@ def check_usable(*, joined: bool, ended: bool) -> None:
 
 
 class GivenUpError(SyncError):
-    """The replica does not want the result of the sync any more. It is raised where the sync would have waited."""
+    """The replica does not want the result of the sync any more.
+
+    It is raised where the sync would have waited.
+    """
 
 
 class Pending(Protocol):
     """A sync that has been begun. To be used once, by the thread that has begun it.
 
-    The job's contribution must not change until :meth:`finish` has returned. If a replica trains on in the meantime, it gives
-    the exchange a snapshot. Before :meth:`finish` is called, the exchange does not write to the job.
+    The job's contribution must not change until :meth:`finish` has returned. If a replica trains on
+    in the meantime, it gives the exchange a snapshot. Before :meth:`finish` is called, the exchange
+    does not write to the job.
     """
 
     def ready(self) -> bool:
         """Whether the contributions of all other replicas are there, so that :meth:`finish` would not wait for one.
 
-        It does not wait itself. It costs a request or two, and may be called again and again. An exchange that cannot know
-        the answer returns True.
+        It does not wait itself. It costs a request or two, and may be called again and again. An
+        exchange that cannot know the answer returns True.
 
         Raises:
             SyncError: An error that :meth:`finish` would raise is known already.
@@ -66,7 +70,10 @@ class Pending(Protocol):
 
 
 class Syncs:
-    """The syncs of one exchange. Only one is under way at a time, since each starts from the result of the one before."""
+    """The syncs of one exchange.
+
+    Only one is under way at a time, since each starts from the result of the one before.
+    """
 
     def __init__(self) -> None:
         self._under_way: _Halves | None = None
@@ -78,7 +85,8 @@ class Syncs:
         Args:
             name: The name of what is synced.
             steps: The generator of the sync; it has not been started.
-            guard: Makes a context that is entered around everything that is run, and that handles its errors.
+            guard: Makes a context that is entered around everything that is run, and that handles
+                its errors.
 
         Raises:
             SyncError: Another sync is under way.
@@ -96,12 +104,16 @@ class Syncs:
         """
         if self._under_way is not None:
             raise SyncError(
-                f"{refusal}: the sync of {self._under_way.name} has been begun and not finished. First call finish() of the "
-                "object that begin() returned, or give the sync up with abort()."
+                f"{refusal}: the sync of {self._under_way.name} has been begun and not finished. "
+                "First call finish() of the object that begin() returned, or give the sync up with "
+                "abort()."
             )
 
     def interrupt(self) -> None:
-        """Make :meth:`interrupted` true for a thread that carries out a sync, now or later. Any thread may call this."""
+        """Make :meth:`interrupted` true for a thread that carries out a sync, now or later.
+
+        Any thread may call this.
+        """
         self._interrupted = True
 
     def interrupted(self) -> bool:

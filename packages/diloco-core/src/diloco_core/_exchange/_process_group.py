@@ -1,7 +1,8 @@
 """The exchange over a ``torch.distributed`` process group, for replicas that share a network: without a store.
 
-The owner of a shard gathers the contributions chunk by chunk, sums them in rank order, updates the values and broadcasts
-them. The arithmetic is the same as that of the exchange over a store, and the results are equal bit for bit.
+The owner of a shard gathers the contributions chunk by chunk, sums them in rank order, updates the
+values and broadcasts them. The arithmetic is the same as that of the exchange over a store, and the
+results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ GROUP_CHUNK_BYTES = 4 * 2**20
 class ProcessGroupExchange(ExchangeInMemory):
     """One replica's connection to the others over a process group; see :class:`._base.Exchange`.
 
-    It needs no store, and keeps nothing from which a run could be restarted. Membership is fixed: if a replica dies, the
-    collectives of the others fail after the group's own timeout. With a backend for a device (NCCL), chunks pass through the
-    memory of that device. To be used by one thread at a time.
+    It needs no store, and keeps nothing from which a run could be restarted. Membership is fixed:
+    if a replica dies, the collectives of the others fail after the group's own timeout. With a
+    backend for a device (NCCL), chunks pass through the memory of that device. To be used by one
+    thread at a time.
 
-    With ``delay``, collectives are called in a thread of their own while the replica trains: give the exchange a group that the
-    training loop does not use (``torch.distributed.new_group()``).
+    With ``delay``, collectives are called in a thread of their own while the replica trains: give
+    the exchange a group that the training loop does not use (``torch.distributed.new_group()``).
 
     Args:
         group: The process group; the default one if None.
@@ -50,8 +52,8 @@ class ProcessGroupExchange(ExchangeInMemory):
         chunk_bytes: Number of bytes handled at once.
 
     Raises:
-        ConfigurationError: There is no process group, this process is not a member of it, ``timing`` holds limits, or
-            ``chunk_bytes`` is not a whole number of at least 1.
+        ConfigurationError: There is no process group, this process is not a member of it,
+            ``timing`` holds limits, or ``chunk_bytes`` is not a whole number of at least 1.
     """
 
     def __init__(
@@ -70,7 +72,8 @@ class ProcessGroupExchange(ExchangeInMemory):
         chosen = group if group is not None else dist.group.WORLD
         if chosen is None or dist.get_rank(chosen) < 0:
             raise ConfigurationError(
-                "this process is not a member of the process group: pass a group that includes its rank"
+                "this process is not a member of the process group: pass a group that includes its "
+                "rank"
             )
         rank, world_size = dist.get_rank(chosen), dist.get_world_size(chosen)
         super().__init__(rank, world_size, timing or Timing(), chunk_bytes)
@@ -86,7 +89,8 @@ class ProcessGroupExchange(ExchangeInMemory):
         )
         self._in_collectives = False  # whether the others are in the collectives of the same sync
         self._refused: NonFiniteUpdateError | None = None
-        # Held while collectives are called. With a delay, two threads use the exchange, and all replicas need the same order.
+        # Held while collectives are called. With a delay, two threads use the exchange, and all
+        # replicas need the same order.
         self._turn = threading.RLock()
 
     def _schemas(self, schema: Schema) -> tuple[Schema, list[Schema]]:
@@ -94,8 +98,12 @@ class ProcessGroupExchange(ExchangeInMemory):
         compared = (dict(schema.tensors), settings)
         return Schema(*compared), [Schema(*other) for other in self._gather_objects(compared)]
 
-    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - a replica that leaves tells all at once
-        """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas. ``ready()`` returns True."""
+    # A replica that leaves tells all at once
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002
+        """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas.
+
+        ``ready()`` returns True.
+        """
         check_usable(joined=self._schema is not None, ended=self._ended)
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
 
@@ -109,8 +117,8 @@ class ProcessGroupExchange(ExchangeInMemory):
     def abort(self, error: BaseException) -> None:
         """Tell the others, at their next sync, that this replica has failed; repeatable, never raises.
 
-        A sync that another thread carries out cannot be interrupted: this waits until it ends, at the latest after the process
-        group's timeout.
+        A sync that another thread carries out cannot be interrupted: this waits until it ends, at
+        the latest after the process group's timeout.
         """
         with self._turn:
             self._syncs.give_up()
@@ -244,7 +252,10 @@ class ProcessGroupExchange(ExchangeInMemory):
         return values if self.rank == owner else values.copy_(moved)
 
     def _agree(self, job: SyncJob) -> None:
-        """All replicas say which sync comes next, or how they ended. Raises an error unless all want the same sync."""
+        """All replicas say which sync comes next, or how they ended.
+
+        Raises an error unless all want the same sync.
+        """
         self._in_collectives = True
         answers = self._gather_objects((job.fingerprint, None, job.contribution))
         endings = {rank: answer[1] for rank, answer in enumerate(answers) if answer[1] is not None}
@@ -263,7 +274,8 @@ class ProcessGroupExchange(ExchangeInMemory):
         return dist.get_global_rank(self._group, rank)
 
 
-def _moved(part: torch.Tensor, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a source
+# A source
+def _moved(part: torch.Tensor, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     return part.to(out.device)
 
 

@@ -1,7 +1,8 @@
 """What an outer loop and an exchange whose store keeps the run (:class:`.StoreExchange`) need of each other.
 
-The store keeps the global copy, the outer state, and which inner steps of each rank are in them. In a *resumable* run, a replica
-takes the run's newest state when it begins, may come back, and learns after each sync what became of its contribution.
+The store keeps the global copy, the outer state, and which inner steps of each rank are in them. In
+a *resumable* run, a replica takes the run's newest state when it begins, may come back, and learns
+after each sync what became of its contribution.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ class Position:
 
     Attributes:
         sync: Number of the newest record in the run's log.
-        outer_steps: The number of outer steps that the model has taken: the syncs in the log that were not given up.
+        outer_steps: The number of outer steps that the model has taken: the syncs in the log that
+            were not given up.
         inner_steps: The number of inner steps of this rank that are counted in these syncs.
         rollback: Number of the newest rollback in the log; 0 if there was none.
-        counted: For each fragment, the number of inner steps of this rank that its last sync counted; empty if not known.
+        counted: For each fragment, the number of inner steps of this rank that its last sync
+            counted; empty if not known.
         rate: The learning rate of the newest of these outer steps.
-        seen: When the replica has seen that newest record, or has loaded the run's state; seconds of the exchange's clock.
-        expected: Whether the others wait for the replica in the next sync: it is a member of the last one.
+        seen: When the replica has seen that newest record, or has loaded the run's state; seconds
+            of the exchange's clock.
+        expected: Whether the others wait for the replica in the next sync: it is a member of the
+            last one.
     """
 
     sync: int
@@ -49,10 +54,16 @@ class ResumableJob(SyncJob, Protocol):
     """
 
     def begin(self) -> None:
-        """Prepare the model's tensors for access; to be called before the other methods. Repeatable."""
+        """Prepare the model's tensors for access; to be called before the other methods.
+
+        Repeatable.
+        """
 
     def finish(self) -> None:
-        """Write adopted values to the model where that was not done at once, since all are there now. Repeatable."""
+        """Write adopted values to the model where that was not done at once, since all are there now.
+
+        Repeatable.
+        """
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync, in one flat tensor per group."""

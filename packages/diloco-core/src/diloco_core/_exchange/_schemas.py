@@ -23,13 +23,15 @@ def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) ->
         theirs: The schema of the other replica or of the run.
 
     Raises:
-        MismatchError: The schemas differ. The error names the first setting or tensor that differs, and both values.
+        MismatchError: The schemas differ. The error names the first setting or tensor that differs,
+            and both values.
     """
     difference = first_difference(mine, theirs)
     if difference is not None:
         raise MismatchError(
             f"{name} and {other_name} differ in {difference.kind} {difference.name!r}: "
-            f"{difference.mine} at {name}, {difference.theirs} at {other_name}{_advice(difference, mine)}"
+            f"{difference.mine} at {name}, {difference.theirs} at "
+            f"{other_name}{_advice(difference, mine)}"
         )
     for kind, own_values, other_values in (
         ("setting", mine.settings, theirs.settings),
@@ -38,7 +40,8 @@ def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) ->
         if list(own_values) != list(other_values):
             advice = "build both models" if kind == "tensor" else "start both"
             raise MismatchError(
-                f"{name} and {other_name} have the same {kind}s in different orders: {advice} in the same way"
+                f"{name} and {other_name} have the same {kind}s in different orders: {advice} in "
+                "the same way"
             )
 
 
@@ -52,8 +55,8 @@ def _advice(difference: Difference, schema: Schema) -> str:
     if " with values " not in difference.mine or " with values " not in difference.theirs:
         return ". Build the same model on all replicas."
     advice = (
-        ". Give all replicas the same values before the block is entered: load the same checkpoint, or build the model from "
-        "the same seed."
+        ". Give all replicas the same values before the block is entered: load the same "
+        "checkpoint, or build the model from the same seed."
     )
     begins = schema.settings.get("init") == "check" and schema.settings.get("committed") == "0"
     if begins and " in fragment " in difference.mine:

@@ -34,13 +34,13 @@ def in_process(
 
     Args:
         world_size: Number of replicas; each thread takes one of the exchanges.
-        timing: ``join_timeout`` and ``sync_timeout`` in seconds; other limits are refused. Its clock measures the times in
-            reports; its sleep is not used.
+        timing: ``join_timeout`` and ``sync_timeout`` in seconds; other limits are refused. Its
+            clock measures the times in reports; its sleep is not used.
         chunk_bytes: Size in bytes of each replica's buffers.
 
     Raises:
-        ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1, or ``timing`` holds a limit
-            that has no effect.
+        ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1,
+            or ``timing`` holds a limit that has no effect.
     """
     whole("world_size", world_size)
     whole("chunk_bytes", chunk_bytes)
@@ -90,7 +90,8 @@ class _Hub:
     ) -> list[Any]:
         """Leave a value, and return the values of all in rank order.
 
-        Raises ``_Missing`` after ``timeout`` seconds, and as soon as ``unwanted`` is true when :meth:`wake` is called.
+        Raises ``_Missing`` after ``timeout`` seconds, and as soon as ``unwanted`` is true when
+        :meth:`wake` is called.
         """
         self.arrive(rank, round_name, progress, value)
         with self.changed:
@@ -98,7 +99,8 @@ class _Hub:
             self.changed.wait_for(lambda: self.settled(round_name, progress) or unwanted(), timeout)
             missing = [other for other in range(self.world_size) if other not in arrived]
             if not missing:
-                # A round is kept until the next one of the same name is complete, since slower threads still read it.
+                # A round is kept until the next one of the same name is complete, since slower
+                # threads still read it.
                 self.rounds.pop((round_name, progress.number - 1), None)
                 return [arrived[other] for other in range(self.world_size)]
             error = conclude(self.endings, missing, rank, progress)
@@ -139,7 +141,8 @@ class InProcessExchange(ExchangeInMemory):
         except _Missing as missing:
             raise RendezvousTimeoutError(
                 f"not all replicas joined within {self._timing.join_timeout:g} s; missing: "
-                f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a thread of its own.",
+                f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a "
+                "thread of its own.",
                 missing.ranks,
             ) from None
 
@@ -215,7 +218,8 @@ class InProcessExchange(ExchangeInMemory):
                 adopt_shard(job, shard, partial(_copy, owner), self._chunk_bytes, self._scratch)
                 bytes_read += sum(layout.piece_bytes(piece) for piece in layout.shard(shard))
         ready = clock()
-        # Published values may be the caller's own tensors, which it may change as soon as this returns: wait for all readers.
+        # Published values may be the caller's own tensors, which it may change as soon as this
+        # returns: wait for all readers.
         self._meet("adopt", job, job)
         waited += clock() - ready
         return self._finished(job, sent=0, received=bytes_read, waited=waited, since=start)
@@ -233,8 +237,9 @@ class InProcessExchange(ExchangeInMemory):
         except _Missing as missing:
             self._syncs.check_interrupted()
             raise SyncTimeoutError(
-                f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; it was still waiting for "
-                f"{named_ranks(missing.ranks)}. If their threads are only slow, raise sync_timeout.",
+                f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; "
+                f"it was still waiting for {named_ranks(missing.ranks)}. If their threads are "
+                "only slow, raise sync_timeout.",
                 missing.ranks,
             ) from None
 

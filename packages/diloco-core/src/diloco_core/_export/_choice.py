@@ -23,7 +23,8 @@ from .._wire._sections import Section, section_bytes, view
 from ._run_states import PublishedFile, RunStates, sentence
 
 _TRIES = 8
-# How many numbers of the log are looked at, from the newest one on, for a state that is not complete.
+# How many numbers of the log are looked at, from the newest one on, for a state that is not
+# complete.
 _MOST_EXPECTED = 1000
 
 
@@ -33,7 +34,8 @@ class Choice(NamedTuple):
     Attributes:
         number: Its number in the log.
         step: The number of outer steps after which it was saved.
-        damaged: For each newer state that is damaged, the number of outer steps after which it was saved; the newest first.
+        damaged: For each newer state that is damaged, the number of outer steps after which it was
+            saved; the newest first.
         errors: The errors of these states.
         incomplete: Numbers in the log of newer states that are incomplete; the newest first.
     """
@@ -67,8 +69,8 @@ def newest_whole(
                     read_tensors(store, source.fragments[index], source.files(index, sync), dtype)
                 )
             except (ObjectNotFoundError, CorruptedObjectError) as error:
-                # Either the object is damaged, or the run has gone on and deleted it. Its space may have been written over
-                # while it was read.
+                # Either the object is damaged, or the run has gone on and deleted it. Its space may
+                # have been written over while it was read.
                 if sync in source.complete()[index]:
                     damaged[index, sync] = as_damage(error)
                 else:
@@ -77,8 +79,9 @@ def newest_whole(
         else:
             return choice, tensors
     raise CorruptedObjectError(
-        f"the published states in {store.uri} were deleted while they were read, {_TRIES} times: the run is going on faster than "
-        "it can be read from here. Try again, or from a machine closer to the store."
+        f"the published states in {store.uri} were deleted while they were read, {_TRIES} times: "
+        "the run is going on faster than it can be read from here. Try again, or from a machine "
+        "closer to the store."
     )
 
 
@@ -101,8 +104,8 @@ def _unfinished_state(source: RunStates, number: int) -> Unfinished | None:
         missing = f"{first_key} and {len(other_keys)} other objects are missing"
     return Unfinished(
         source.outer_steps(number),
-        f"{missing}. If the run is going on, a replica may be about to write what is missing; if no replica is running, the run "
-        "ended before it was written, or something has deleted it.",
+        f"{missing}. If the run is going on, a replica may be about to write what is missing; if "
+        "no replica is running, the run ended before it was written, or something has deleted it.",
     )
 
 
@@ -140,19 +143,22 @@ def _choose(
         unfinished = _unfinished_state(source, number) if is_wanted else None
         if unfinished is not None and number > source.initial_steps:
             raise CorruptedObjectError(
-                f"{the_states([unfinished.step])} in {store.uri} is incomplete: {unfinished.reason} {complete_states}"
+                f"{the_states([unfinished.step])} in {store.uri} is incomplete: "
+                f"{unfinished.reason} {complete_states}"
             )
     if source.unknown:
         raise CorruptedObjectError(
-            f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to "
-            "older states. Without it, it is not known which of the states before it were given up, so none of them is "
-            "exported. Start the replicas again: they write again what can be written again, and newer states do not need this "
+            f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with "
+            "which the run went back to older states. Without it, it is not known which of the "
+            "states before it were given up, so none of them is exported. Start the replicas "
+            "again: they write again what can be written again, and newer states do not need this "
             f"record. {complete_states}"
         )
     if at is not None:
         present = f"the states {_listed(list(steps.values()))}" if steps else "no complete state"
         raise RendezvousError(
-            f"{store.uri} does not hold the state after outer step {at}. It holds {present}. A run keeps only its newest states."
+            f"{store.uri} does not hold the state after outer step {at}. It holds {present}. A run "
+            "keeps only its newest states."
         )
     raise RendezvousError(
         f"the run at {store.uri} has not published a whole model yet: try again later"
@@ -190,7 +196,10 @@ def as_damage(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedObj
 def read_tensors(
     store: Store, table: Mapping[str, Any], files: list[PublishedFile], dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """Read and verify the tensors in some files. Each file is read again before it counts as damaged."""
+    """Read and verify the tensors in some files.
+
+    Each file is read again before it counts as damaged.
+    """
     if not files:
         return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"], table.get("block", 1))
@@ -226,7 +235,8 @@ def _check_sizes(
         section = Section("values", layout.shard(file.shard), file.seed)
         if sizes and max(sizes) < (least := section_bytes(layout, section)):
             raise CorruptedObjectError(
-                f"{store.uri}/{file.key} has {max(sizes)} bytes, but the values that the manifest says are in it have {least}"
+                f"{store.uri}/{file.key} has {max(sizes)} bytes, but the values that the manifest "
+                f"says are in it have {least}"
             )
 
 
@@ -269,7 +279,10 @@ class Reading:
         return ValuesReader(reader, self.layout, section, f"{self.store.uri}/{file.key}")
 
     def _add_update(self, file: PublishedFile, reader: ObjectReader) -> int:
-        """Add the update in a file to the values before it. Returns the checksum of the new values."""
+        """Add the update in a file to the values before it.
+
+        Returns the checksum of the new values.
+        """
         origin = f"{self.store.uri}/{file.key}"
         update, expected = self._update(file), end_sums(reader, origin).values
         self._check(file, expected)  # before anything is added, as the update itself is
@@ -281,14 +294,16 @@ class Reading:
             digest.update(view(values))
         if digest.intdigest() != expected:
             raise CorruptedObjectError(
-                f"{origin} does not fit the files before it: the values after its update do not have the checksum that it says"
+                f"{origin} does not fit the files before it: the values after its update do not "
+                "have the checksum that it says"
             )
         return expected
 
     def _check(self, file: PublishedFile, checksum: int) -> None:
         if file.checksum not in {None, checksum}:
             raise CorruptedObjectError(
-                f"{self.store.uri}/{file.key} does not have the checksum that the record of its sync says"
+                f"{self.store.uri}/{file.key} does not have the checksum that the record of its "
+                "sync says"
             )
 
     def _update(self, file: PublishedFile) -> EncodedUpdate:
@@ -312,9 +327,9 @@ def _tensor(
     too_large = values.isfinite() & (values.abs() > largest)
     if bool(too_large.any()):
         raise ConfigurationError(
-            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[too_large].abs().max():.6g}, "
-            f"and it can hold up to {largest:.6g}. Leave dtype out (the file then has {model_dtype}), or pass one with a "
-            "larger range."
+            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to "
+            f"{values[too_large].abs().max():.6g}, and it can hold up to {largest:.6g}. Leave "
+            f"dtype out (the file then has {model_dtype}), or pass one with a larger range."
         )
     return values.to(dtype, copy=True)
 

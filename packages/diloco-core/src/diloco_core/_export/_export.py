@@ -34,46 +34,56 @@ def export(
     at: int | None = None,
     synced_only: bool = False,
 ) -> int:
-    """Write the model that a run's store holds to a safetensors file. A strict ``load_state_dict`` accepts it.
+    """Write the model that a run's store holds to a safetensors file.
 
-    The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of their names, and without
-    the names of wrappers (``torch.compile``, ``DistributedDataParallel``, ``DataParallel``). Tensors that were not synced
-    (frozen parameters, and buffers under ``buffers="none"``) are as they were when the run began, at the replica that began
-    it. Entries that a file of tensors cannot hold (the extra state of modules, what hooks add, quantised tensors) are left out,
-    and a warning names them.
+    A strict ``load_state_dict`` accepts it.
 
-    Without ``at``, the file holds the newest state whose values are whole. A run that is going on is not disturbed. If the
-    values of a newer state are damaged, or some of its objects are missing, a warning in the log says which, and so do
-    ``damaged`` and ``incomplete`` in the file's metadata. Only what the file needs is read and verified, so damage in the
-    headers of shards and in the outer optimizer's state is not noticed. A run that is resumed finds and repairs it.
+    The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of
+    their names, and without the names of wrappers (``torch.compile``, ``DistributedDataParallel``,
+    ``DataParallel``). Tensors that were not synced (frozen parameters, and buffers under
+    ``buffers="none"``) are as they were when the run began, at the replica that began it. Entries
+    that a file of tensors cannot hold (the extra state of modules, what hooks add, quantised
+    tensors) are left out, and a warning names them.
 
-    The log says how many outer steps older than the run the file is, and so does ``behind`` in its metadata: a gather run
-    publishes its state only every few syncs. If it holds the values with which the run began, a warning says so.
+    Without ``at``, the file holds the newest state whose values are whole. A run that is going on
+    is not disturbed. If the values of a newer state are damaged, or some of its objects are
+    missing, a warning in the log says which, and so do ``damaged`` and ``incomplete`` in the file's
+    metadata. Only what the file needs is read and verified, so damage in the headers of shards and
+    in the outer optimizer's state is not noticed. A run that is resumed finds and repairs it.
 
-    Syncs that were committed but not published when an elastic run stopped are not in the file. The first replica that resumes
-    the run completes them.
+    The log says how many outer steps older than the run the file is, and so does ``behind`` in its
+    metadata: a gather run publishes its state only every few syncs. If it holds the values with
+    which the run began, a warning says so.
+
+    Syncs that were committed but not published when an elastic run stopped are not in the file. The
+    first replica that resumes the run completes them.
 
     Args:
         uri: The run's prefix; for a folder also a path.
-        path: The file to write; replaced in one step. Its name ends in ``.safetensors``, or has no ending. The same state of
-            the same run gives the same bytes.
-        dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
-        synced_only: Leave out the tensors that were not synced, and do not read them: for a store that has lost them when no
-            replica is left to write them again. Load the file with ``strict=False`` into a model that has them from elsewhere.
-        at: The number of outer steps (``DiLoCo.committed``) after which the state was saved; the store keeps only the last few
-            states. If the run has gone back to older states, those that it gave up are not used.
+        path: The file to write; replaced in one step. Its name ends in ``.safetensors``, or has no
+            ending. The same state of the same run gives the same bytes.
+        dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at
+            least float32).
+        synced_only: Leave out the tensors that were not synced, and do not read them: for a store
+            that has lost them when no replica is left to write them again. Load the file with
+            ``strict=False`` into a model that has them from elsewhere.
+        at: The number of outer steps (``DiLoCo.committed``) after which the state was saved; the
+            store keeps only the last few states. If the run has gone back to older states, those
+            that it gave up are not used.
 
     Returns:
         The number of outer steps after which the state was saved (0: the initial state).
 
     Raises:
-        RendezvousError: There is no run, or its model is not there: it has none, or has not published one yet. Or the state
-            ``at`` is not there.
-        CorruptedObjectError: The store does not hold what its records promise. The state ``at`` is damaged or incomplete, or
-            all states are, or the manifest, or the tensors that were not synced. The error says what to do.
+        RendezvousError: There is no run, or its model is not there: it has none, or has not
+            published one yet. Or the state ``at`` is not there.
+        CorruptedObjectError: The store does not hold what its records promise. The state ``at`` is
+            damaged or incomplete, or all states are, or the manifest, or the tensors that were not
+            synced. The error says what to do.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.
-        ConfigurationError: ``dtype`` is not a floating-point dtype or cannot hold a value of the model, ``at`` is not a number
-            of outer steps, or ``path`` cannot be written or lies in the run's own folder. Its folder must exist.
+        ConfigurationError: ``dtype`` is not a floating-point dtype or cannot hold a value of the
+            model, ``at`` is not a number of outer steps, or ``path`` cannot be written or lies in
+            the run's own folder. Its folder must exist.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(
@@ -95,9 +105,10 @@ def export(
             )
         if target.suffix not in {"", ".safetensors"}:
             raise ConfigurationError(
-                f"path must end in .safetensors, not in {target.suffix!r} as {str(target)!r} does: it is a safetensors file, "
-                "whatever its name. Read it with safetensors.torch.load_file; torch.save(load_file(path), 'model.pt') makes "
-                "one that torch.load reads."
+                f"path must end in .safetensors, not in {target.suffix!r} as {str(target)!r} does: "
+                "it is a safetensors file, whatever its name. Read it with "
+                "safetensors.torch.load_file; torch.save(load_file(path), 'model.pt') makes one "
+                "that torch.load reads."
             )
         try:
             store = place_of_run(store)
@@ -161,8 +172,8 @@ def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
     if step == 0:
         since = f": {age} outer steps were taken since" if age else ""
         _log.warning(
-            "%s holds the model as it was when the run began (outer step 0), and nothing that was trained%s. The run has not "
-            "published a newer state of the whole model yet.",
+            "%s holds the model as it was when the run began (outer step 0), and nothing that was "
+            "trained%s. The run has not published a newer state of the whole model yet.",
             target,
             since,
         )
@@ -170,7 +181,10 @@ def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
         when = "only every publish_every= syncs, and when it ends" if seldom else "in a moment"
         _log.log(
             logging.WARNING if seldom else logging.INFO,
-            "%s holds the state after outer step %d, and the run has taken %d more since. It publishes its state %s.",
+            (
+                "%s holds the state after outer step %d, and the run has taken %d more since. It "
+                "publishes its state %s."
+            ),
             target,
             step,
             age,
@@ -181,21 +195,28 @@ def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
 def _tell_omitted(target: Path, unsynced: Mapping[str, Any]) -> None:
     if omitted := unsynced.get("omitted"):
         _log.warning(
-            "%s does not hold these entries of the model's state_dict(), which get_extra_state() or hooks of the model add: %s",
+            (
+                "%s does not hold these entries of the model's state_dict(), which get_extra_state() "
+                "or hooks of the model add: %s"
+            ),
             target,
             ", ".join(omitted),
         )
     if special := unsynced.get("special"):
         _log.warning(
-            "%s does not hold these tensors of the model, since they are of classes (quantised ones, for instance) or dtypes "
-            "that a safetensors file cannot hold: %s. Take them from the model that the run began with.",
+            "%s does not hold these tensors of the model, since they are of classes (quantised "
+            "ones, for instance) or dtypes that a safetensors file cannot hold: %s. Take them "
+            "from the model that the run began with.",
             target,
             ", ".join(f"{name} ({what})" for name, what in special.items()),
         )
 
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write tensors to a safetensors file. The same tensors give the same bytes: the safetensors library shuffles metadata."""
+    """Write tensors to a safetensors file.
+
+    The same tensors give the same bytes: the safetensors library shuffles metadata.
+    """
     # The widest dtypes first, so that each tensor begins at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     entries: dict[str, object] = {}
@@ -211,7 +232,10 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new file beside ``target``. It is made at once, so that an error of writing shows before anything is read."""
+    """A new file beside ``target``.
+
+    It is made at once, so that an error of writing shows before anything is read.
+    """
     if target.is_dir():
         raise _unwritable(target, "it is a folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -227,6 +251,6 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 def _unwritable(target: Path, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{str(target)!r} cannot be written: {reason}. Use a path in a folder that exists, that this user may write to, and "
-        "that has room."
+        f"{str(target)!r} cannot be written: {reason}. Use a path in a folder that exists, that "
+        "this user may write to, and that has room."
     )

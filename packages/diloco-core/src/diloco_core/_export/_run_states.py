@@ -51,8 +51,8 @@ class PublishedFile:
         seed: Seed of the checksum of its values.
         checksum: What this checksum must be; None if no record says it.
         shard: The number of the shard.
-        update: If the file holds an update of the values in the files before it: how that is encoded, and the seed of its
-            checksum.
+        update: If the file holds an update of the values in the files before it: how that is
+            encoded, and the seed of its checksum.
     """
 
     key: str
@@ -70,12 +70,14 @@ class RunStates:
         fragments: For each fragment, the table from the manifest that describes its files.
         unsynced: The same table for the tensors that are not synced; empty if there are none.
         initial_steps: Number of outer steps that had been taken when the run began.
-        rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
-            :meth:`complete`.
+        rollbacks: The records that say from which older states the run went on, the oldest first;
+            as of the last call of :meth:`complete`.
         seldom: Whether the run publishes its state only after some of its syncs.
-        newest: The newest number of the log that the store shows, as of the last call of :meth:`expected`.
-        unknown: Number of the newest rollback whose record cannot be read, as of the last call of :meth:`complete`; 0 if all
-            can. It is then not known which of the states before it were given up, so all of them are left out.
+        newest: The newest number of the log that the store shows, as of the last call of
+            :meth:`expected`.
+        unknown: Number of the newest rollback whose record cannot be read, as of the last call of
+            :meth:`complete`; 0 if all can. It is then not known which of the states before it were
+            given up, so all of them are left out.
     """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
@@ -121,7 +123,8 @@ class RunStates:
         listing = self._store.list("state/")
         complete = done_states(listing, len(self.fragments), self.rollbacks)
         listing.update(self._store.list(f"initial/{self._manifest.initial}/"))
-        # An encoded state is made of earlier objects, too; of those before the newest whole ones, some are deleted already.
+        # An encoded state is made of earlier objects, too; of those before the newest whole ones,
+        # some are deleted already.
         complete = [
             {
                 sync
@@ -137,9 +140,11 @@ class RunStates:
     def outer_steps(self, number: int) -> int:
         """The number of outer steps that the model had taken after a number of the log."""
         if not self.unknown:
-            # Rollbacks, and the syncs that they gave up, have numbers in the log but are not outer steps of the model.
+            # Rollbacks, and the syncs that they gave up, have numbers in the log but are not outer
+            # steps of the model.
             return number - len(self._given_up(number))
-        # It is not known how many syncs were given up, but each record of a sync says how many outer steps counted up to it.
+        # It is not known how many syncs were given up, but each record of a sync says how many
+        # outer steps counted up to it.
         steps = 0
         for sync in self.state(number):
             try:
@@ -150,7 +155,8 @@ class RunStates:
                 ) from error
             if isinstance(record, Rollback):
                 raise CorruptedObjectError(
-                    f"{self._store.uri}/{commit_key(sync)} is the record of a rollback, not of a sync"
+                    f"{self._store.uri}/{commit_key(sync)} is the record of a rollback, not of a "
+                    "sync"
                 )
             steps += record.outer_steps
         return steps
@@ -200,8 +206,9 @@ class RunStates:
     def expected(self) -> Iterator[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first.
 
-        Any object that shows that a sync took place counts, not only its records. Old states may have been deleted since, by
-        the rules of the run. Rollbacks are known as of the last call of :meth:`complete`.
+        Any object that shows that a sync took place counts, not only its records. Old states may
+        have been deleted since, by the rules of the run. Rollbacks are known as of the last call of
+        :meth:`complete`.
         """
         traces = {sync for sync, _ in published_states(self._written("state/"))}
         committed = {sync for sync in map(commit_sync, self._written("commits/")) if sync}
@@ -213,17 +220,20 @@ class RunStates:
         left: dict[tuple[int, int], int] = {}
         for hint in hints:
             if hint.event == "leave":
-                # An incarnation that fails names two syncs; it has the state before the first of them.
+                # An incarnation that fails names two syncs; it has the state before the first of
+                # them.
                 incarnation = hint.rank, hint.epoch
                 left[incarnation] = min(hint.sync - 1, left.get(incarnation, hint.sync))
         first = self.initial_steps
         newest = self.newest = max({first}.union(traces, committed, left.values()))
         has_ended = newest in left.values()
-        # Not a list of them: the newest number may be in the name of an object that the run has not written.
+        # Not a list of them: the newest number may be in the name of an object that the run has not
+        # written.
         numbers: Iterable[int] = range(newest, first - 1, -1)
         if self.seldom:
-            # Most syncs are not published, and a state that is published has its record of completion two rounds later. Only a
-            # replica that leaves publishes the last state at once.
+            # Most syncs are not published, and a state that is published has its record of
+            # completion two rounds later. Only a replica that leaves publishes the last state at
+            # once.
             begun = {first, *traces}
             settled = newest if has_ended else newest - 2 * len(self.fragments) - 1
             settled_numbers = {
@@ -254,7 +264,10 @@ class RunStates:
         return [key for key, size in self._store.list(folder).items() if size]
 
     def _read_rollbacks(self) -> list[Rollback]:
-        """All rollbacks that can be read, the oldest first. Each record of the log names the newest rollback before it."""
+        """All rollbacks that can be read, the oldest first.
+
+        Each record of the log names the newest rollback before it.
+        """
         rollbacks: list[Rollback] = []
         self.unknown = 0
         # The record to read next; None stands for the newest one before `limit` that can be read.
@@ -302,7 +315,10 @@ class RunStates:
         return self._of_this_run(Done.from_json(self._store.get(key), sync, index, origin), origin)
 
     def _of_this_run(self, record: T, origin: str) -> T:
-        """The record, if it belongs to this run. One of another run counts as damaged, since an older state may be whole."""
+        """The record, if it belongs to this run.
+
+        One of another run counts as damaged, since an older state may be whole.
+        """
         try:
             return of_run(record, self._run, origin)
         except RunExistsError as error:
@@ -320,15 +336,17 @@ def _state_codec(settings: Mapping[str, str], uri: str) -> Codec | None:
         return None
     if name not in CODECS:
         raise FormatError(
-            f"the run at {uri} has published its state with the codec {name!r}, which this version of diloco-core does not know: "
-            f"it knows {', '.join(CODECS)}. Export with the version that the run has used."
+            f"the run at {uri} has published its state with the codec {name!r}, which this version "
+            f"of diloco-core does not know: it knows {', '.join(CODECS)}. Export with the version "
+            "that the run has used."
         )
     return CODECS[name]
 
 
 _NO_MANIFEST = (
-    "The manifest describes all other objects, so nothing can be exported without it. If you have a backup, put it back. If the "
-    "run is still going on, one of its replicas writes it again: try again later."
+    "The manifest describes all other objects, so nothing can be exported without it. If you have "
+    "a backup, put it back. If the run is still going on, one of its replicas writes it again: try "
+    "again later."
 )
 
 
@@ -337,8 +355,8 @@ def find_source(store: Store) -> RunStates:
 
     Raises:
         RendezvousError: The store holds no run, or one without a model.
-        CorruptedObjectError: The manifest is damaged, or it is gone while other objects of a run are there, or objects of two
-            runs are there.
+        CorruptedObjectError: The manifest is damaged, or it is gone while other objects of a run
+            are there, or objects of two runs are there.
     """
     try:
         return _source(store)
@@ -353,7 +371,8 @@ def sentence(error: Exception) -> str:
 
 
 def _source(store: Store) -> RunStates:
-    # Everything else is listed before the manifest is read: nothing is published before the manifest that names it is there.
+    # Everything else is listed before the manifest is read: nothing is published before the
+    # manifest that names it is there.
     published = [*store.list("state/"), *store.list("commits/")]
 
     def read(key: str) -> Manifest | None:
@@ -375,7 +394,8 @@ def _source(store: Store) -> RunStates:
         )
     if not manifest.fragments:
         raise RendezvousError(
-            f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
+            f"{store.uri} holds a run without a model, such as plain means, so there is nothing to "
+            "export"
         )
     return RunStates(store, manifest)
 
@@ -399,12 +419,14 @@ def without_unsynced(source: RunStates) -> str:
     names = [str(entry["name"]) for entry in source.unsynced.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     remedy = (
-        "A replica of the run whose model holds the same values writes it again: a running replica checks every few syncs, and "
-        "when it leaves, whether it is there. If none is running, start all ranks of the run again on this prefix (if the run is "
-        "finished, they leave at once): they also read it, and so find damage in it."
+        "A replica of the run whose model holds the same values writes it again: a running replica "
+        "checks every few syncs, and when it leaves, whether it is there. If none is running, "
+        "start all ranks of the run again on this prefix (if the run is finished, they leave at "
+        "once): they also read it, and so find damage in it."
     )
     return (
-        f"It holds tensors that the run does not sync ({', '.join(map(repr, names[:3]))}{more}), as they were when the run "
-        f"began. {remedy} If no replica can write it again, export with synced_only=True, which writes all other tensors, and "
-        "take these from the model that the run began with."
+        f"It holds tensors that the run does not sync ({', '.join(map(repr, names[:3]))}{more}), "
+        f"as they were when the run began. {remedy} If no replica can write it again, export with "
+        "synced_only=True, which writes all other tensors, and take these from the model that the "
+        "run began with."
     )

@@ -88,13 +88,16 @@ def check_size(name: str, size: int, share: float = 1.0) -> None:
     """
     if size > share * MOST_HEADER_BYTES:
         raise ConfigurationError(
-            f"the state of {name} takes {size} bytes besides its tensors, which is too much: a file that can be read again has "
-            f"at most {MOST_HEADER_BYTES} bytes of this. Let state_dict() return long lists of numbers as tensors."
+            f"the state of {name} takes {size} bytes besides its tensors, which is too much: a "
+            f"file that can be read again has at most {MOST_HEADER_BYTES} bytes of this. Let "
+            "state_dict() return long lists of numbers as tensors."
         )
 
 
 def check_inner(data: bytes, identity: str, origin: str) -> None:
-    """Verify the checksum of a file. It covers all other bytes of the file, and its seed is made from the run and the key.
+    """Verify the checksum of a file.
+
+    It covers all other bytes of the file, and its seed is made from the run and the key.
 
     Raises:
         CorruptedObjectError: The file is damaged.
@@ -106,8 +109,8 @@ def check_inner(data: bytes, identity: str, origin: str) -> None:
         or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored
     ):
         raise CorruptedObjectError(
-            f"{origin}: the checksum is wrong. The saved inner state is damaged, or it was written under another key or in "
-            "another run."
+            f"{origin}: the checksum is wrong. The saved inner state is damaged, or it was written "
+            "under another key or in another run."
         )
 
 
@@ -134,7 +137,10 @@ def verified(
 
 
 def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
-    """The states in a file, in the form of :func:`._packed.pack`. All bytes are verified before anything is parsed."""
+    """The states in a file, in the form of :func:`._packed.pack`.
+
+    All bytes are verified before anything is parsed.
+    """
     check_inner(data, identity, origin)
     body = memoryview(data)[:-_CHECKSUM_BYTES]
     try:
@@ -142,8 +148,8 @@ def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
         file_format = metadata.get("format", "of an earlier version")
         if file_format != str(FORMAT):
             raise FormatError(
-                f"{origin} has format {file_format!s:.60}, and this version of diloco-core reads format {FORMAT} only: use the "
-                "version that the run was begun with"
+                f"{origin} has format {file_format!s:.60}, and this version of diloco-core reads "
+                f"format {FORMAT} only: use the version that the run was begun with"
             )
         tree: dict[str, Any] = json.loads(metadata["tree"])
         if (

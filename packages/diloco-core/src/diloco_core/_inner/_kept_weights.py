@@ -11,22 +11,26 @@ from .._errors import ModelChangedError
 
 _MOST_PARAMETERS = 8
 _MOST_VALUES = 64
-# The part of a sync's change that has to be undone at the next step, before the optimizer is said to have written a copy back.
-# A copy undoes all of it; a step from the new values undoes only as much as one inner step can change.
+# The part of a sync's change that has to be undone at the next step, before the optimizer is said
+# to have written a copy back. A copy undoes all of it; a step from the new values undoes only as
+# much as one inner step can change.
 _BROUGHT_BACK = 0.5
 
 
 @dataclass(eq=False)
 class KeptWeights:
-    """Compares a few values of a few parameters at every sync, and after the next step. Not thread-safe.
+    """Compares a few values of a few parameters at every sync, and after the next step.
 
-    An optimizer that keeps the weights in a wider dtype than the model's (fp32 master weights of a bf16 model) has a tensor in
-    its state that equals the parameter, except for the rounding to the parameter's dtype. A sync writes only to the parameter.
-    If the tensor in the state equals the parameter again after the next step, and the parameter is back at the values to which
-    this replica had trained it, the optimizer has undone the sync.
+    Not thread-safe.
 
-    Copies in the model's own dtype are ignored, since values do not tell whether the optimizer has written the copy to the
-    parameter, or the parameter to the copy; see :mod:`._own_weights`.
+    An optimizer that keeps the weights in a wider dtype than the model's (fp32 master weights of a
+    bf16 model) has a tensor in its state that equals the parameter, except for the rounding to the
+    parameter's dtype. A sync writes only to the parameter. If the tensor in the state equals the
+    parameter again after the next step, and the parameter is back at the values to which this
+    replica had trained it, the optimizer has undone the sync.
+
+    Copies in the model's own dtype are ignored, since values do not tell whether the optimizer has
+    written the copy to the parameter, or the parameter to the copy; see :mod:`._own_weights`.
 
     Args:
         optimizers: The inner optimizers.
@@ -71,10 +75,12 @@ class KeptWeights:
                 optimizer = type(self.optimizers[number]).__name__
                 name = self.names.get(id(copy.parameter), "?")
                 raise ModelChangedError(
-                    f"inner optimizer {number} ({optimizer}) has undone the last sync: it keeps a copy of the weights "
-                    f"({copy.name!r} in its state of parameter {name!r}) and has written that back over the values that all "
-                    "replicas had agreed on. Use an optimizer that changes the model's own weights. For mixed precision, keep "
-                    "the model in fp32 and compute under torch.autocast, instead of keeping fp32 weights in the optimizer.",
+                    f"inner optimizer {number} ({optimizer}) has undone the last sync: it keeps a "
+                    f"copy of the weights ({copy.name!r} in its state of parameter {name!r}) and "
+                    "has written that back over the values that all replicas had agreed on. Use "
+                    "an optimizer that changes the model's own weights. For mixed precision, keep "
+                    "the model in fp32 and compute under torch.autocast, instead of keeping fp32 "
+                    "weights in the optimizer.",
                     name,
                 )
 
@@ -114,8 +120,8 @@ def _copies(number: int, optimizer: torch.optim.Optimizer, parameter: torch.Tens
     state = optimizer.state.get(parameter)
     if not isinstance(state, dict):
         return []
-    # Most optimizers keep nothing in another dtype that is as wide. Then no values are read: on an accelerator, that would wait
-    # for all that it has still to do.
+    # Most optimizers keep nothing in another dtype that is as wide. Then no values are read: on an
+    # accelerator, that would wait for all that it has still to do.
     others = {
         name: tensor
         for name, tensor in state.items()
@@ -141,7 +147,10 @@ def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether values can be taken out of a tensor. Quantized states are often subclasses, which support only a few operations."""
+    """Whether values can be taken out of a tensor.
+
+    Quantized states are often subclasses, which support only a few operations.
+    """
     return (
         type(tensor) in {torch.Tensor, torch.nn.Parameter}
         and tensor.is_floating_point()

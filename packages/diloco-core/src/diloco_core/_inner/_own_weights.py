@@ -1,15 +1,18 @@
 """Noticing an inner optimizer that mixes weights of its own, in the model's own dtype, into the model: schedule-free, Lookahead.
 
-What such an optimizer has written cannot be told from a step, and what it keeps may be an average that it never uses. So a tiny
-twin of it takes a few steps without gradients: once as it is, and once with other values in what it keeps. If its parameters
-move with these, and by as much everywhere, it pulls the model towards them, and so away from the result of a sync. What never
-changes is let alone, such as the initial weights towards which some train: all replicas have the same.
+What such an optimizer has written cannot be told from a step, and what it keeps may be an average
+that it never uses. So a tiny twin of it takes a few steps without gradients: once as it is, and
+once with other values in what it keeps. If its parameters move with these, and by as much
+everywhere, it pulls the model towards them, and so away from the result of a sync. What never
+changes is let alone, such as the initial weights towards which some train: all replicas have the
+same.
 
-An optimizer that makes the parameters anew at every step, without reading them, is found by shifting these alone: a step later
-nothing is left of the shift.
+An optimizer that makes the parameters anew at every step, without reading them, is found by
+shifting these alone: a step later nothing is left of the shift.
 
-What one attribute holds is tried out like what one name in the state holds. Not noticed is what is kept flat for all parameters
-at once, what is written back less often than the twin steps, and what only stands around the optimizer.
+What one attribute holds is tried out like what one name in the state holds. Not noticed is what is
+kept flat for all parameters at once, what is written back less often than the twin steps, and what
+only stands around the optimizer.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ _EXACT = 1e-6
 
 
 class OwnWeights:
-    """Tries optimizers out that torch does not bring, once for every kind of state that they have. Not thread-safe.
+    """Tries optimizers out that torch does not bring, once for every kind of state that they have.
+
+    Not thread-safe.
 
     Args:
         optimizers: The inner optimizers.
@@ -63,10 +68,11 @@ class OwnWeights:
                         else f"its attribute {place.name!r}"
                     )
                     raise ModelChangedError(
-                        f"the inner optimizer {type(optimizer).__name__} keeps weights of its own ({where}) "
-                        "and moves the model towards them: every sync would be undone, and the "
-                        "replicas would end with different models. Use an optimizer that changes only the model's own weights. "
-                        "Slow weights are what the outer loop keeps already; average weights in a copy of the model "
+                        f"the inner optimizer {type(optimizer).__name__} keeps weights of its own "
+                        f"({where}) and moves the model towards them: every sync would be undone, "
+                        "and the replicas would end with different models. Use an optimizer that "
+                        "changes only the model's own weights. Slow weights are what the outer "
+                        "loop keeps already; average weights in a copy of the model "
                         "(torch.optim.swa_utils.AveragedModel).",
                         parameter,
                     )
@@ -188,7 +194,8 @@ def _pulls(
 def _is_as_much_everywhere(towards: torch.Tensor, both: torch.Tensor) -> bool:
     if not towards.numel() or not 1e-12 < towards.min().item() <= 1 + _EXACT:
         return False
-    # A momentum moves parameters too, but not with them: only a copy of the weights may be shifted together with them.
+    # A momentum moves parameters too, but not with them: only a copy of the weights may be shifted
+    # together with them.
     apart = (towards - towards.mean()).abs().max() + (both - 1).abs().max()
     return bool(apart < _EXACT)
 
@@ -222,8 +229,9 @@ def _moved(
 class _Twins:
     """Copies of an optimizer, and of those that it wraps, for a few values of a few parameters; in float64 on the CPU.
 
-    They share nothing with the original that a step could change. Anything but numbers, text, tensors and optimizers is refused.
-    Of a list with as many entries as the original has parameters, only the first are copied.
+    They share nothing with the original that a step could change. Anything but numbers, text,
+    tensors and optimizers is refused. Of a list with as many entries as the original has
+    parameters, only the first are copied.
     """
 
     def __init__(

@@ -11,7 +11,8 @@ from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._model._values import is_plain
 
-# Integers with more bits are written as hexadecimal text, since Python refuses to read and write thousands of decimal digits.
+# Integers with more bits are written as hexadecimal text, since Python refuses to read and write
+# thousands of decimal digits.
 _DECIMAL_BITS = 1024
 _WAY_OUT = " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins with a new one."
 _DTYPES = frozenset(
@@ -31,7 +32,10 @@ _DTYPES = frozenset(
 
 
 def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """A value in a form that JSON can hold. Tensors are appended to a list, and take the form of their number in it."""
+    """A value in a form that JSON can hold.
+
+    Tensors are appended to a list, and take the form of their number in it.
+    """
     if isinstance(value, int) and value.bit_length() > _DECIMAL_BITS:
         return {"int": hex(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -40,8 +44,8 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         if value.dtype not in _DTYPES:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
             raise ConfigurationError(
-                f"{where} is a tensor of {value.dtype}, which cannot be saved. These dtypes can: {known}."
-                + _WAY_OUT
+                f"{where} is a tensor of {value.dtype}, which cannot be saved. These dtypes can: "
+                f"{known}." + _WAY_OUT
             )
         if not is_plain(value):
             raise ConfigurationError(
@@ -63,8 +67,8 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
             ]
         }
     raise ConfigurationError(
-        f"{where} is {kind_of(value)}, which cannot be saved: only numbers, text, lists, tuples, dicts and tensors can."
-        + _WAY_OUT
+        f"{where} is {kind_of(value)}, which cannot be saved: only numbers, text, lists, tuples, "
+        "dicts and tensors can." + _WAY_OUT
     )
 
 

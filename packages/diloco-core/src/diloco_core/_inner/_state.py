@@ -22,10 +22,11 @@ _OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
 class Stateful(Protocol):
     """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler.
 
-    It is saved inside the inner optimizer's ``step()`` where a sync follows, and again where the block is left. If a replica is
-    killed, what the loop changed after that ``step()`` is not in the save: a ``schedule.step()`` or ``scaler.update()`` there is
-    lost. At the beginning of each step, ``while schedule.last_epoch < outer.inner_steps: schedule.step()`` takes the schedule to
-    where it belongs.
+    It is saved inside the inner optimizer's ``step()`` where a sync follows, and again where the
+    block is left. If a replica is killed, what the loop changed after that ``step()`` is not in the
+    save: a ``schedule.step()`` or ``scaler.update()`` there is lost. At the beginning of each step,
+    ``while schedule.last_epoch < outer.inner_steps: schedule.step()`` takes the schedule to where
+    it belongs.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -41,13 +42,15 @@ class InnerState:
     Args:
         optimizers: The inner optimizers.
         stateful: Further objects whose state is saved, by name.
-        names: Names of the model's parameters, by ``id``. Optimizers know their parameters only by number; the names make
-            sure that a state is restored to the same parameters.
+        names: Names of the model's parameters, by ``id``. Optimizers know their parameters only by
+            number; the names make sure that a state is restored to the same parameters.
         own: Objects of the outer loop itself whose state is saved with theirs, by name.
 
     Attributes:
-        overwritten: Settings of optimizers that the last :meth:`restore` has replaced with saved ones, as text.
-        scheduled: Whether one of these optimizers has a learning rate scheduler, which sets its learning rate anyway.
+        overwritten: Settings of optimizers that the last :meth:`restore` has replaced with saved
+            ones, as text.
+        scheduled: Whether one of these optimizers has a learning rate scheduler, which sets its
+            learning rate anyway.
     """
 
     def __init__(
@@ -61,8 +64,8 @@ class InnerState:
             members = (getattr(holder, name, None) for name in ("state_dict", "load_state_dict"))
             if not all(map(callable, members)):
                 raise ConfigurationError(
-                    f"stateful[{name!r}] is {kind_of(holder)}, which cannot be saved: pass an object with state_dict() and "
-                    "load_state_dict()"
+                    f"stateful[{name!r}] is {kind_of(holder)}, which cannot be saved: pass an "
+                    "object with state_dict() and load_state_dict()"
                 )
         self._names = names or {}
         self._own_names = frozenset(own or {})  # no concern of the user's
@@ -93,7 +96,9 @@ class InnerState:
         }
 
     def try_out(self) -> None:
-        """Check that everything can be saved as it is now, and read again. Values of tensors are not copied.
+        """Check that everything can be saved as it is now, and read again.
+
+        Values of tensors are not copied.
 
         Raises:
             ConfigurationError: Something cannot be saved; the error names it.
@@ -104,12 +109,16 @@ class InnerState:
                 json.loads(json.dumps(state))
             except (ValueError, RecursionError) as error:
                 raise ConfigurationError(
-                    f"{name} ({type(self._holders[name]).__name__}) cannot be saved as JSON: {type(error).__name__}: {error}"
+                    f"{name} ({type(self._holders[name]).__name__}) cannot be saved as JSON: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
             check_size(f"{name} ({type(self._holders[name]).__name__})", size, share=0.5)
 
     def _tree(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
-        """All states in a form that JSON can hold. Tensors are appended to a list, and take the form of their number in it."""
+        """All states in a form that JSON can hold.
+
+        Tensors are appended to a list, and take the form of their number in it.
+        """
         tree: dict[str, Any] = {}
         for name, holder in self._holders.items():
             try:
@@ -118,7 +127,8 @@ class InnerState:
                 raise
             except Exception as error:
                 raise ConfigurationError(
-                    f"{name} ({type(holder).__name__}) cannot be saved: {type(error).__name__}: {error}"
+                    f"{name} ({type(holder).__name__}) cannot be saved: {type(error).__name__}: "
+                    f"{error}"
                 ) from error
         return tree
 
@@ -131,7 +141,8 @@ class InnerState:
             rollback: Number of the newest rollback in the run's log.
 
         Raises:
-            ConfigurationError: A state holds something other than numbers, text, lists, dicts and tensors.
+            ConfigurationError: A state holds something other than numbers, text, lists, dicts and
+                tensors.
         """
         tensors: list[torch.Tensor] = []
         tree = self._tree(tensors)
@@ -143,31 +154,37 @@ class InnerState:
         yield from file_parts(tree, tensors, identity)
 
     def restore(self, data: bytes, identity: str, origin: str) -> int:
-        """Load a saved state that belongs to ``identity``. Returns the number of inner steps at which it was saved.
+        """Load a saved state that belongs to ``identity``.
+
+        Returns the number of inner steps at which it was saved.
 
         Raises:
             CorruptedObjectError: The file is damaged.
             FormatError: Another version of diloco-core has written the file.
-            ConfigurationError: It was saved with other names in ``stateful``, or with objects of other classes, or of other
-                parameters; or an object refuses its saved state.
+            ConfigurationError: It was saved with other names in ``stateful``, or with objects of
+                other classes, or of other parameters; or an object refuses its saved state.
         """
         tree, tensors = verified(data, identity, origin)
         saved_names, present_names = tree.keys() - _OTHER_FIELDS, self._holders.keys()
         if saved_names != present_names:
             raise ConfigurationError(
-                f"the inner state in {origin} was saved with {sorted(saved_names - self._own_names)}, but this replica has "
-                f"{sorted(present_names - self._own_names)}: pass the same inner optimizers and the same stateful= as before"
+                f"the inner state in {origin} was saved with "
+                f"{sorted(saved_names - self._own_names)}, but this replica has "
+                f"{sorted(present_names - self._own_names)}: pass the same inner optimizers and "
+                "the same stateful= as before"
             )
         if tree["kinds"] != self._kinds():
             raise ConfigurationError(
                 f"the inner state in {origin} was saved with other classes than this replica has: "
-                f"{_differences(tree['kinds'], self._kinds())}. Pass objects of the same classes, or begin another run."
+                f"{_differences(tree['kinds'], self._kinds())}. Pass objects of the same classes, "
+                "or begin another run."
             )
         for name, groups in self._parameters().items():
             if tree["parameters"].get(name) != groups:
                 raise ConfigurationError(
-                    f"the inner state in {origin} was saved when {name} held other parameters, or held them in another order or "
-                    "in other groups: give it the same parameters as before, in the same order and groups"
+                    f"the inner state in {origin} was saved when {name} held other parameters, or "
+                    "held them in another order or in other groups: give it the same parameters as "
+                    "before, in the same order and groups"
                 )
         self.overwritten, self.scheduled = [], False
         for name, holder in self._holders.items():
@@ -179,8 +196,8 @@ class InnerState:
                     _move_settings(holder, given_settings)
             except Exception as error:
                 raise ConfigurationError(
-                    f"{name} ({type(holder).__name__}) refuses the state that is saved in {origin}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{name} ({type(holder).__name__}) refuses the state that is saved in "
+                    f"{origin}: {type(error).__name__}: {error}"
                 ) from error
             pairs = zip(given_settings, _settings(holder), strict=False)
             for number, (before, now) in enumerate(pairs):
@@ -193,16 +210,19 @@ class InnerState:
             set_random_state(unpack(tree["random"], tensors))
         except Exception as error:
             raise ConfigurationError(
-                f"the random generators refuse the state that is saved in {origin}: {type(error).__name__}: {error}"
+                f"the random generators refuse the state that is saved in {origin}: "
+                f"{type(error).__name__}: {error}"
             ) from error
         return int(tree["inner_steps"])
 
 
 def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Give state that has a parameter's shape its strides too, as when the optimizer made it. The file holds plain rows.
+    """Give state that has a parameter's shape its strides too, as when the optimizer made it.
 
-    Fused optimizers pair elements by their place in memory. With other strides those on CUDA raise, and those on the CPU
-    take the momentum of other elements, in silence.
+    The file holds plain rows.
+
+    Fused optimizers pair elements by their place in memory. With other strides those on CUDA raise,
+    and those on the CPU take the momentum of other elements, in silence.
     """
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, torch.Tensor) or not isinstance(state, dict):

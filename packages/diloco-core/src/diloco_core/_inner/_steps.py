@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from .._errors import ConfigurationError
 
 _lock = threading.Lock()
-# Weak on both sides, since an InnerSteps refers to its optimizers, and through the outer loop to a model. The hooks keep it
-# alive.
+# Weak on both sides, since an InnerSteps refers to its optimizers, and through the outer loop to a
+# model. The hooks keep it alive.
 _watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[InnerSteps]] = (
     weakref.WeakKeyDictionary()
 )
@@ -35,16 +35,18 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
     for optimizer in given if isinstance(given, (list, tuple)) else [given]:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigurationError(
-                f"inner_optimizer must be a torch.optim.Optimizer or a list of them, not {optimizer!r}"
+                "inner_optimizer must be a torch.optim.Optimizer or a list of them, not "
+                f"{optimizer!r}"
             )
         if not (
             hasattr(optimizer, "_optimizer_step_pre_hooks")
             and getattr(type(optimizer).step, "hooked", False)
         ):
             raise ConfigurationError(
-                f"the steps of {type(optimizer).__name__} cannot be counted, since it was made without the constructor of "
-                "torch.optim.Optimizer: pass the optimizer that it wraps. If it writes weights of its own into the model, as "
-                "Lookahead does, leave it out and step the other one: every sync would be undone, and nobody would notice"
+                f"the steps of {type(optimizer).__name__} cannot be counted, since it was made "
+                "without the constructor of torch.optim.Optimizer: pass the optimizer that it "
+                "wraps. If it writes weights of its own into the model, as Lookahead does, leave "
+                "it out and step the other one: every sync would be undone, and nobody would notice"
             )
         if any(optimizer is other for other in optimizers):
             raise ConfigurationError(
@@ -60,9 +62,12 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
 
 @dataclass(eq=False)
 class InnerSteps:
-    """Calls one function before each step of some optimizers, and another one after it. Not thread-safe.
+    """Calls one function before each step of some optimizers, and another one after it.
 
-    Only one outer loop at a time watches an optimizer. A loop that was never entered gives way to the next one that is made.
+    Not thread-safe.
+
+    Only one outer loop at a time watches an optimizer. A loop that was never entered gives way to
+    the next one that is made.
 
     Args:
         optimizers: The optimizers to watch.
@@ -70,7 +75,8 @@ class InnerSteps:
         after: Called with the number of an optimizer after each of its steps.
 
     Attributes:
-        in_use: Whether the outer loop has been entered, so that another one must not take over its optimizers.
+        in_use: Whether the outer loop has been entered, so that another one must not take over its
+            optimizers.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
@@ -96,7 +102,8 @@ class InnerSteps:
             others = {id(o): o for o in watching if o is not None and o is not self}
             if any(other.in_use for other in others.values()):
                 raise ConfigurationError(
-                    "another outer loop is using this inner optimizer: leave the block of that loop before you make the next one"
+                    "another outer loop is using this inner optimizer: leave the block of that "
+                    "loop before you make the next one"
                 )
             for other in others.values():
                 other.stop()
@@ -117,21 +124,23 @@ class InnerSteps:
         self._used.clear()
         self._new.clear()
 
-    # If a class overrides step() and calls that of its parent, torch calls the hooks for both. Only the outer call is a step.
-    # It is recognized by the frame that calls the hooks: torch's wrapper, or what torch.compile has made of its parts, which
-    # call each other.
+    # If a class overrides step() and calls that of its parent, torch calls the hooks for both. Only
+    # the outer call is a step. It is recognized by the frame that calls the hooks: torch's wrapper,
+    # or what torch.compile has made of its parts, which call each other.
 
     def _begins(self, number: int, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         # The question itself would begin to use the device, in a process that does not.
         in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # so in torch
         if in_use and torch.cuda.is_current_stream_capturing():
             raise ConfigurationError(
-                f"{self.describe(number)} steps while a CUDA graph is captured. A replay of the graph calls no hooks, so its "
-                "steps would not be counted and nothing would be synced: capture the forward and backward passes alone, and "
-                "call step() after each replay"
+                f"{self.describe(number)} steps while a CUDA graph is captured. A replay of the "
+                "graph calls no hooks, so its steps would not be counted and nothing would be "
+                "synced: capture the forward and backward passes alone, and call step() after each "
+                "replay"
             )
-        # A fused optimizer is called by a gradient scaler for a step that it skips, too. Reading what the scaler has found waits
-        # for the device, as the scaler itself does before the step of an optimizer that is not fused.
+        # A fused optimizer is called by a gradient scaler for a step that it skips, too. Reading
+        # what the scaler has found waits for the device, as the scaler itself does before the step
+        # of an optimizer that is not fused.
         if bool(getattr(optimizer, "found_inf", False)):
             return
         caller = _caller()
@@ -163,7 +172,8 @@ class InnerSteps:
         parameter, used_gradient, version = self._used[number]
         gradient = parameter.grad
         return (
-            gradient is not None and gradient is used_gradient() and gradient._version == version  # noqa: SLF001 - torch has no public way
+            # torch has no public way
+            gradient is not None and gradient is used_gradient() and gradient._version == version  # noqa: SLF001
         )
 
     def has_new_gradient(self, number: int) -> bool:
@@ -213,13 +223,14 @@ def _is_on_stack(frame: FrameType | None, top: FrameType | None) -> bool:
 class StepCounter:
     """Groups the steps of several optimizers into inner steps, in which each of them steps at most once.
 
-    An inner step is complete when all optimizers have stepped, in any order. It also ends when one of them is about to
-    step again, since then a gradient scaler has skipped the others. This shows in one of two ways: the optimizer begins
-    its next step, or it has new gradients already when the last of the others steps. With one optimizer, each of its
-    steps is an inner step.
+    An inner step is complete when all optimizers have stepped, in any order. It also ends when one
+    of them is about to step again, since then a gradient scaler has skipped the others. This shows
+    in one of two ways: the optimizer begins its next step, or it has new gradients already when the
+    last of the others steps. With one optimizer, each of its steps is an inner step.
 
-    Where every optimizer has a backward pass of its own that also reaches the parameters of the others (some GANs), such new
-    gradients say nothing: they are thrown away. Once that was seen, new gradients are not asked for any more.
+    Where every optimizer has a backward pass of its own that also reaches the parameters of the
+    others (some GANs), such new gradients say nothing: they are thrown away. Once that was seen,
+    new gradients are not asked for any more.
 
     Args:
         optimizers: The number of optimizers.
@@ -247,17 +258,21 @@ class StepCounter:
         done: Callable[[int], bool] = lambda _: False,
         replaced: Callable[[int], bool] = lambda _: False,
     ) -> bool:
-        """Note that an optimizer is about to step. Returns whether that ends an inner step, in which others were skipped.
+        """Note that an optimizer is about to step.
+
+        Returns whether that ends an inner step, in which others were skipped.
 
         Args:
             optimizer: The number of the optimizer.
-            done: Returns whether another optimizer has already stepped with its present gradients. If so, that step belongs to
-                the inner step that begins now.
-            replaced: Returns whether the optimizer has other gradients than those with which it was about to step.
+            done: Returns whether another optimizer has already stepped with its present gradients.
+                If so, that step belongs to the inner step that begins now.
+            replaced: Returns whether the optimizer has other gradients than those with which it was
+                about to step.
         """
         expected, self._about_to_step = self._about_to_step, set()
         if optimizer in expected and replaced(optimizer):
-            # Its last step was a part of the same inner step as that of the other one, which has been counted.
+            # Its last step was a part of the same inner step as that of the other one, which has
+            # been counted.
             self._stepped.clear()
             self._counted_early = False
             self._apart = True
@@ -271,8 +286,9 @@ class StepCounter:
 
         Args:
             optimizer: The number of the optimizer.
-            waiting: Returns whether another optimizer has new gradients, with which it is about to step. If so, its last step
-                was a part of an earlier inner step, and it has not stepped in the present one yet.
+            waiting: Returns whether another optimizer has new gradients, with which it is about to
+                step. If so, its last step was a part of an earlier inner step, and it has not
+                stepped in the present one yet.
         """
         self._stepped.add(optimizer)
         if self._stepped != self._all_optimizers:
@@ -285,13 +301,19 @@ class StepCounter:
         return self._not_counted_yet()
 
     def count_early(self) -> bool:
-        """Count the inner step under way now, and not when it ends. Returns whether there is one that was not counted."""
+        """Count the inner step under way now, and not when it ends.
+
+        Returns whether there is one that was not counted.
+        """
         is_new = bool(self.stepped)
         self._counted_early |= is_new
         return is_new
 
     def end(self) -> bool:
-        """Note that no more steps will come. Returns whether that ends an inner step that was not counted."""
+        """Note that no more steps will come.
+
+        Returns whether that ends an inner step that was not counted.
+        """
         was_under_way = bool(self._stepped)
         self._stepped.clear()
         return was_under_way and self._not_counted_yet()
@@ -303,8 +325,8 @@ class StepCounter:
 
 
 _REASON = (
-    "an outer loop (DiLoCo) counts the steps of this optimizer and syncs between them, outside of compiled code: compile "
-    "the step without fullgraph=True"
+    "an outer loop (DiLoCo) counts the steps of this optimizer and syncs between them, outside of "
+    "compiled code: compile the step without fullgraph=True"
 )
 # Of the frames that belong to what untraced() puts around a function.
 _NAMES = frozenset({"untraced_hook", "_fn"})

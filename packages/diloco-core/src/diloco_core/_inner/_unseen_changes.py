@@ -20,13 +20,15 @@ _MOST_VALUES = 4096
 class UnseenChanges:
     """Checks the values of a few parameters after many backward passes without a step of an inner optimizer.
 
-    A hook counts the backward passes that reach a parameter. With gradient accumulation there are several passes per step,
-    between which values do not change, so the values are compared only once in ``max(sync_every, 10)`` passes without a step.
-    If they have changed in two comparisons in a row, an unknown optimizer trains them. The hook costs about a microsecond per
-    pass. Not thread-safe.
+    A hook counts the backward passes that reach a parameter. With gradient accumulation there are
+    several passes per step, between which values do not change, so the values are compared only
+    once in ``max(sync_every, 10)`` passes without a step. If they have changed in two comparisons
+    in a row, an unknown optimizer trains them. The hook costs about a microsecond per pass. Not
+    thread-safe.
 
     Args:
-        tensors: The tensors that are synced; a few of the trainable parameters among them are watched.
+        tensors: The tensors that are synced; a few of the trainable parameters among them are
+            watched.
         sync_every: Number of inner steps between two syncs.
     """
 
@@ -65,7 +67,8 @@ class UnseenChanges:
         """At the end, refuse training that was done since the last step of an inner optimizer.
 
         Raises:
-            UnseenStepsError: A parameter has changed in more than ``max(sync_every, 10)`` backward passes.
+            UnseenStepsError: A parameter has changed in more than ``max(sync_every, 10)`` backward
+                passes.
         """
         for watched in self._watched:
             if watched.passes > self._every and watched.has_changed():
@@ -92,9 +95,10 @@ class UnseenChanges:
     @staticmethod
     def _refuse(watched: _Watched) -> None:
         raise UnseenStepsError(
-            f"parameter {watched.named.name!r} is trained, but no inner optimizer of this outer loop has stepped in the last "
-            f"{watched.passes} backward passes, so nothing is synced. Was the optimizer made again, or its step() replaced? Pass "
-            "to DiLoCo(...) the optimizer that the training loop steps, and keep using it.",
+            f"parameter {watched.named.name!r} is trained, but no inner optimizer of this outer "
+            f"loop has stepped in the last {watched.passes} backward passes, so nothing is "
+            "synced. Was the optimizer made again, or its step() replaced? Pass to DiLoCo(...) "
+            "the optimizer that the training loop steps, and keep using it.",
             watched.named.name,
         )
 
@@ -119,7 +123,10 @@ class _Watched:
 
 
 class _Hook:
-    """Calls :meth:`UnseenChanges.count`. It refers to everything weakly, since a hook lives as long as its parameter."""
+    """Calls :meth:`UnseenChanges.count`.
+
+    It refers to everything weakly, since a hook lives as long as its parameter.
+    """
 
     def __init__(self, owner: UnseenChanges, watched: _Watched) -> None:
         self._owner = weakref.ref(owner)
@@ -132,7 +139,10 @@ class _Hook:
 
 
 def _choose(tensors: Sequence[NamedTensor]) -> list[NamedTensor]:
-    """A few parameters. A single one would not do: the loss may not always reach it, or it may be frozen later."""
+    """A few parameters.
+
+    A single one would not do: the loss may not always reach it, or it may be frozen later.
+    """
     parameters = [
         named
         for named in tensors

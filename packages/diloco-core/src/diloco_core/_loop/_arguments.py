@@ -17,8 +17,8 @@ from .._terms._support import ONE_PROCESS, WITHOUT_STORE, check_process_group, s
 from .._terms._weighting import Weighting
 
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
-# Module and class of each wrapper, and what it has once it talks to other processes. The classes are looked up and not imported:
-# what nobody has imported, no model has.
+# Module and class of each wrapper, and what it has once it talks to other processes. The classes
+# are looked up and not imported: what nobody has imported, no model has.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "process_group"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel", "process_group"),
@@ -35,8 +35,8 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
     """
     if torch.is_inference_mode_enabled():
         raise ConfigurationError(
-            "an outer loop cannot be made inside torch.inference_mode(), because tensors that are made there cannot be trained. "
-            "Make it outside."
+            "an outer loop cannot be made inside torch.inference_mode(), because tensors that are "
+            "made there cannot be trained. Make it outside."
         )
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(f"model must be a torch.nn.Module, not {kind_of(model)}")
@@ -53,8 +53,8 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
         else:
             given += " is neither"
         raise ConfigurationError(
-            "exchange must be an object that connect() or in_process() returned, or one with the methods "
-            f"{', '.join(_EXCHANGE_METHODS)}; {given}"
+            "exchange must be an object that connect() or in_process() returned, or one with the "
+            f"methods {', '.join(_EXCHANGE_METHODS)}; {given}"
         )
     world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
     rank = whole("exchange.rank", getattr(exchange, "rank", None), 0)
@@ -79,8 +79,8 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
     for name, parameter in model.named_parameters():
         if _is(parameter, "torch.distributed.tensor", "DTensor"):
             raise ConfigurationError(
-                f"parameter {name!r} is a DTensor, of which this process holds a part: {ONE_PROCESS}. Give every replica "
-                "a whole model in one process"
+                f"parameter {name!r} is a DTensor, of which this process holds a part: "
+                f"{ONE_PROCESS}. Give every replica a whole model in one process"
             )
     support = support_of(exchange)
     if support.lanes:
@@ -90,8 +90,9 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
             if _is(module, place, wrapper) and hasattr(module, sign):
                 where = f"module {name!r} is" if name else "the model is"
                 raise ConfigurationError(
-                    f"{where} wrapped for several processes ({wrapper}): {ONE_PROCESS}. Pass the plain model, as it was "
-                    f"before it was wrapped, in one process for each replica. {WITHOUT_STORE}"
+                    f"{where} wrapped for several processes ({wrapper}): {ONE_PROCESS}. Pass the "
+                    "plain model, as it was before it was wrapped, in one process for each "
+                    f"replica. {WITHOUT_STORE}"
                 )
     check_process_group(exchange)
 
@@ -104,8 +105,9 @@ def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:
     """
     if weighting is Weighting.TOKENS and amount.steps and not amount.tokens:
         raise ConfigurationError(
-            f"weight='tokens' weighs contributions by their tokens, but rank {rank} has counted none in its last {amount.steps} "
-            "inner steps. Call outer.count_tokens(n) before every inner_optimizer.step(), with the number of tokens of that step"
+            f"weight='tokens' weighs contributions by their tokens, but rank {rank} has counted "
+            f"none in its last {amount.steps} inner steps. Call outer.count_tokens(n) before every "
+            "inner_optimizer.step(), with the number of tokens of that step"
         )
 
 
@@ -113,19 +115,20 @@ def tokens_counted(weighting: Weighting, given: object, before: int) -> int:
     """The tokens that :meth:`DiLoCo.count_tokens` was given.
 
     Raises:
-        ConfigurationError: They are not a whole number of at least 0, there are too many of them since the last sync, or
-            contributions are not weighed by tokens.
+        ConfigurationError: They are not a whole number of at least 0, there are too many of them
+            since the last sync, or contributions are not weighed by tokens.
     """
     tokens = whole("n in count_tokens(n)", given, 0)
     if weighting is not Weighting.TOKENS:
         raise ConfigurationError(
-            f"count_tokens() was called, but contributions are weighed by weight={str(weighting)!r}, which ignores tokens. Pass "
-            "weight='tokens' to the outer loop, or leave this call out"
+            "count_tokens() was called, but contributions are weighed by "
+            f"weight={str(weighting)!r}, which ignores tokens. Pass weight='tokens' to the outer "
+            "loop, or leave this call out"
         )
     if before + tokens > _MOST_TOKENS:
         raise ConfigurationError(
-            f"n is {tokens}, which makes {before + tokens} tokens since the last sync, but there may be at most {_MOST_TOKENS}. "
-            "Count in a larger unit, the same on all replicas"
+            f"n is {tokens}, which makes {before + tokens} tokens since the last sync, but there "
+            f"may be at most {_MOST_TOKENS}. Count in a larger unit, the same on all replicas"
         )
     return tokens
 
@@ -147,8 +150,8 @@ def fragments_of(
         return list(given)
     if isinstance(given, (Iterable, torch.nn.Module)):
         raise ConfigurationError(
-            "fragments must be a number, 'strided', 'sequential', one of these words with a number such as ('strided', 4), or a "
-            "list of modules that become one fragment each, not "
+            "fragments must be a number, 'strided', 'sequential', one of these words with a number "
+            "such as ('strided', 4), or a list of modules that become one fragment each, not "
             f"{repr(given) if isinstance(given, str) else kind_of(given)}"
         )
     return whole("fragments", given)

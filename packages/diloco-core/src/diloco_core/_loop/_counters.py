@@ -19,15 +19,17 @@ class Counters:
     """Counts inner steps and outer steps.
 
     Attributes:
-        since_sync: For every fragment, the inner steps since its last sync. Its next contribution covers them.
+        since_sync: For every fragment, the inner steps since its last sync. Its next contribution
+            covers them.
         step: Knows which optimizers have stepped in the inner step under way.
         committed: Outer steps that the model has taken.
         inner_steps: Inner steps of this rank.
         since_event: Inner steps since the last sync of any fragment.
-        given_up: The number of decisions in the run's log that are not outer steps of the model: rollbacks, and the syncs
-            that were given up by them.
+        given_up: The number of decisions in the run's log that are not outer steps of the model:
+            rollbacks, and the syncs that were given up by them.
         rate: The learning rate of the last outer step.
-        tokens: For every fragment, the tokens that were counted since its last sync. Its next contribution covers them.
+        tokens: For every fragment, the tokens that were counted since its last sync. Its next
+            contribution covers them.
     """
 
     since_sync: list[int]
@@ -53,7 +55,10 @@ class Counters:
         return (self.inner_steps - covered, self.inner_steps) if covered else None
 
     def stand_at(self, position: Position) -> None:
-        """Continue from the outer steps that an elastic run has taken. The count of inner steps never goes back."""
+        """Continue from the outer steps that an elastic run has taken.
+
+        The count of inner steps never goes back.
+        """
         self.committed, self.given_up = position.outer_steps, position.sync - position.outer_steps
         self.rate = position.rate
 

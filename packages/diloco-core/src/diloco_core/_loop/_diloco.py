@@ -41,147 +41,185 @@ from ._synced_model import SyncedModel
 class DiLoCo:
     """DiLoCo's outer optimization around an ordinary training loop (Douillard et al., arXiv 2311.08105).
 
-    Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step; of several inner optimizers, all
-    have to step for it, in any order (one that a gradient scaler skips is not waited for). After ``sync_every / fragments``
-    inner steps the next fragment is synced: the mean of the replicas' pseudo-gradients (global copy minus local parameters)
-    goes through the outer optimizer, and every replica adopts the result. So each fragment is synced once per
-    ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512; see ``delay``). Inner optimizer state stays with its replica.
+    Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step; of several
+    inner optimizers, all have to step for it, in any order (one that a gradient scaler skips is not
+    waited for). After ``sync_every / fragments`` inner steps the next fragment is synced: the mean
+    of the replicas' pseudo-gradients (global copy minus local parameters) goes through the outer
+    optimizer, and every replica adopts the result. So each fragment is synced once per
+    ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512; see ``delay``). Inner optimizer state
+    stays with its replica.
 
-    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. The gradients of
-    adopted parameters are dropped, since they were computed with the old values. Only trainable parameters are synced, tied
-    ones once; what happens to buffers is declared by ``buffers``.
+    The global copy and the outer state are kept on the CPU in
+    ``promote_types(parameter dtype, float32)``. The gradients of adopted parameters are dropped,
+    since they were computed with the old values. Only trainable parameters are synced, tied ones
+    once; what happens to buffers is declared by ``buffers``.
 
-    The set of synced tensors is fixed when the loop is made. Every sync checks the model and the optimizers: a parameter that
-    has been replaced, converted, added, removed or unfrozen since then, and an optimizer that holds other parameters, are
-    refused by name. Freezing a parameter is allowed, and so is assigning new tensors to buffers. Parameters that were frozen
-    when the loop was made must keep their values. These are checked too, some of them at every sync and all of them at the
-    end. When replicas meet, frozen parameters and non-persistent buffers must hold the same values everywhere; a replica that
-    joins an elastic run later is compared with the values at the run's start. Keep values that are meant to differ between
-    replicas in plain attributes.
+    The set of synced tensors is fixed when the loop is made. Every sync checks the model and the
+    optimizers: a parameter that has been replaced, converted, added, removed or unfrozen since
+    then, and an optimizer that holds other parameters, are refused by name. Freezing a parameter is
+    allowed, and so is assigning new tensors to buffers. Parameters that were frozen when the loop
+    was made must keep their values. These are checked too, some of them at every sync and all of
+    them at the end. When replicas meet, frozen parameters and non-persistent buffers must hold the
+    same values everywhere; a replica that joins an elastic run later is compared with the values at
+    the run's start. Keep values that are meant to differ between replicas in plain attributes.
 
-    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it without an error syncs a partial
-    period, restores values that were changed after the last sync without a step (also in buffers, such as running
-    statistics), and tells the others that this replica is done. Leaving it by an exception tells them that this replica has
-    failed, and they need not wait for it. A sync that raises leaves this replica's parameters undefined; the store holds the
-    state of the last sync. If the error of a sync is caught inside the block, every further use of the loop raises an error,
-    and so does leaving the block.
+    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it without
+    an error syncs a partial period, restores values that were changed after the last sync without a
+    step (also in buffers, such as running statistics), and tells the others that this replica is
+    done. Leaving it by an exception tells them that this replica has failed, and they need not wait
+    for it. A sync that raises leaves this replica's parameters undefined; the store holds the state
+    of the last sync. If the error of a sync is caught inside the block, every further use of the
+    loop raises an error, and so does leaving the block.
 
-    SIGTERM (a spot instance is reclaimed, a node is drained, the run is cancelled) is handled for the time of the block, in the
-    main thread and where the program has no handler of its own: after the inner step under way what can be saved is saved (see
-    ``save_inner_every``), the others are told, and ``SystemExit(143)`` leaves the block, so that the platform starts the replica
-    again. In a sync it leaves at once. A program with a handler of its own does the same: it saves, and raises or exits.
+    SIGTERM (a spot instance is reclaimed, a node is drained, the run is cancelled) is handled for
+    the time of the block, in the main thread and where the program has no handler of its own: after
+    the inner step under way what can be saved is saved (see ``save_inner_every``), the others are
+    told, and ``SystemExit(143)`` leaves the block, so that the platform starts the replica again.
+    In a sync it leaves at once. A program with a handler of its own does the same: it saves, and
+    raises or exits.
 
-    Keep the optimizers that were given. If parameters are trained while none of these optimizers steps, an
-    :class:`UnseenStepsError` is raised: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is
-    left after more than ``max(sync_every, 10)`` of them; with :class:`Seconds`, 100 takes the place of ``sync_every``. After
-    fewer, the old values are restored with a warning; where known steps came before them, the last sync takes both.
+    Keep the optimizers that were given. If parameters are trained while none of these optimizers
+    steps, an :class:`UnseenStepsError` is raised: after many backward passes (at most
+    ``3 * max(sync_every, 10)``), or when the block is left after more than ``max(sync_every, 10)``
+    of them; with :class:`Seconds`, 100 takes the place of ``sync_every``. After fewer, the old
+    values are restored with a warning; where known steps came before them, the last sync takes
+    both.
 
-    In fixed runs all replicas have to take the same number of syncs. If another replica has left after fewer syncs because
-    it took fewer inner steps, the progress of this replica since the last sync is dropped with a warning, and it ends with
-    the same values as all others. If it continues to train after ``sync_every`` steps have been dropped, an
-    ``UnequalSyncsError`` is raised. If all replicas train until :attr:`committed` has the wanted value, nothing is dropped.
+    In fixed runs all replicas have to take the same number of syncs. If another replica has left
+    after fewer syncs because it took fewer inner steps, the progress of this replica since the last
+    sync is dropped with a warning, and it ends with the same values as all others. If it continues
+    to train after ``sync_every`` steps have been dropped, an ``UnequalSyncsError`` is raised. If
+    all replicas train until :attr:`committed` has the wanted value, nothing is dropped.
 
-    A fixed run over a store can be continued after it has stopped (:func:`connect` with ``resume=True``): all ranks enter the
-    block again. They take the newest state that is whole in the store, the counters, and the inner state of their rank.
+    A fixed run over a store can be continued after it has stopped (:func:`connect` with
+    ``resume=True``): all ranks enter the block again. They take the newest state that is whole in
+    the store, the counters, and the inner state of their rank.
 
-    In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
-    leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
-    it counts the outer steps of the run's model, including those before this replica joined.
+    In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's
+    newest state instead, and leaving it syncs a partial period only if enough replicas are left.
+    Train until :attr:`committed` has the wanted value: it counts the outer steps of the run's
+    model, including those before this replica joined.
 
     Not thread-safe: use it from the thread that trains.
 
     Args:
         model: The model; its parameters may be on any device, in bf16, fp16, fp32 or fp64.
-        inner_optimizer: The optimizer that the training loop steps, or a list of those that make one step together.
+        inner_optimizer: The optimizer that the training loop steps, or a list of those that make
+            one step together.
         exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
-        sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
-            positive multiple of the number of fragments. Or ``Seconds(60)``, in elastic runs: each replica takes as many steps
-            as it can in that time.
-        fragments: The number of fragments of about equal size into which the model is cut, in the order of its parameters.
-            ``("strided", 4)`` deals the repeated layers of a transformer out to four fragments like cards, and
-            ``("sequential", 4)`` keeps neighbours together; ``"strided"`` or ``"sequential"`` alone puts up to three layers
-            into each fragment, as in the paper. What comes before the layers (embeddings) goes into the first fragment, and
-            what comes after them (final norm, head) into the last. Or a list of modules, or of lists of modules, each of which
-            becomes one fragment; none of them may contain another.
-        outer_lr: Learning rate of the outer SGD; 0.7 if left out. Or a function that is given the number of an outer step, from 1
-            (:attr:`SyncReport.sync`), and returns its learning rate; ``outer_optimizer`` may be given with it. The rate that was
-            used is recorded with the sync, and all replicas take it from there, also those that come late or take the step
-            again. It is what the function returns on one of them: on rank 0 in fixed runs, and in elastic runs on the replica
-            that writes the record. :meth:`set_outer_lr` changes the rate of a running run.
+        sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the
+            same fragment; a positive multiple of the number of fragments. Or ``Seconds(60)``, in
+            elastic runs: each replica takes as many steps as it can in that time.
+        fragments: The number of fragments of about equal size into which the model is cut, in the
+            order of its parameters. ``("strided", 4)`` deals the repeated layers of a transformer
+            out to four fragments like cards, and ``("sequential", 4)`` keeps neighbours together;
+            ``"strided"`` or ``"sequential"`` alone puts up to three layers into each fragment, as
+            in the paper. What comes before the layers (embeddings) goes into the first fragment,
+            and what comes after them (final norm, head) into the last. Or a list of modules, or of
+            lists of modules, each of which becomes one fragment; none of them may contain another.
+        outer_lr: Learning rate of the outer SGD; 0.7 if left out. Or a function that is given the
+            number of an outer step, from 1 (:attr:`SyncReport.sync`), and returns its learning
+            rate; ``outer_optimizer`` may be given with it. The rate that was used is recorded with
+            the sync, and all replicas take it from there, also those that come late or take the
+            step again. It is what the function returns on one of them: on rank 0 in fixed runs, and
+            in elastic runs on the replica that writes the record. :meth:`set_outer_lr` changes the
+            rate of a running run.
         outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
-        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``). If left out, it is where there is momentum.
-        outer_optimizer: A function that makes any element-wise torch optimizer from a list of parameters; replaces these
-            three arguments. The optimizer is tried out on a small tensor, both whole and cut into pieces.
-        outer_groups: Outer settings of their own for parts of the model, in the form of torch's parameter groups:
-            ``[{"params": model.embedding.parameters(), "lr": 0.4}, {"params": model.blocks, "momentum": 0.6}]``. The ``"params"``
-            of a group are parameters or modules, and every trainable parameter must be in exactly one group; there are at most 8
-            of them. The other keys are ``"lr"`` (a number or a function of the sync), ``"momentum"`` and ``"nesterov"``, or, with
-            ``outer_optimizer``, whatever the groups of that optimizer may have; what a group leaves out is as the arguments above
-            say. All replicas need the same groups.
-        buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
-            fragments, buffers are synced with the last one. With ``"none"`` each rank has its own; in runs over a store they
-            are saved and restored with its inner optimizer.
-        init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused; not in
-            elastic runs and where a run is resumed, since every replica takes the run's state there.
-        flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
-            step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
-            the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
-            the last committed state, which is the same on all replicas. If a fixed run over a store is resumed, each rank
-            goes on with the steps that it had dropped.
-        delay: How many inner steps before the end of its period a fragment is sent; the result is adopted at the end, and the
-            replica trains meanwhile (Streaming DiLoCo, where it is called tau). Less than ``sync_every / fragments``. With
-            :class:`Seconds`, a fragment is sent at the end, and the result is adopted so many steps later. If the result is
-            there in time, a sync costs no training time. The steps taken meanwhile are replaced by the result, except for what
-            ``alpha`` keeps. It needs memory for one more copy of a fragment (two if a sync leaves this replica out), and over a
-            process group it needs a group of its own.
-        alpha: How much of its own parameters a replica keeps when it adopts a sync: each becomes ``(1 - alpha)`` times the
-            synced value plus ``alpha`` times its own, also without a delay. 0.5 in the paper. The block is left with the synced
-            values in any case.
-        codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
-            ``"e2m1"`` (4 bits), ``"topk64"`` or ``"topk128"`` (1.6 or 3.1 % of the values in two bits; see ``docs/codecs.md`` for
-            what goes with them), or an object with the members of :class:`Codec`. All replicas need the same. It is for runs
-            over a store and between threads. Sums, outer steps and what is published keep their precision. What a codec loses of
-            a contribution is lost, unless there is error feedback.
-        error_feedback: Whether what a codec loses of a contribution is added to the next one (True), or how much of what is not
-            sent yet: a number above 0 and at most 1 (SparseLoCo, arXiv 2508.15706, has 0.95). All replicas need the same. It
-            needs memory for one more copy of the model, and for two of a fragment while that is synced. Left out, there is none,
-            except with ``"topk64"`` and ``"topk128"``, which need it (0.95).
-        weight: How much a replica's pseudo-gradient counts in a sync. ``"equal"``: all count the same. ``"steps"``: by the
-            inner steps that it covers. ``"tokens"``: by the square of its tokens, divided by its inner steps (Decoupled
-            DiLoCo, arXiv 2604.21428); :meth:`count_tokens` counts them. Left out, it is ``"equal"``, and ``"steps"`` with
-            :class:`Seconds`, where ``"equal"`` is refused. The mean of buffers is not weighted. All replicas need the same.
-        aggregate: ``"mean"``, or ``"trimmed"``: in every element of the pseudo-gradients, the ``trim`` largest and the ``trim``
-            smallest values of the replicas are left out of the mean, so that a few replicas with wrong values cannot move it
-            far. Only with ``weight="equal"``, and so not with :class:`Seconds`. All replicas need the same.
-        trim: See ``aggregate``; 1 if left out. At least ``2 * trim + 1`` replicas must take part in every sync.
-        clip: ``"median"``: every tensor of a pseudo-gradient is scaled down, never up, to the median of the norms that it has on
-            the replicas that take part, so that one with far too large values does not move the model far. It cannot be
-            combined with ``aggregate="trimmed"``. All replicas need the same.
-        state_codec: How the owners of shards publish the results of syncs: one of the names above, but for ``"topk64"`` and
-            ``"topk128"``. ``"plain"``: values and outer state as they are. Otherwise they publish the encoded change of the
-            values, which all replicas add, and what the codec loses of a change is in the next one. Only with SGD as
-            the outer optimizer, over a store (not in the gather topology) and between threads. All replicas need the same.
-        full_state_every: With a ``state_codec``, over a store: the number of syncs of a fragment from one whole publication of
-            its values to the next, 8 if left out. Replicas that join or resume a run, and :func:`export`, start from one of
-            these.
-        stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
-            and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
-            Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made
-            inside ``step()``, and hold nothing that the loop does after it: step a learning rate schedule before the step, with
+        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``). If left out, it is
+            where there is momentum.
+        outer_optimizer: A function that makes any element-wise torch optimizer from a list of
+            parameters; replaces these three arguments. The optimizer is tried out on a small
+            tensor, both whole and cut into pieces.
+        outer_groups: Outer settings of their own for parts of the model, in the form of torch's
+            parameter groups: ``[{"params": model.embedding.parameters(), "lr": 0.4}, {"params":
+            model.blocks, "momentum": 0.6}]``. The ``"params"`` of a group are parameters or
+            modules, and every trainable parameter must be in exactly one group; there are at most 8
+            of them. The other keys are ``"lr"`` (a number or a function of the sync),
+            ``"momentum"`` and ``"nesterov"``, or, with ``outer_optimizer``, whatever the groups of
+            that optimizer may have; what a group leaves out is as the arguments above say. All
+            replicas need the same groups.
+        buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or
+            ``"none"``. With several fragments, buffers are synced with the last one. With
+            ``"none"`` each rank has its own; in runs over a store they are saved and restored with
+            its inner optimizer.
+        init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial
+            values are refused; not in elastic runs and where a run is resumed, since every replica
+            takes the run's state there.
+        flush: What happens to a partial period when the block is left. ``"partial"``: it is synced.
+            This is a full outer step, with the whole learning rate and momentum, however few inner
+            steps it covers: after a single inner step, the outer step consists mostly of the
+            momentum of earlier ones. ``"none"``: it is dropped, and the model ends in the last
+            committed state, which is the same on all replicas. If a fixed run over a store is
+            resumed, each rank goes on with the steps that it had dropped.
+        delay: How many inner steps before the end of its period a fragment is sent; the result is
+            adopted at the end, and the replica trains meanwhile (Streaming DiLoCo, where it is
+            called tau). Less than ``sync_every / fragments``. With :class:`Seconds`, a fragment is
+            sent at the end, and the result is adopted so many steps later. If the result is there
+            in time, a sync costs no training time. The steps taken meanwhile are replaced by the
+            result, except for what ``alpha`` keeps. It needs memory for one more copy of a fragment
+            (two if a sync leaves this replica out), and over a process group it needs a group of
+            its own.
+        alpha: How much of its own parameters a replica keeps when it adopts a sync: each becomes
+            ``(1 - alpha)`` times the synced value plus ``alpha`` times its own, also without a
+            delay. 0.5 in the paper. The block is left with the synced values in any case.
+        codec: How pseudo-gradients are sent: ``"plain"`` (as they are in memory), ``"fp32"``,
+            ``"bf16"``, ``"fp16"``, ``"int8"``, ``"e2m1"`` (4 bits), ``"topk64"`` or ``"topk128"``
+            (1.6 or 3.1 % of the values in two bits; see ``docs/codecs.md`` for what goes with
+            them), or an object with the members of :class:`Codec`. All replicas need the same. It
+            is for runs over a store and between threads. Sums, outer steps and what is published
+            keep their precision. What a codec loses of a contribution is lost, unless there is
+            error feedback.
+        error_feedback: Whether what a codec loses of a contribution is added to the next one
+            (True), or how much of what is not sent yet: a number above 0 and at most 1 (SparseLoCo,
+            arXiv 2508.15706, has 0.95). All replicas need the same. It needs memory for one more
+            copy of the model, and for two of a fragment while that is synced. Left out, there is
+            none, except with ``"topk64"`` and ``"topk128"``, which need it (0.95).
+        weight: How much a replica's pseudo-gradient counts in a sync. ``"equal"``: all count the
+            same. ``"steps"``: by the inner steps that it covers. ``"tokens"``: by the square of its
+            tokens, divided by its inner steps (Decoupled DiLoCo, arXiv 2604.21428);
+            :meth:`count_tokens` counts them. Left out, it is ``"equal"``, and ``"steps"`` with
+            :class:`Seconds`, where ``"equal"`` is refused. The mean of buffers is not weighted. All
+            replicas need the same.
+        aggregate: ``"mean"``, or ``"trimmed"``: in every element of the pseudo-gradients, the
+            ``trim`` largest and the ``trim`` smallest values of the replicas are left out of the
+            mean, so that a few replicas with wrong values cannot move it far. Only with
+            ``weight="equal"``, and so not with :class:`Seconds`. All replicas need the same.
+        trim: See ``aggregate``; 1 if left out. At least ``2 * trim + 1`` replicas must take part in
+            every sync.
+        clip: ``"median"``: every tensor of a pseudo-gradient is scaled down, never up, to the
+            median of the norms that it has on the replicas that take part, so that one with far too
+            large values does not move the model far. It cannot be combined with
+            ``aggregate="trimmed"``. All replicas need the same.
+        state_codec: How the owners of shards publish the results of syncs: one of the names above,
+            but for ``"topk64"`` and ``"topk128"``. ``"plain"``: values and outer state as they are.
+            Otherwise they publish the encoded change of the values, which all replicas add, and
+            what the codec loses of a change is in the next one. Only with SGD as the outer
+            optimizer, over a store (not in the gather topology) and between threads. All replicas
+            need the same.
+        full_state_every: With a ``state_codec``, over a store: the number of syncs of a fragment
+            from one whole publication of its values to the next, 8 if left out. Replicas that join
+            or resume a run, and :func:`export`, start from one of these.
+        stateful: Runs over a store only: further objects of this replica that are saved and
+            restored with its inner optimizer and random generators, such as ``{"loader": loader}``
+            (anything with ``state_dict()`` and ``load_state_dict()``). Whether they can be saved is
+            tested when the block is entered, and after the first inner step. Saves are made inside
+            ``step()``, and hold nothing that the loop does after it: step a learning rate schedule
+            before the step, with
             ``while schedule.last_epoch < outer.inner_steps: schedule.step()``.
-        save_inner_every: Runs over a store only: the number of syncs from one save of these objects to the next; 0 for never.
-            The first save comes at the first sync.
-            They are also saved when the block is left without an error; in elastic runs only if the run has counted all inner
-            steps of this rank. A save uploads the inner optimizer's state: for Adam, about twice the bytes of the model. In
-            fixed runs it also uploads the values of the fragments that hold inner steps at that moment, and the newest two
-            saves of every rank are kept.
-        on_sync: Called after every sync with its report: inside the inner optimizer's ``step()``, or where the block is left.
-            While the block is entered it is not called: a rank of an elastic run that joins or comes back begins with what was
-            decided until then, and :attr:`committed` says how far that is.
+        save_inner_every: Runs over a store only: the number of syncs from one save of these objects
+            to the next; 0 for never. The first save comes at the first sync. They are also saved
+            when the block is left without an error; in elastic runs only if the run has counted all
+            inner steps of this rank. A save uploads the inner optimizer's state: for Adam, about
+            twice the bytes of the model. In fixed runs it also uploads the values of the fragments
+            that hold inner steps at that moment, and the newest two saves of every rank are kept.
+        on_sync: Called after every sync with its report: inside the inner optimizer's ``step()``,
+            or where the block is left. While the block is entered it is not called: a rank of an
+            elastic run that joins or comes back begins with what was decided until then, and
+            :attr:`committed` says how far that is.
 
     Raises:
-        ConfigurationError: An argument is not allowed, tensors share memory without being tied, or the optimizers and the
-            model do not hold the same parameters. Nothing has been started.
+        ConfigurationError: An argument is not allowed, tensors share memory without being tied, or
+            the optimizers and the model do not hold the same parameters. Nothing has been started.
     """
 
     def __init__(
@@ -286,9 +324,10 @@ class DiLoCo:
     def committed(self) -> int:
         """Outer steps that the model has taken so far.
 
-        After an elastic run has returned to an older state (``resume="newest-whole"``), the number is smaller than before:
-        the syncs that were given up are not in the model and do not count. The log in the store continues its numbering, and
-        its numbers are higher than this one from then on.
+        After an elastic run has returned to an older state (``resume="newest-whole"``), the number
+        is smaller than before: the syncs that were given up are not in the model and do not count.
+        The log in the store continues its numbering, and its numbers are higher than this one from
+        then on.
         """
         return self._count.committed
 
@@ -306,19 +345,20 @@ class DiLoCo:
     def batches_to_skip(self) -> int:
         """Inner steps of this rank that the run had counted beyond the inner state that was restored.
 
-        A data loader that was restored with that state (because it is in ``stateful``) has to skip this many batches, or they
-        would be learned twice. If a state was restored and ``stateful`` holds no loader, reading this logs a warning (once). If
-        no state was restored, this is the number of all inner steps that the run had counted for this rank: 0 in a rank's first
-        incarnation. A saved state is not restored if it is damaged, or if the run has given up the syncs before it; the data loader
-        then starts from the beginning.
+        A data loader that was restored with that state (because it is in ``stateful``) has to skip
+        this many batches, or they would be learned twice. If a state was restored and ``stateful``
+        holds no loader, reading this logs a warning (once). If no state was restored, this is the
+        number of all inner steps that the run had counted for this rank: 0 in a rank's first
+        incarnation. A saved state is not restored if it is damaged, or if the run has given up the
+        syncs before it; the data loader then starts from the beginning.
 
-        It counts inner steps: with k micro-batches in a step, skip k times as many. Steps that a gradient scaler skips are not
-        counted, although they take a batch: save the loader after every sync then (``stateful``, ``save_inner_every=1``), or
-        count the batches yourself.
+        It counts inner steps: with k micro-batches in a step, skip k times as many. Steps that a
+        gradient scaler skips are not counted, although they take a batch: save the loader after
+        every sync then (``stateful``, ``save_inner_every=1``), or count the batches yourself.
 
-        The number describes the start of this incarnation and does not change. A contribution that an earlier incarnation sent may be
-        counted later; :attr:`SyncReport.batches_to_skip` reports that. A loop that always takes batch number
-        :attr:`inner_steps` needs neither.
+        The number describes the start of this incarnation and does not change. A contribution that
+        an earlier incarnation sent may be counted later; :attr:`SyncReport.batches_to_skip` reports
+        that. A loop that always takes batch number :attr:`inner_steps` needs neither.
         """
         return self._membership.own.batches_to_skip()
 
@@ -328,8 +368,8 @@ class DiLoCo:
                 "this outer loop has been entered already; make a new one for another run"
             )
         self._process.remember()
-        # Outside the try block below: if this loop is refused because another one is in use, both may have the same
-        # exchange, which must not be aborted.
+        # Outside the try block below: if this loop is refused because another one is in use, both
+        # may have the same exchange, which must not be aborted.
         self._watch_steps(self._place.take)
         try:
             self._process.watch()
@@ -360,7 +400,8 @@ class DiLoCo:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._process.is_fork():
-            # The parent continues the run: the child must not tell the other replicas anything, and its errors are its own.
+            # The parent continues the run: the child must not tell the other replicas anything, and
+            # its errors are its own.
             if error is None:
                 self._process.check()
             return
@@ -383,7 +424,8 @@ class DiLoCo:
             if self._terms.flush == "partial":
                 self.flush()
                 if any(self._count.since_sync):
-                    # Too few replicas were left to sync them: they would be in this replica's model alone.
+                    # Too few replicas were left to sync them: they would be in this replica's model
+                    # alone.
                     lost = (max(self._count.since_sync), self.committed)
                     notices.log.warning(notices.LEFT_OUT, self._exchange.rank, *lost)
                     self._outer_steps.drop_open_steps()
@@ -401,7 +443,8 @@ class DiLoCo:
                     became = notices.STEPS_ARE_SAVED if saved else notices.STEPS_ARE_LOST
                     given = (taken, self._schedule.length, became)
                     notices.log.warning(notices.LEFT_BEFORE_A_SYNC, self._exchange.rank, *given)
-                # Before the steps are dropped: if a fixed run is resumed, this replica goes on with them.
+                # Before the steps are dropped: if a fixed run is resumed, this replica goes on with
+                # them.
                 self._membership.own.save_last(self.inner_steps)
                 self._outer_steps.drop_open_steps()
             self._settle()
@@ -422,27 +465,32 @@ class DiLoCo:
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
         """Change the outer learning rate of the running run, from any replica; of all outer parameter groups, or of one.
 
-        The wish travels with this replica's next contribution, and holds from the sync on that takes it: for all replicas, all
-        fragments, and whoever continues the run. It takes the place of the ``outer_lr`` that the loop was made with, also if that
-        is a function. A sync that is under way keeps its rate. If several replicas ask at the same time, the one with the
-        greatest rank is heard, and the others log a warning. :attr:`SyncReport.outer_lr` says which rate a sync has used.
-        If this process dies before the next sync, nothing was changed; calling it on several replicas with the same value does
-        no harm. If a run goes back to an older state, it goes back to the rate of that state.
+        The wish travels with this replica's next contribution, and holds from the sync on that
+        takes it: for all replicas, all fragments, and whoever continues the run. It takes the place
+        of the ``outer_lr`` that the loop was made with, also if that is a function. A sync that is
+        under way keeps its rate. If several replicas ask at the same time, the one with the
+        greatest rank is heard, and the others log a warning. :attr:`SyncReport.outer_lr` says which
+        rate a sync has used. If this process dies before the next sync, nothing was changed;
+        calling it on several replicas with the same value does no harm. If a run goes back to an
+        older state, it goes back to the rate of that state.
 
         Args:
             value: The new learning rate; a number above 0.
-            group: The number of the group in ``outer_groups`` whose rate is changed; all groups if left out. A change fixes the
-                rates of all groups, so if another group's rate is a function, this is refused.
+            group: The number of the group in ``outer_groups`` whose rate is changed; all groups if
+                left out. A change fixes the rates of all groups, so if another group's rate is a
+                function, this is refused.
 
         Raises:
-            ConfigurationError: The value or the group is not allowed; the outer optimizer has no learning rate; or the exchange
-                cannot tell the others (:class:`ManagerExchange`).
-            SyncError: The block has not been entered yet, or has been left; or an earlier sync has failed.
+            ConfigurationError: The value or the group is not allowed; the outer optimizer has no
+                learning rate; or the exchange cannot tell the others (:class:`ManagerExchange`).
+            SyncError: The block has not been entered yet, or has been left; or an earlier sync has
+                failed.
         """
         if not self._is_open:
             raise SyncError(
-                "set_outer_lr() changes the learning rate of a running run, and can only be called inside the block (`with "
-                "DiLoCo(...) as outer:`). For a run that is about to begin, pass outer_lr to DiLoCo(...)."
+                "set_outer_lr() changes the learning rate of a running run, and can only be called "
+                "inside the block (`with DiLoCo(...) as outer:`). For a run that is about to "
+                "begin, pass outer_lr to DiLoCo(...)."
             )
         self._check_whole()
         check_changeable(self._exchange)
@@ -452,36 +500,40 @@ class DiLoCo:
     def count_tokens(self, n: int) -> None:
         """Say how many tokens the next inner step learns from; only with ``weight="tokens"``.
 
-        Call it before every ``inner_optimizer.step()``, or before some of them with the sum: a sync inside ``step()`` weighs
-        this replica's contribution by what was counted before. Whatever becomes of a contribution becomes of its tokens: if it
-        is carried into the next sync, so are they. What is counted after the last step before a sync belongs to the next one.
+        Call it before every ``inner_optimizer.step()``, or before some of them with the sum: a sync
+        inside ``step()`` weighs this replica's contribution by what was counted before. Whatever
+        becomes of a contribution becomes of its tokens: if it is carried into the next sync, so are
+        they. What is counted after the last step before a sync belongs to the next one.
 
         Raises:
-            ConfigurationError: ``n`` is not a whole number of at least 0, or contributions are not weighed by tokens.
+            ConfigurationError: ``n`` is not a whole number of at least 0, or contributions are not
+                weighed by tokens.
             SyncError: The block has not been entered.
         """
         tokens = tokens_counted(self._terms.weighting, n, max(self._count.tokens))
         if not self._inner.entered:
             raise SyncError(
-                "count_tokens() was called before the block was entered: inner steps and their tokens count inside the block "
-                "(with DiLoCo(...) as outer: ...)"
+                "count_tokens() was called before the block was entered: inner steps and their "
+                "tokens count inside the block (with DiLoCo(...) as outer: ...)"
             )
         self._count.tokens = [before + tokens for before in self._count.tokens]
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
 
-        All replicas must call it at the same point; leaving the ``with`` block does so. It is a full outer step, however few
-        inner steps it covers. In elastic runs a sync is left out if too few replicas are left for it. In fixed runs, if
-        another replica has left after fewer syncs (it took fewer steps, for example because its gradient scaler skipped
-        some), the unsynced steps of this replica are dropped with a warning: all replicas end in the last committed state.
-        Returns the reports.
+        All replicas must call it at the same point; leaving the ``with`` block does so. It is a
+        full outer step, however few inner steps it covers. In elastic runs a sync is left out if
+        too few replicas are left for it. In fixed runs, if another replica has left after fewer
+        syncs (it took fewer steps, for example because its gradient scaler skipped some), the
+        unsynced steps of this replica are dropped with a warning: all replicas end in the last
+        committed state. Returns the reports.
         """
         self._check_whole()
         self._inner.end_step()
         self._model.check()
         reports = self._sync_last() if self._outer_steps.under_way else []
-        # In turn, including a fragment without unsynced steps (its last sync was refused): the others come after it.
+        # In turn, including a fragment without unsynced steps (its last sync was refused): the
+        # others come after it.
         for _ in self._fragments:
             if not any(self._count.since_sync):
                 break
@@ -491,7 +543,10 @@ class DiLoCo:
         return reports
 
     def _sync_last(self) -> list[SyncReport]:
-        """Sync as a replica that leaves. Returns the report; none if another replica has left before."""
+        """Sync as a replica that leaves.
+
+        Returns the report; none if another replica has left before.
+        """
         try:
             return [self._outer_steps.sync(last=True)]
         except UnequalSyncsError as error:
@@ -501,54 +556,66 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
 
-        The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at once, or copy them. The state
-        holds a digest of the values: values that have changed since are refused when they are loaded.
+        The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at
+        once, or copy them. The state holds a digest of the values: values that have changed since
+        are refused when they are loaded.
 
-        Save it with the model's and the inner optimizer's state, on every replica, and on all replicas after the same outer
-        step. If gradient scalers skip steps, choose the moment by :attr:`committed` (for example in ``on_sync``), not by the
-        number of batches. :meth:`load_state_dict` needs the same rank and world size. To continue a run on its own prefix,
-        this is not needed: the store holds the state (``resume=True`` in :func:`connect`; elastic runs always use it).
+        Save it with the model's and the inner optimizer's state, on every replica, and on all
+        replicas after the same outer step. If gradient scalers skip steps, choose the moment by
+        :attr:`committed` (for example in ``on_sync``), not by the number of batches.
+        :meth:`load_state_dict` needs the same rank and world size. To continue a run on its own
+        prefix, this is not needed: the store holds the state (``resume=True`` in :func:`connect`;
+        elastic runs always use it).
 
         Raises:
-            SyncError: There is no state yet, because the block has not been entered; the state is undefined, because a sync
-                has failed; or a sync is under way (:attr:`syncing`), so that the state is not complete.
+            SyncError: There is no state yet, because the block has not been entered; the state is
+                undefined, because a sync has failed; or a sync is under way (:attr:`syncing`), so
+                that the state is not complete.
             ModelChangedError: The model no longer holds the tensors that are synced.
         """
         if not (self._inner.entered or self._saved.loaded):
             raise SyncError(
-                "the outer loop has no state yet: call state_dict() after its block has been entered"
+                "the outer loop has no state yet: call state_dict() after its block has been "
+                "entered"
             )
         self._check_whole()
         if self._outer_steps.under_way:
             raise SyncError(
-                f"a sync is under way (delay={self._schedule.delay}), and the state is not complete until it is adopted. Call "
-                "state_dict() in on_sync, or after a step at which `outer.syncing` is False."
+                f"a sync is under way (delay={self._schedule.delay}), and the state is not "
+                "complete until it is adopted. Call state_dict() in on_sync, or after a step at "
+                "which `outer.syncing` is False."
             )
         self._model.check()
         return self._saved.of()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state. Call it before entering the block, after loading the model and the inner optimizer.
+        """Continue from a saved state.
 
-        The replicas meet on a fresh prefix and refuse each other if their global copies differ. ``sync_every`` may differ
-        from before if it is the same on all replicas: a period that is over is synced after the next step. When the block is
-        entered, the model must hold the same values as when the state was saved.
+        Call it before entering the block, after loading the model and the inner optimizer.
+
+        The replicas meet on a fresh prefix and refuse each other if their global copies differ.
+        ``sync_every`` may differ from before if it is the same on all replicas: a period that is
+        over is synced after the next step. When the block is entered, the model must hold the same
+        values as when the state was saved.
 
         Raises:
-            ConfigurationError: The state was saved by another rank, world size, version or model, or with other settings
-                (the message names them); or the exchange is elastic, or resumes a run.
+            ConfigurationError: The state was saved by another rank, world size, version or model,
+                or with other settings (the message names them); or the exchange is elastic, or
+                resumes a run.
             SyncError: The block has been entered already.
         """
         if self._inner.entered:
             raise SyncError("load_state_dict() must be called before the block is entered")
         if self._membership.elastic:
             raise ConfigurationError(
-                "an elastic run is resumed from its store, not by load_state_dict(): connect to its prefix without this call"
+                "an elastic run is resumed from its store, not by load_state_dict(): connect to "
+                "its prefix without this call"
             )
         if self._membership.resumes:
             raise ConfigurationError(
-                "load_state_dict() cannot be used together with resume=: the run is continued from what its store holds. Leave "
-                "this call out, or begin a new run with the loaded state: on another prefix, without resume=."
+                "load_state_dict() cannot be used together with resume=: the run is continued from "
+                "what its store holds. Leave this call out, or begin a new run with the loaded "
+                "state: on another prefix, without resume=."
             )
         self._saved.load(state)
 
@@ -574,10 +641,12 @@ class DiLoCo:
             return
         if self.inner_steps == self._inner_steps_before:
             raise UnseenStepsError(
-                f"rank {self._exchange.rank}: parameters were changed inside the block ({notices.some(changed)}), but the inner "
-                "optimizer did not take a single step. Nothing was synced, and the run's values were restored. Was a new "
-                "optimizer made, or its step() replaced? Pass to DiLoCo(...) the optimizer that the training loop steps, and "
-                "keep it. To change a model that is not trained, do so after the block.",
+                f"rank {self._exchange.rank}: parameters were changed inside the block "
+                f"({notices.some(changed)}), but the inner optimizer did not take a single step. "
+                "Nothing was synced, and the run's values were restored. Was a new optimizer "
+                "made, or its step() replaced? Pass to DiLoCo(...) the optimizer that the "
+                "training loop steps, and keep it. To change a model that is not trained, do so "
+                "after the block.",
                 changed[0],
             )
         notices.log.warning(notices.PUT_BACK, self._exchange.rank, notices.some(changed))

@@ -26,7 +26,8 @@ def make_diloco_outer_loop(
     Args:
         model: The model.
         inner_optimizer: The optimizer that the training loop steps, or several.
-        exchange: The connection to the other replicas; if left out, what :func:`connect` returns without arguments.
+        exchange: The connection to the other replicas; if left out, what :func:`connect` returns
+            without arguments.
         sync_every: Inner steps between two syncs of the same fragment; or :class:`Seconds`.
         **options: Further arguments of :class:`DiLoCo`.
     """

@@ -1,6 +1,7 @@
 """A sync under way: in the background while its replica trains, or at once while the replica waits for it.
 
-Also when it is due, if ``sync_every`` is a time, and what becomes of it when another replica has left.
+Also when it is due, if ``sync_every`` is a time, and what becomes of it when another replica has
+left.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Flight:
     def stop(self) -> None:
         """End a sync whose result is not wanted any more.
 
-        Returns when it has ended, but after five seconds at most: it may be in a request that takes long.
+        Returns when it has ended, but after five seconds at most: it may be in a request that takes
+        long.
         """
         if not self.over:
             self.membership.exchange.give_up()
@@ -136,7 +138,10 @@ def undecided(report: SyncReport) -> bool:
 
 
 class Parting:
-    """Whether another replica has left, and what this one learns in vain since then. Not thread-safe."""
+    """Whether another replica has left, and what this one learns in vain since then.
+
+    Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._error: UnequalSyncsError | None = None
@@ -166,10 +171,11 @@ class Parting:
         if error is None or self._dropped_steps < most:
             return
         raise UnequalSyncsError(
-            f"{error} This replica is still training, but nothing that it learns can become part of the model any more. "
-            f"Rank {error.rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data may "
-            "have ended. Let all replicas train until `outer.committed` has the same value, or give all of them the same number "
-            "of steps.",
+            f"{error} This replica is still training, but nothing that it learns can become part "
+            f"of the model any more. Rank {error.rank} has taken fewer inner steps: its gradient "
+            "scaler may have skipped some, or its data may have ended. Let all replicas train "
+            "until `outer.committed` has the same value, or give all of them the same number of "
+            "steps.",
             error.rank,
         )
 
@@ -184,7 +190,8 @@ class WindowClock:
 
     Args:
         windows: They say when a fragment is sent and adopted.
-        membership: Says when the window began, and whether the others wait for this replica's contribution.
+        membership: Says when the window began, and whether the others wait for this replica's
+            contribution.
     """
 
     def __init__(self, windows: Windows, membership: Membership) -> None:
@@ -211,13 +218,15 @@ class WindowClock:
 
         Args:
             since_adoption: Inner steps since the last adoption of any fragment.
-            since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not been sent.
+            since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not
+                been sent.
             half_taken: Whether some of several inner optimizers have already taken their next step.
         """
         due = self._windows.due(self.elapsed, since_sent=since_sent, half_taken=half_taken)
         if due.send and not half_taken and self._windows.late(self.elapsed, since_adoption):
             self._slow_windows += 1
-            # Not the first time: the first step of a program may take long, because something is compiled.
+            # Not the first time: the first step of a program may take long, because something is
+            # compiled.
             if self._slow_windows == 2:
                 took = (self.elapsed, self._windows.length)
                 rank = self._membership.exchange.rank
@@ -225,7 +234,10 @@ class WindowClock:
         return due
 
     def may_look(self) -> bool:
-        """Whether it is time to look, in the middle of a window, for syncs without this replica. Counts as having looked."""
+        """Whether it is time to look, in the middle of a window, for syncs without this replica.
+
+        Counts as having looked.
+        """
         if self._is_expected:
             return False
         now = self._clock()

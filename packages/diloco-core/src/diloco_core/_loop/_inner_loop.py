@@ -30,10 +30,12 @@ class InnerLoop:
     Args:
         optimizers: The inner optimizers.
         outer_steps: Carries out the syncs.
-        unseen: Detects parameters that are trained without a step of these optimizers; it is told about every step seen.
+        unseen: Detects parameters that are trained without a step of these optimizers; it is told
+            about every step seen.
         kept: Detects optimizers that write weights of their own back after a sync.
         loads: Detects values that were loaded into the model since the last step.
-        process: Refuses steps of another process than the one that trains; knows whether it is to end with the step under way.
+        process: Refuses steps of another process than the one that trains; knows whether it is to
+            end with the step under way.
 
     Attributes:
         entered: Whether the loop's block has been entered: steps are counted from then on.
@@ -83,8 +85,9 @@ class InnerLoop:
             self._steps_outside[optimizer] += 1
             if self._steps_outside[optimizer] >= self.outer_steps.schedule.steps:
                 raise SyncError(
-                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, but its block was "
-                    "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as outer: ...)."
+                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer "
+                    "loop was made, but its block was never entered, so nothing is synced. Train "
+                    "inside the block (with DiLoCo(...) as outer: ...)."
                 )
             return
         self.unseen.seen()
@@ -96,11 +99,13 @@ class InnerLoop:
                 # A second time: optimizers create their state in their first step.
                 self.outer_steps.membership.own.try_out()
                 self._tried_own_state = True
-        # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
-        # yet. But an optimizer may never step again, so wait for one period only.
+        # Do not sync in the middle of an inner step: that would drop the gradients of the
+        # optimizers that have not stepped yet. But an optimizer may never step again, so wait for
+        # one period only.
         half_taken = bool(self._count.step.stepped)
         due = self.outer_steps.due(half_taken=half_taken)
-        # The sync holds what was learned in the step under way, so it has to count it: a later incarnation begins after it.
+        # The sync holds what was learned in the step under way, so it has to count it: a later
+        # incarnation begins after it.
         if (due.send or due.adopt) and self._count.step.count_early():
             self._count.count()
         if self.process.told_to_end and (due.adopt or not half_taken):
@@ -148,17 +153,19 @@ class InnerLoop:
         self._idle = set(range(len(self._steps_outside)))
 
 
-# What a shell says of a process that SIGTERM has ended. Code 0 would count as done work, and nothing would replace the replica.
+# What a shell says of a process that SIGTERM has ended. Code 0 would count as done work, and
+# nothing would replace the replica.
 EXIT_CODE = 128 + signal.SIGTERM
 
 
 class TrainingProcess:
     """Remembers which process has made or entered an outer loop, and handles SIGTERM in it.
 
-    The platform takes the machine away, or somebody cancels the run: the signal is put off to the end of an inner step, so that
-    what was learned can be saved. Only in the main thread, and only where nobody else handles the signal. Between the steps (in
-    a sync, or while the replicas meet or leave) nothing is to be saved, and others may be waited for: there the signal ends the
-    block at once, and so does a second one anywhere.
+    The platform takes the machine away, or somebody cancels the run: the signal is put off to the
+    end of an inner step, so that what was learned can be saved. Only in the main thread, and only
+    where nobody else handles the signal. Between the steps (in a sync, or while the replicas meet
+    or leave) nothing is to be saved, and others may be waited for: there the signal ends the block
+    at once, and so does a second one anywhere.
 
     Attributes:
         told_to_end: Whether the signal has come.
@@ -185,9 +192,10 @@ class TrainingProcess:
         """
         if self.is_fork():
             raise SyncError(
-                f"this process ({os.getpid()}) was forked from the process that trains ({self._number}), and is not a replica: "
-                "it must neither step the inner optimizer nor use the outer loop. Start processes that train with the start "
-                "method 'spawn', and give each its own rank."
+                f"this process ({os.getpid()}) was forked from the process that trains "
+                f"({self._number}), and is not a replica: it must neither step the inner optimizer "
+                "nor use the outer loop. Start processes that train with the start method 'spawn', "
+                "and give each its own rank."
             )
 
     def watch(self) -> None:
@@ -211,9 +219,11 @@ class TrainingProcess:
         yield
         self.training = True
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what a handler is given
+    # What a handler is given
+    def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.is_fork():
-            # A child that was forked, such as a worker of a data loader, has this handler too, and must end as it always did.
+            # A child that was forked, such as a worker of a data loader, has this handler too, and
+            # must end as it always did.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return

@@ -1,4 +1,7 @@
-"""What an outer loop does differently in fixed and in elastic runs. The kind of a run is decided once, when the loop is made."""
+"""What an outer loop does differently in fixed and in elastic runs.
+
+The kind of a run is decided once, when the loop is made.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def membership_of(
     buffers: OwnBuffers | None,
     feedback: bool,
 ) -> Membership:
-    """The membership of the run behind an exchange. Only this module asks what kind of exchange it is.
+    """The membership of the run behind an exchange.
+
+    Only this module asks what kind of exchange it is.
 
     Args:
         exchange: The connection to the other replicas.
@@ -48,27 +53,29 @@ def membership_of(
         feedback: Whether there is error feedback.
 
     Raises:
-        ConfigurationError: Something cannot be saved; or ``stateful`` is given although nothing will be saved.
+        ConfigurationError: Something cannot be saved; or ``stateful`` is given although nothing
+            will be saved.
     """
     if isinstance(exchange, StoreExchange):
         if stateful and not save_inner_every:
             raise ConfigurationError(
-                f"stateful was given (for {', '.join(map(repr, stateful))}), but nothing is saved or restored with "
-                "save_inner_every=0. Leave stateful out, or let save_inner_every be at least 1"
+                f"stateful was given (for {', '.join(map(repr, stateful))}), but nothing is saved "
+                "or restored with save_inner_every=0. Leave stateful out, or let save_inner_every "
+                "be at least 1"
             )
         open_steps = None if exchange.support.takes_run else OpenSteps()
         given = (optimizers, stateful, save_inner_every, names, buffers, open_steps, feedback)
         return StoreMembership(exchange, OwnState(exchange, *given), open_steps)
     if stateful:
         raise ConfigurationError(
-            f"stateful was given (for {', '.join(map(repr, stateful))}), but this exchange ({type(exchange).__name__}) has no "
-            "store that could keep their states. Use connect(), or leave stateful out and save and restore these objects "
-            "yourself."
+            f"stateful was given (for {', '.join(map(repr, stateful))}), but this exchange "
+            f"({type(exchange).__name__}) has no store that could keep their states. Use "
+            "connect(), or leave stateful out and save and restore these objects yourself."
         )
     if save_inner_every not in {0, SAVE_INNER_EVERY}:
         raise ConfigurationError(
-            f"save_inner_every={save_inner_every} cannot be used with {type(exchange).__name__}, which has no store to save "
-            "anything in. Leave it out, or use connect()"
+            f"save_inner_every={save_inner_every} cannot be used with {type(exchange).__name__}, "
+            "which has no store to save anything in. Leave it out, or use connect()"
         )
     return Membership(exchange)
 
@@ -79,8 +86,10 @@ class Membership:
     Attributes:
         exchange: The connection to the other replicas.
         support: What it can do.
-        elastic: Whether replicas come and go, and always take the state of the run, and not that of their own model.
-        resumes: Whether the state comes out of the run's store, and not out of this replica's model.
+        elastic: Whether replicas come and go, and always take the state of the run, and not that of
+            their own model.
+        resumes: Whether the state comes out of the run's store, and not out of this replica's
+            model.
         own: Saves and restores what belongs to this replica alone.
     """
 
@@ -100,8 +109,9 @@ class Membership:
             SyncError: There is no such store, but a report has said that the model was reloaded.
         """
         raise SyncError(
-            f"a report of this {type(self.exchange).__name__} says that the model was reloaded, but only a "
-            "StoreExchange can tell which state it has loaded. This is a bug in the exchange."
+            f"a report of this {type(self.exchange).__name__} says that the model was reloaded, "
+            "but only a StoreExchange can tell which state it has loaded. This is a bug in the "
+            "exchange."
         )
 
     @property
@@ -126,7 +136,8 @@ class Membership:
         Args:
             fragments: All fragments.
             count: This replica's counters; they are set to where the run stands.
-            restored: Whether the model's values were loaded from a checkpoint: then they are compared, and not replaced.
+            restored: Whether the model's values were loaded from a checkpoint: then they are
+                compared, and not replaced.
             catch_up: Adopts the syncs that were committed without this replica.
         """
         for fragment in fragments:
@@ -144,8 +155,9 @@ class Membership:
 
         Args:
             fragment: The fragment whose turn it is.
-            last: Whether this replica leaves afterwards, so that the sync may be left out. In a fixed run every sync may be the
-                last one, since another replica may have left before it.
+            last: Whether this replica leaves afterwards, so that the sync may be left out. In a
+                fixed run every sync may be the last one, since another replica may have left before
+                it.
         """
         return self.exchange.begin(fragment, last=True)
 
@@ -159,7 +171,8 @@ class StoreMembership(Membership):
     Args:
         exchange: The connection to the run.
         own_state: Saves and restores what belongs to this replica alone.
-        open_steps: In fixed runs, what it has learned in fragments since their last sync. None in elastic runs.
+        open_steps: In fixed runs, what it has learned in fragments since their last sync. None in
+            elastic runs.
     """
 
     exchange: StoreExchange
@@ -212,7 +225,8 @@ class StoreMembership(Membership):
         count.stand_at(position)
         count.inner_steps = position.inner_steps
         catch_up()
-        # Set it again: while catching up, the run may have gone back to older states, which count fewer steps.
+        # Set it again: while catching up, the run may have gone back to older states, which count
+        # fewer steps.
         count.inner_steps = counted = exchange.counted
         if not (self.elastic or exchange.comes_back):
             return

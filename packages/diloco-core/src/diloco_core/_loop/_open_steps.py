@@ -1,9 +1,10 @@
 """What a replica of a fixed run has learned in fragments whose turn has not come yet: saved with its own state.
 
-With several fragments, each is synced at a different time, and the others then hold inner steps that no sync counts. They are
-in no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
-not stopped. With one fragment, there is nothing to save, unless the outer loop was loaded in the middle of a period, or of an
-inner step that several optimizers take.
+With several fragments, each is synced at a different time, and the others then hold inner steps
+that no sync counts. They are in no published state. So they are saved with the inner optimizers,
+and a run that is resumed exactly there goes on as if it had not stopped. With one fragment, there
+is nothing to save, unless the outer loop was loaded in the middle of a period, or of an inner step
+that several optimizers take.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from ._counters import Counters
 
 
 class OpenSteps:
-    """These inner steps, as an object that is saved and restored; see :class:`.Stateful`. Not thread-safe.
+    """These inner steps, as an object that is saved and restored; see :class:`.Stateful`.
+
+    Not thread-safe.
 
     Attributes:
         applied: Whether the replica continues with saved inner steps.
@@ -57,7 +60,9 @@ class OpenSteps:
         self._loaded = state
 
     def apply(self, inner_steps: int) -> None:
-        """Continue with the saved inner steps. The fragments must hold the values of the sync before them.
+        """Continue with the saved inner steps.
+
+        The fragments must hold the values of the sync before them.
 
         Args:
             inner_steps: How many inner steps the replica had taken when it saved them.

@@ -36,8 +36,8 @@ class OuterLr:
         """Ask for another rate, of all groups or of one, from the next sync on that this replica contributes to.
 
         Raises:
-            ConfigurationError: The value is not a positive number, there is no such group, or another group's rate is a function,
-                which could not go on as one.
+            ConfigurationError: The value is not a positive number, there is no such group, or
+                another group's rate is a function, which could not go on as one.
         """
         rate = checked_lr("the outer learning rate", value)
         groups = range(len(self.values))
@@ -51,9 +51,10 @@ class OuterLr:
                 )
             if any(self.schedules[other] for other in groups if other != number):
                 raise ConfigurationError(
-                    f"set_outer_lr(..., group={number}) cannot change the rate of one group, because that of another one is a "
-                    "function of the sync, and a change fixes the rates of all. Let the functions of all groups return what you "
-                    "want, or set the rate of all groups by leaving group out"
+                    f"set_outer_lr(..., group={number}) cannot change the rate of one group, "
+                    "because that of another one is a function of the sync, and a change fixes the "
+                    "rates of all. Let the functions of all groups return what you want, or set "
+                    "the rate of all groups by leaving group out"
                 )
             groups = range(number, number + 1)
         self._asked.update(dict.fromkeys(groups, rate))
@@ -85,7 +86,8 @@ class OuterLr:
             return
         if rate.values != self._wish:
             if (rate.number, rate.rank) == (self._number, self.rank):
-                # An earlier wish of this replica was heard. The later one travels with the next contribution.
+                # An earlier wish of this replica was heard. The later one travels with the next
+                # contribution.
                 self._number = 0
                 return
             wish, taken = _text(self._wish), _text(rate.values)
@@ -120,7 +122,8 @@ def check_changeable(exchange: object) -> None:
     if support_of(exchange).agrees_on_lr:
         return
     raise ConfigurationError(
-        f"set_outer_lr() cannot be used with {type(exchange).__name__}, by which the other replicas do not learn of a change: "
-        "a manager only averages. Pass outer_lr as a function of the sync, which is the same on all replicas, or use an exchange "
-        "that connect() or in_process() returned, or a ProcessGroupExchange."
+        f"set_outer_lr() cannot be used with {type(exchange).__name__}, by which the other "
+        "replicas do not learn of a change: a manager only averages. Pass outer_lr as a function "
+        "of the sync, which is the same on all replicas, or use an exchange that connect() or "
+        "in_process() returned, or a ProcessGroupExchange."
     )

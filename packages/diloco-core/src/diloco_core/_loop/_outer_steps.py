@@ -91,7 +91,10 @@ class OuterSteps:
         return 0.0 if self._window is None else self._window.elapsed
 
     def may_look(self) -> bool:
-        """Whether it is time to look, in the middle of a window, for syncs without this replica. Counts as having looked."""
+        """Whether it is time to look, in the middle of a window, for syncs without this replica.
+
+        Counts as having looked.
+        """
         return self._window is not None and not self.under_way and self._window.may_look()
 
     def look(self) -> None:
@@ -108,7 +111,8 @@ class OuterSteps:
         """Raise the error of the sync under way if it has failed by now. Does not wait.
 
         Raises:
-            SyncError: It has failed. A replica that has left too early is no failure as yet; :meth:`sync` says so.
+            SyncError: It has failed. A replica that has left too early is no failure as yet;
+                :meth:`sync` says so.
         """
         if self._sent is None:
             return
@@ -121,13 +125,16 @@ class OuterSteps:
             raise
 
     def sync(self, *, last: bool = False) -> SyncReport:
-        """Sync the fragment whose turn it is, or adopt the sync under way. Then adopt those that were committed meanwhile.
+        """Sync the fragment whose turn it is, or adopt the sync under way.
+
+        Then adopt those that were committed meanwhile.
 
         Args:
             last: Whether this replica leaves afterwards.
 
         Raises:
-            UnequalSyncsError: Another replica of a fixed run has left after fewer syncs. Call :meth:`part` next.
+            UnequalSyncsError: Another replica of a fixed run has left after fewer syncs. Call
+                :meth:`part` next.
             SyncError: The sync has failed; see :meth:`._base.Exchange.sync`.
         """
         report = self._next(last)
@@ -142,7 +149,8 @@ class OuterSteps:
             adopt: Whether to adopt its result if it is there already.
 
         Returns:
-            Whether the exchange can still be used. It cannot if the sync is in a request that takes long.
+            Whether the exchange can still be used. It cannot if the sync is in a request that takes
+            long.
         """
         sent = self._sent
         if sent is None:
@@ -168,7 +176,10 @@ class OuterSteps:
         self.count.close_all()
 
     def settle(self) -> list[str]:
-        """Restore values that were changed after the last sync without a step. Returns the names of the parameters among them."""
+        """Restore values that were changed after the last sync without a step.
+
+        Returns the names of the parameters among them.
+        """
         open_steps = zip(self.fragments, self.count.since_sync, strict=True)
         settled = [fragment for fragment, steps in open_steps if not steps]
         for fragment in settled:
@@ -204,9 +215,10 @@ class OuterSteps:
         """
         if self._failure:
             raise SyncError(
-                "an earlier sync of this outer loop has failed, and its error was caught. The values of this replica have been "
-                "undefined since then, so it cannot continue. Let the error leave the block. Then begin again from a checkpoint "
-                f"or, in an elastic run, by connecting again. The error was {self._failure}"
+                "an earlier sync of this outer loop has failed, and its error was caught. The "
+                "values of this replica have been undefined since then, so it cannot continue. Let "
+                "the error leave the block. Then begin again from a checkpoint or, in an elastic "
+                f"run, by connecting again. The error was {self._failure}"
             )
 
     def _next(self, last: bool) -> SyncReport:
@@ -259,8 +271,8 @@ class OuterSteps:
         try:
             report = self._result(sent, hurried=sent.behind and last)
             if sent.behind and last and undecided(report):
-                # Once more, with all the patience that a replica has that leaves; and with the same contribution, since the
-                # others may have counted it by now.
+                # Once more, with all the patience that a replica has that leaves; and with the same
+                # contribution, since the others may have counted it by now.
                 sent.again()
                 report = self._result(sent, hurried=False)
             self._settle_residuals(sent.number, report)
@@ -285,8 +297,9 @@ class OuterSteps:
             self._fail(error)
             raise
         notices.log.debug("rank %d: %s", self._rank, report)
-        # What was decided before this replica trains belongs to the state that it begins with. The caller does not have the
-        # loop yet (`with DiLoCo(...) as outer`), and the inner state is not restored.
+        # What was decided before this replica trains belongs to the state that it begins with. The
+        # caller does not have the loop yet (`with DiLoCo(...) as outer`), and the inner state is
+        # not restored.
         if self.on_sync is not None and self.training:
             self.on_sync(report)
         return report
@@ -316,7 +329,8 @@ class OuterSteps:
 
     def _settle_residuals(self, number: int, report: SyncReport) -> None:
         """Tell the residuals of all fragments what became of the contribution to one, and where the run stands now."""
-        # Before this replica trains it contributes nothing, and its residuals are restored after what was decided meanwhile.
+        # Before this replica trains it contributes nothing, and its residuals are restored after
+        # what was decided meanwhile.
         for other, fragment in enumerate(self.fragments if self.training else ()):
             if fragment.residual is None:
                 continue
@@ -380,11 +394,15 @@ class OuterSteps:
             self._window.begin()
 
     def _jump(self) -> int:
-        """Continue from the run's count of inner steps for this rank. Returns how many of them this incarnation did not take.
+        """Continue from the run's count of inner steps for this rank.
 
-        The run counts more steps than this incarnation took if an earlier incarnation of the rank contributed to the sync. The batches of
-        that incarnation must not be learned again. Fragments with unsynced steps return to their last sync: the steps of the earlier
-        incarnation now lie between these steps and the next ones, and a contribution can only cover consecutive steps.
+        Returns how many of them this incarnation did not take.
+
+        The run counts more steps than this incarnation took if an earlier incarnation of the rank
+        contributed to the sync. The batches of that incarnation must not be learned again.
+        Fragments with unsynced steps return to their last sync: the steps of the earlier
+        incarnation now lie between these steps and the next ones, and a contribution can only cover
+        consecutive steps.
         """
         skipped = self.membership.counted - self.count.inner_steps
         if skipped <= 0:

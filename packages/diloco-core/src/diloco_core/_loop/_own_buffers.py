@@ -18,10 +18,13 @@ _Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one 
 
 
 class OwnBuffers:
-    """These buffers, as an object that is saved and restored; see :class:`.Stateful`. Not thread-safe.
+    """These buffers, as an object that is saved and restored; see :class:`.Stateful`.
+
+    Not thread-safe.
 
     Args:
-        model: The model. Its modules may assign new tensors to their buffers at any time, also of other shapes and dtypes.
+        model: The model. Its modules may assign new tensors to their buffers at any time, also of
+            other shapes and dtypes.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -51,7 +54,9 @@ class OwnBuffers:
         return {"names": names, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the buffers to the saved values. A new tensor is assigned where the saved values do not fit into the present one.
+        """Set the buffers to the saved values.
+
+        A new tensor is assigned where the saved values do not fit into the present one.
 
         Raises:
             ValueError: Other buffers were saved than the model has now.
@@ -119,9 +124,10 @@ def _unpacked(saved: Mapping[str, Any]) -> torch.Tensor:
 
 def _refusal(name: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"buffer {name!r} belongs to this rank alone (buffers='none'), and cannot be saved for its next incarnation: {why}. If it is "
-        "the same in every new model, register it with persistent=False. Or keep its values in a plain, dense tensor. With "
-        "save_inner_every=0, nothing is saved."
+        f"buffer {name!r} belongs to this rank alone (buffers='none'), and cannot be saved for its "
+        f"next incarnation: {why}. If it is the same in every new model, register it with "
+        "persistent=False. Or keep its values in a plain, dense tensor. With save_inner_every=0, "
+        "nothing is saved."
     )
 
 

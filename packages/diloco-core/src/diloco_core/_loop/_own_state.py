@@ -23,27 +23,36 @@ _NO_DATA = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 @dataclass(eq=False)
 class OwnState:
-    """Saves and restores inner optimizers, random generators, and further objects that the user names. Not thread-safe.
+    """Saves and restores inner optimizers, random generators, and further objects that the user names.
+
+    Not thread-safe.
 
     Args:
         exchange: The connection to the run, in whose store the state is saved.
         optimizers: The inner optimizers.
         stateful: Further objects to save, by name.
-        every: The number of syncs from one save to the next, the first of which comes at the first sync; 0 for never.
+        every: The number of syncs from one save to the next, the first of which comes at the first
+            sync; 0 for never.
         names: The names of the model's parameters, by the ``id`` of the parameter.
         buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In fixed runs: what the replica has learned in fragments since their last sync.
-        feedback: Whether there is error feedback, so that what codecs have lost of its contributions is saved, too.
+        feedback: Whether there is error feedback, so that what codecs have lost of its
+            contributions is saved, too.
 
     Attributes:
-        advice: What to set so that less is lost between two saves, as the end of a message; empty if it is set.
-        residuals: The residuals of error feedback; they are of no fragment if there is no error feedback.
+        advice: What to set so that less is lost between two saves, as the end of a message; empty
+            if it is set.
+        residuals: The residuals of error feedback; they are of no fragment if there is no error
+            feedback.
         restored: Whether a saved state was restored.
-        restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was restored.
-        behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
-        overtaken: Whether the run has counted steps of this rank that this incarnation never took, so that the position of its data
-            loader does not match the counted steps. Nothing is saved from then on: the next incarnation of the rank restores what
-            was saved before, and skips the batches of the steps that were counted since.
+        restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was
+            restored.
+        behind: Inner steps that the run has counted after the restored state was saved (all of them
+            if none was restored).
+        overtaken: Whether the run has counted steps of this rank that this incarnation never took,
+            so that the position of its data loader does not match the counted steps. Nothing is
+            saved from then on: the next incarnation of the rank restores what was saved before, and
+            skips the batches of the steps that were counted since.
 
     Raises:
         ConfigurationError: Something cannot be saved.
@@ -77,7 +86,9 @@ class OwnState:
         return bool(self.every) and not self.overtaken
 
     def batches_to_skip(self) -> int:
-        """What a data loader has to skip if its position was restored. Warns once if nothing was restored that could be a loader.
+        """What a data loader has to skip if its position was restored.
+
+        Warns once if nothing was restored that could be a loader.
 
         A loop that takes batch number ``inner_steps`` does not ask, and is not bothered.
         """
@@ -139,7 +150,8 @@ class OwnState:
             why = "" if passed_over else ", because the store holds no inner state of this rank"
             if not self.every:
                 why = ", because nothing is saved or restored with save_inner_every=0"
-                # The user has asked for that, but may not know that it concerns a part of the model too.
+                # The user has asked for that, but may not know that it concerns a part of the model
+                # too.
                 level = logging.WARNING if self.buffers else logging.INFO
             contents = self._contents()
             if any(optimizer.state for optimizer in self.optimizers):
@@ -158,7 +170,8 @@ class OwnState:
 
         Args:
             inner_steps: How many inner steps this replica has taken.
-            overlap: How many of them no sync will ever count; see :meth:`.Membership.save_own_state`.
+            overlap: How many of them no sync will ever count; see
+                :meth:`.Membership.save_own_state`.
         """
         position = self.exchange.position
         counted = position.inner_steps >= inner_steps - overlap
@@ -177,8 +190,9 @@ class OwnState:
     def save_last(self, inner_steps: int) -> None:
         """Save the state if it may have changed since the last save, and nothing later. Repeatable.
 
-        In an elastic run steps that are not counted are lost, and nothing is saved that holds them. In a fixed run they are
-        saved with the values that they led to, so that a resumed run goes on with them.
+        In an elastic run steps that are not counted are lost, and nothing is saved that holds them.
+        In a fixed run they are saved with the values that they led to, so that a resumed run goes
+        on with them.
         """
         position = self.exchange.position
         changed = (position.sync, inner_steps) != (self._saved_at, self._saved_steps)

@@ -1,7 +1,7 @@
 """The outer loops in use in this process: at most one of them may sync a tensor, and at most one may use an exchange.
 
-Two loops around one model, each with an optimizer of its own, would take outer steps from each other's results, and no
-replica would end with what its run has committed.
+Two loops around one model, each with an optimizer of its own, would take outer steps from each
+other's results, and no replica would end with what its run has committed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class Place:
         """Check whether the loop may be entered.
 
         Raises:
-            ConfigurationError: Another loop in use syncs a tensor of this one, or holds a tensor that this one syncs (the
-                message names it); or the exchange is in use by another loop.
+            ConfigurationError: Another loop in use syncs a tensor of this one, or holds a tensor
+                that this one syncs (the message names it); or the exchange is in use by another
+                loop.
         """
         with _lock:
             self._check()
@@ -59,10 +60,12 @@ class Place:
     def _check(self) -> None:
         for other in _under_way:
             if other is not self and other.exchange is self.exchange:
-                # Syncs are only numbered: two models of the same shape would be taken for one another.
+                # Syncs are only numbered: two models of the same shape would be taken for one
+                # another.
                 raise ConfigurationError(
-                    "this exchange is in use by another outer loop, and an exchange serves only one at a time: connect to "
-                    "another prefix for this loop. (For the same URI and rank, connect() returns the same exchange.)"
+                    "this exchange is in use by another outer loop, and an exchange serves only "
+                    "one at a time: connect to another prefix for this loop. (For the same URI and "
+                    "rank, connect() returns the same exchange.)"
                 )
             _compare(self.synced(), other.held())
             _compare(self.held(), other.synced())
@@ -88,9 +91,9 @@ def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
     if overlap:
         name = next(names[id(tensor)] for tensor in overlap if id(tensor) in names)
         raise ConfigurationError(
-            f"another outer loop in use also holds {name!r}, and at least one of the two syncs it: they would change each "
-            "other's results. Use one loop for the model, with all of its optimizers (DiLoCo(model, [a, b], ...)), or leave "
-            "the block of the other loop first."
+            f"another outer loop in use also holds {name!r}, and at least one of the two syncs it: "
+            "they would change each other's results. Use one loop for the model, with all of its "
+            "optimizers (DiLoCo(model, [a, b], ...)), or leave the block of the other loop first."
         )
 
 

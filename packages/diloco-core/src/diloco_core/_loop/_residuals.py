@@ -17,10 +17,12 @@ from . import _notices as notices
 
 
 class Residuals:
-    """The residuals of all fragments, as an object that is saved and restored; see :class:`.Stateful`. Not thread-safe.
+    """The residuals of all fragments, as an object that is saved and restored; see :class:`.Stateful`.
 
-    A restored residual holds only at the position at which it was saved, which :meth:`check` finds out. So nothing is sent
-    twice, and what is lost is said.
+    Not thread-safe.
+
+    A restored residual holds only at the position at which it was saved, which :meth:`check` finds
+    out. So nothing is sent twice, and what is lost is said.
 
     Args:
         advice: What to set so that less is lost, as the end of a message.
@@ -51,7 +53,8 @@ class Residuals:
     def parts(fragment: Fragment) -> Callable[[str], Iterable[Buffer]] | None:
         """Makes the bytes of what a fragment's residual becomes if the contribution that is sent counts; None if none is sent.
 
-        They are saved before the contribution can be counted: after that, this replica may die before it knows.
+        They are saved before the contribution can be counted: after that, this replica may die
+        before it knows.
         """
         offered = None if fragment.residual is None else fragment.residual.offered
         if offered is None:
@@ -86,7 +89,8 @@ class Residuals:
             try:
                 tree, tensors = verified(each.data, each.identity, each.origin)
                 values = unpack(tree["residual"], tensors)["values"]
-            except Exception as error:  # noqa: BLE001 - whatever these bytes are, this replica goes on without them
+            # Whatever these bytes are, this replica goes on without them
+            except Exception as error:  # noqa: BLE001
                 notices.log.error("rank %d: %s", rank, error)
                 continue
             name = str(tree.get("fragment"))

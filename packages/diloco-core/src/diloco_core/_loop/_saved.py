@@ -66,8 +66,9 @@ class SavedState:
         """Continue from a saved state.
 
         Raises:
-            ConfigurationError: It belongs to another replica, another model, or an outer loop with other settings, or it is not
-                as it was saved. The message names the first difference.
+            ConfigurationError: It belongs to another replica, another model, or an outer loop with
+                other settings, or it is not as it was saved. The message names the first
+                difference.
         """
         self._check(state)
         saved = zip(state["fragments"], state["since_sync"], self.model.fragments, strict=True)
@@ -85,7 +86,8 @@ class SavedState:
         """Check that the model holds the values of the loaded state; warn if an inner optimizer has lost its state.
 
         Raises:
-            ConfigurationError: The model holds other values. The message names tensors that differ, and says what to load.
+            ConfigurationError: The model holds other values. The message names tensors that differ,
+                and says what to load.
         """
         assert self.loaded is not None
         saved = self.loaded["model"]
@@ -93,9 +95,10 @@ class SavedState:
         differing = [name for name in sums if sums[name] != saved.get(name)]
         if differing:
             raise ConfigurationError(
-                "the model does not hold the values that it held when the state of this outer loop was saved. These differ: "
-                f"{notices.some(differing)}. Before the block is entered, also load the states of the model "
-                "(model.load_state_dict) and of the inner optimizer that were saved at the same moment."
+                "the model does not hold the values that it held when the state of this outer loop "
+                f"was saved. These differ: {notices.some(differing)}. Before the block is entered, "
+                "also load the states of the model (model.load_state_dict) and of the inner "
+                "optimizer that were saved at the same moment."
             )
         had = zip(self.optimizers, self.loaded["has_inner_state"], strict=False)
         lost = [type(each).__name__ for each, had_state in had if had_state and not each.state]
@@ -106,7 +109,8 @@ class SavedState:
     def _check(self, state: Any) -> None:
         if not isinstance(state, Mapping):
             raise ConfigurationError(
-                f"the saved state of an outer loop must be what DiLoCo.state_dict() returned, not {kind_of(state)}"
+                "the saved state of an outer loop must be what DiLoCo.state_dict() returned, not "
+                f"{kind_of(state)}"
             )
         for key, value in self._identity().items():
             _same(key, state.get(key), value)
@@ -116,9 +120,11 @@ class SavedState:
             intact = False
         if not intact:
             raise ConfigurationError(
-                "the values in the saved state of the outer loop have changed since state_dict() returned them, or some are "
-                "missing. They are references to the loop's own tensors, which further training changes: write the state to a "
-                "file at once (torch.save) or copy it (copy.deepcopy). If that was done, the file is damaged; load another one."
+                "the values in the saved state of the outer loop have changed since state_dict() "
+                "returned them, or some are missing. They are references to the loop's own "
+                "tensors, which further training changes: write the state to a file at once "
+                "(torch.save) or copy it (copy.deepcopy). If that was done, the file is damaged; "
+                "load another one."
             )
         for what, saved, current in (
             ("setting", state["settings"], self.model.settings),
@@ -154,7 +160,8 @@ def digest_of(state: Mapping[str, Any]) -> str:
             for entry in outer["ranges"]
         ]
         scalars = {name: float(value) for name, value in sorted(outer["scalars"].items())}
-        # Without error feedback nothing is added, so that states of earlier versions have the digest that they had.
+        # Without error feedback nothing is added, so that states of earlier versions have the
+        # digest that they had.
         own = [name for name in ("copy", "residual") if name in part]
         values = {name: [checksum(each) for each in part[name]] for name in own}
         parts.append({**values, "ranges": ranges, "scalars": scalars})
@@ -177,6 +184,7 @@ def _same(what: str, saved: object, current: object) -> None:
             saved = f"{saved!r} ({kind_of(saved)})"
             current = f"{current!r} ({kind_of(current)})"
         raise ConfigurationError(
-            f"the saved state does not fit this outer loop: {what} is {saved} in the saved state, but {current} in this outer "
-            "loop. Load a state that this rank has saved with the same model, the same settings and the same version."
+            f"the saved state does not fit this outer loop: {what} is {saved} in the saved state, "
+            f"but {current} in this outer loop. Load a state that this rank has saved with the "
+            "same model, the same settings and the same version."
         )

@@ -41,8 +41,8 @@ class SyncedModel:
         settings: What must be the same on all replicas, apart from the tensors.
 
     Raises:
-        ConfigurationError: Tensors share memory without being tied, or the optimizers and the model do not hold the same
-            parameters.
+        ConfigurationError: Tensors share memory without being tied, or the optimizers and the model
+            do not hold the same parameters.
     """
 
     model: torch.nn.Module
@@ -59,7 +59,8 @@ class SyncedModel:
         check_settings(outers, self._outer_settings)
         self.settings = {**terms.settings, **self._outer_settings}
         schedule, coding = terms.schedule, terms.coding
-        # With error feedback the contribution is computed once: what is sent and what remains must belong together.
+        # With error feedback the contribution is computed once: what is sent and what remains must
+        # belong together.
         kind = DelayedFragment if schedule.delay or schedule.alpha or terms.feedback else Fragment
         if coding is not None:
             outers[0].check_state_codec(coding.codec.name)
@@ -88,7 +89,9 @@ class SyncedModel:
         self._frozen = FrozenValues(self._watch.frozen)
 
     def check(self) -> None:
-        """Refuse a model whose tensors are no longer the synced ones. Modules may have assigned new tensors to buffers.
+        """Refuse a model whose tensors are no longer the synced ones.
+
+        Modules may have assigned new tensors to buffers.
 
         Raises:
             ModelChangedError: The model has changed, or the values of a frozen parameter have.
@@ -130,7 +133,9 @@ class SyncedModel:
         }
 
     def schema(self, committed: int, *, values: bool) -> Schema:
-        """A description of everything that replicas must have in common. Frozen parameters must keep their values from now on.
+        """A description of everything that replicas must have in common.
+
+        Frozen parameters must keep their values from now on.
 
         Args:
             committed: The outer steps that the model has taken.

@@ -10,16 +10,17 @@ from .._errors import ModelChangedError
 from ._memory import address
 from ._values import checksum
 
-# Bytes that are read at every sync although nothing shows that they were changed, since a change through parameter.data leaves
-# no trace. So such a change is found a few syncs later, or at the end.
+# Bytes that are read at every sync although nothing shows that they were changed, since a change
+# through parameter.data leaves no trace. So such a change is found a few syncs later, or at the
+# end.
 _READ_AT_ONCE = 2**24
 
 
 class FrozenValues:
     """Remembers checksums of the values of frozen parameters, and compares them later, some parameters at a time.
 
-    For example, a moving average or a target network that follows the trained parameters differs between the replicas, and no
-    sync ever makes it equal again. Not thread-safe.
+    For example, a moving average or a target network that follows the trained parameters differs
+    between the replicas, and no sync ever makes it equal again. Not thread-safe.
 
     Args:
         parameters: The frozen parameters by name.
@@ -53,10 +54,11 @@ class FrozenValues:
             parameter = self._parameters[name]
             if checksum(parameter) != self._checksums[name]:
                 raise ModelChangedError(
-                    f"parameter {name!r} was frozen when the outer loop was made, and its values have been changed since. It is "
-                    "not synced, so every replica would end with different values. Keep tensors that follow the trained "
-                    "parameters (a moving average, a target network) outside the model, or in buffers, which are synced. If you "
-                    "have loaded values, do that before the block is entered.",
+                    f"parameter {name!r} was frozen when the outer loop was made, and its values "
+                    "have been changed since. It is not synced, so every replica would end with "
+                    "different values. Keep tensors that follow the trained parameters (a moving "
+                    "average, a target network) outside the model, or in buffers, which are "
+                    "synced. If you have loaded values, do that before the block is entered.",
                     name,
                 )
             self._traces[name] = _trace(parameter)
@@ -79,5 +81,6 @@ class FrozenValues:
 
 def _trace(parameter: torch.Tensor) -> tuple[int, int]:
     """A value that changes when a parameter is written to, or is given other memory."""
-    version = 0 if parameter.is_inference() else parameter._version  # noqa: SLF001 - torch has no public way
+    # torch has no public way
+    version = 0 if parameter.is_inference() else parameter._version  # noqa: SLF001
     return version, address(parameter)

@@ -17,13 +17,16 @@ STRIDED = "strided"
 SEQUENTIAL = "sequential"
 PATTERNS = (STRIDED, SEQUENTIAL)
 LAYERS_PER_FRAGMENT = 3
-"""In each fragment, at most, if the number of fragments is not given. It is the number that the paper uses."""
+"""In each fragment, at most, if the number of fragments is not given.
+
+It is the number that the paper uses.
+"""
 
 _NAMED = 4  # as many lists are named in an error
 
 _BY_HAND = (
-    "pass the fragments yourself: a list of modules, or of lists of modules, each of which becomes a fragment, such as "
-    "fragments=[[model.embed, model.layers[0]], [model.layers[1], model.head]]"
+    "pass the fragments yourself: a list of modules, or of lists of modules, each of which becomes "
+    "a fragment, such as fragments=[[model.embed, model.layers[0]], [model.layers[1], model.head]]"
 )
 
 _log = logging.getLogger("diloco_core")
@@ -34,7 +37,8 @@ class Pattern:
     """How the layers of a model are dealt out to fragments.
 
     Attributes:
-        kind: ``"strided"`` (layer n goes into fragment n modulo their number) or ``"sequential"`` (neighbours stay together).
+        kind: ``"strided"`` (layer n goes into fragment n modulo their number) or ``"sequential"``
+            (neighbours stay together).
         count: The number of fragments; None for three layers in each.
     """
 
@@ -65,9 +69,10 @@ def deal_out(
 ) -> list[list[int]]:
     """Which parameters each fragment gets: their positions in ``parameters``, in order.
 
-    Parameters that are in no layer go into the first fragment if they come before those of the layers (embeddings), and into
-    the last one otherwise (a final norm, the head). A parameter that is tied to one outside the layers counts as one
-    outside. Layers without a parameter of their own, such as frozen ones, are not counted.
+    Parameters that are in no layer go into the first fragment if they come before those of the
+    layers (embeddings), and into the last one otherwise (a final norm, the head). A parameter that
+    is tied to one outside the layers counts as one outside. Layers without a parameter of their
+    own, such as frozen ones, are not counted.
 
     Args:
         model: The model.
@@ -75,7 +80,8 @@ def deal_out(
         pattern: How it is dealt out.
 
     Raises:
-        ConfigurationError: The model does not have exactly one list of layers for this, or too few layers.
+        ConfigurationError: The model does not have exactly one list of layers for this, or too few
+            layers.
     """
     found = _repeated_layers(model, {id(parameter) for parameter in parameters}, pattern)
     number = len(found.layers)
@@ -84,14 +90,14 @@ def deal_out(
         count = math.ceil(number / LAYERS_PER_FRAGMENT)
         if count == 1:
             raise ConfigurationError(
-                f"fragments={pattern} puts {LAYERS_PER_FRAGMENT} layers into each fragment, but there are only {number} layers "
-                f"to sync, in {found.name!r}: say how many fragments there should be, such as "
-                f"fragments=({pattern.kind!r}, {number})"
+                f"fragments={pattern} puts {LAYERS_PER_FRAGMENT} layers into each fragment, but "
+                f"there are only {number} layers to sync, in {found.name!r}: say how many "
+                f"fragments there should be, such as fragments=({pattern.kind!r}, {number})"
             )
     if count > number:
         raise ConfigurationError(
-            f"fragments={pattern} needs {count} layers with trainable parameters of their own, but {found} has only {number} of "
-            "them: pass a smaller number"
+            f"fragments={pattern} needs {count} layers with trainable parameters of their own, but "
+            f"{found} has only {number} of them: pass a smaller number"
         )
     fragments: dict[int, int] = {}
     for index, layer in enumerate(found.layers):
@@ -110,7 +116,10 @@ def deal_out(
 
 
 def _repeated_layers(model: torch.nn.Module, synced: set[int], pattern: Pattern) -> _Layers:
-    """The longest list of layers of the same class. Lists inside of a layer (experts, for example) are part of that layer."""
+    """The longest list of layers of the same class.
+
+    Lists inside of a layer (experts, for example) are part of that layer.
+    """
     found: list[_Layers] = []
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -131,8 +140,9 @@ def _repeated_layers(model: torch.nn.Module, synced: set[int], pattern: Pattern)
             seen.update(id(inside) for inside in module.modules())
     if not found:
         raise ConfigurationError(
-            f"fragments={pattern} needs the repeated layers of the model: a ModuleList or Sequential of at least two modules of "
-            f"the same class with trainable parameters. This model has none: {_BY_HAND}"
+            f"fragments={pattern} needs the repeated layers of the model: a ModuleList or "
+            "Sequential of at least two modules of the same class with trainable parameters. This "
+            f"model has none: {_BY_HAND}"
         )
     longest = max(found, key=lambda candidate: len(candidate.layers))
     rivals = [
@@ -146,8 +156,8 @@ def _repeated_layers(model: torch.nn.Module, synced: set[int], pattern: Pattern)
         if len(rivals) > _NAMED:
             some += f" and {len(rivals) - _NAMED} more"
         raise ConfigurationError(
-            f"fragments={pattern} needs one list of repeated layers, but the model has several: {some}. "
-            f"So {_BY_HAND}"
+            f"fragments={pattern} needs one list of repeated layers, but the model has several: "
+            f"{some}. So {_BY_HAND}"
         )
     return longest
 

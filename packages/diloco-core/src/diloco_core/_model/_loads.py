@@ -21,8 +21,9 @@ _MOST_COUNTERS = 3
 class Loads:
     """Compares a few values of every synced parameter before the first load since a step with those at the next step.
 
-    Nothing is read where nothing was loaded. Values that the training loop itself changes between steps (by clamping them, say)
-    are its own concern, and what replaces a parameter is noticed elsewhere. Not thread-safe.
+    Nothing is read where nothing was loaded. Values that the training loop itself changes between
+    steps (by clamping them, say) are its own concern, and what replaces a parameter is noticed
+    elsewhere. Not thread-safe.
 
     Args:
         model: The model.
@@ -55,11 +56,13 @@ class Loads:
 
     def stepped(self) -> None:
         """Note that the model holds what the training, or a sync, has given it."""
-        self._versions = [tensor._version for tensor in self._counted]  # noqa: SLF001 - it is public only in C++
+        # It is public only in C++
+        self._versions = [tensor._version for tensor in self._counted]  # noqa: SLF001
 
     def begins(self) -> None:
         """Note that something is loaded now."""
-        # Where the loop has already changed the model by other means, a load may be what puts it back.
+        # Where the loop has already changed the model by other means, a load may be what puts it
+        # back.
         known = self._versions == [tensor._version for tensor in self._counted]  # noqa: SLF001
         if self._before is None and known:
             self._before = [_values(named.tensor) for named in self._tensors]
@@ -68,7 +71,8 @@ class Loads:
         """Refuse to go on with other values than before the load.
 
         Args:
-            settled: Names of parameters that may hold others, since their committed values will be restored.
+            settled: Names of parameters that may hold others, since their committed values will be
+                restored.
 
         Raises:
             ModelChangedError: The values were not put back; the error names the first parameter.
@@ -82,17 +86,20 @@ class Loads:
             if not torch.equal(_values(named.tensor), values):
                 raise ModelChangedError(
                     "values were loaded into the model inside the block, and parameter "
-                    f"{named.name!r} still holds them. They would be sent as what this replica has "
-                    "learned. Load before the block begins, or let the store decide: connect() with "
-                    "resume=True continues from the state of the run (elastic runs always do), and only "
-                    "what it does not hold is left to load. To evaluate with other weights, put the old "
-                    "values back before the next step.",
+                    f"{named.name!r} still holds them. They would be sent as what this replica "
+                    "has learned. Load before the block begins, or let the store decide: "
+                    "connect() with resume=True continues from the state of the run (elastic runs "
+                    "always do), and only what it does not hold is left to load. To evaluate with "
+                    "other weights, put the old values back before the next step.",
                     named.name,
                 )
 
 
 class _Hook:
-    """Calls :meth:`Loads.begins`. A copy of the model, or a file that it is saved to, does not get it."""
+    """Calls :meth:`Loads.begins`.
+
+    A copy of the model, or a file that it is saved to, does not get it.
+    """
 
     def __init__(self, owner: Loads) -> None:
         self._owner = weakref.ref(owner)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-# A parameter that is made from a tensor of another class has that class, and is not a torch.nn.Parameter.
+# A parameter that is made from a tensor of another class has that class, and is not a
+# torch.nn.Parameter.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -21,8 +22,8 @@ def address(tensor: torch.Tensor) -> int:
 def first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Two tensors that share an element; None if there are none.
 
-    A tensor whose own elements share memory is returned as both. Takes O(n log n) if the tensors' ranges of memory do not
-    overlap. No value is read.
+    A tensor whose own elements share memory is returned as both. Takes O(n log n) if the tensors'
+    ranges of memory do not overlap. No value is read.
     """
     dense = [tensor for tensor in tensors if tensor.numel() and address(tensor)]
     dense.sort(key=lambda tensor: (str(tensor.device), address(tensor)))
@@ -67,7 +68,10 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors with overlapping ranges share an element. Two columns of a matrix, which alternate, do not."""
+    """Whether two tensors with overlapping ranges share an element.
+
+    Two columns of a matrix, which alternate, do not.
+    """
     size, distance = first.itemsize, address(second) - address(first)
     if (
         first.is_contiguous()

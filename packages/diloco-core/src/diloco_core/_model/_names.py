@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-# The class of a wrapper, as module and name, and the name under which it holds the module that it wraps. The class is looked
-# up and not imported: if nothing has imported its module, there is no such wrapper, and to import torch.compile's takes a
-# second.
+# The class of a wrapper, as module and name, and the name under which it holds the module that it
+# wraps. The class is looked up and not imported: if nothing has imported its module, there is no
+# such wrapper, and to import torch.compile's takes a second.
 _WRAPPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
@@ -24,7 +24,8 @@ _WRAPPERS = (
 def plain_name(model: torch.nn.Module, name: str) -> str:
     """The name of a tensor in the model without the names that wrappers around the model, or around parts of it, add.
 
-    Only the part of a wrapper is taken out: a module that the user has named ``module`` keeps its name.
+    Only the part of a wrapper is taken out: a module that the user has named ``module`` keeps its
+    name.
 
     Args:
         model: The model.

@@ -72,21 +72,23 @@ def split(
 ) -> list[list[NamedTensor]]:
     """Cut a model into fragments.
 
-    A tensor with several names is taken once, under its first name. Buffers belong to the last fragment, so that each is
-    synced once per cycle.
+    A tensor with several names is taken once, under its first name. Buffers belong to the last
+    fragment, so that each is synced once per cycle.
 
     Args:
         model: The model.
-        fragments: A number (the parameters are cut in their order into parts of about equal size), a pattern in which the
-            layers are dealt out, or a list of modules, or of lists of modules, each of which becomes a fragment; together they
-            must hold all trainable parameters.
+        fragments: A number (the parameters are cut in their order into parts of about equal size),
+            a pattern in which the layers are dealt out, or a list of modules, or of lists of
+            modules, each of which becomes a fragment; together they must hold all trainable
+            parameters.
         buffers: What happens to the buffers.
-        outer_groups: The number of every trainable parameter's outer parameter group, by the parameter's ``id``; None if there
-            are not several.
+        outer_groups: The number of every trainable parameter's outer parameter group, by the
+            parameter's ``id``; None if there are not several.
 
     Raises:
-        ConfigurationError: The model has no trainable parameter, or fewer than fragments; a parameter is in no fragment; a
-            module is not part of the model, or is given twice; its layers do not fit a pattern; or a tensor cannot be synced.
+        ConfigurationError: The model has no trainable parameter, or fewer than fragments; a
+            parameter is in no fragment; a module is not part of the model, or is given twice; its
+            layers do not fit a pattern; or a tensor cannot be synced.
     """
     _check_shapes(model)
     group_of = outer_groups or {}
@@ -97,7 +99,8 @@ def split(
     ]
     if not trainable:
         raise ConfigurationError(
-            "the model has no trainable parameter (requires_grad is False for all of them), so there is nothing to sync"
+            "the model has no trainable parameter (requires_grad is False for all of them), so "
+            "there is nothing to sync"
         )
     for tensor in trainable:
         _check(tensor)
@@ -120,7 +123,8 @@ def _check_shapes(model: torch.nn.Module) -> None:
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
         if name == "__metadata__":
             raise ConfigurationError(
-                f"{kind} {name!r} has a name that safetensors reserves for itself: give it another one"
+                f"{kind} {name!r} has a name that safetensors reserves for itself: give it another "
+                "one"
             )
         if is_lazy(tensor):
             raise ConfigurationError(
@@ -132,21 +136,23 @@ def _check(named: NamedTensor) -> None:
     tensor = named.tensor
     if tensor.dtype not in {torch.bfloat16, torch.float16, torch.float32, torch.float64}:
         raise ConfigurationError(
-            f"parameter {named.name!r} has dtype {tensor.dtype}, but only bfloat16, float16, float32 and float64 can be synced"
+            f"parameter {named.name!r} has dtype {tensor.dtype}, but only bfloat16, float16, "
+            "float32 and float64 can be synced"
         )
     if type(tensor.detach()) is not torch.Tensor or tensor.layout is not torch.strided:
         raise ConfigurationError(
-            f"parameter {named.name!r} is {kind_of(tensor.detach())} with layout {tensor.layout}, but only plain dense tensors "
-            "can be synced (no DTensor, no sparse tensors)"
+            f"parameter {named.name!r} is {kind_of(tensor.detach())} with layout {tensor.layout}, "
+            "but only plain dense tensors can be synced (no DTensor, no sparse tensors)"
         )
     if tensor.is_meta:
         raise ConfigurationError(
-            f"parameter {named.name!r} is on the meta device and has no values yet: load the model's values first"
+            f"parameter {named.name!r} is on the meta device and has no values yet: load the "
+            "model's values first"
         )
     if tensor.is_inference():
         raise ConfigurationError(
-            f"parameter {named.name!r} was made inside torch.inference_mode() and cannot be written to: make the model outside "
-            "that mode"
+            f"parameter {named.name!r} was made inside torch.inference_mode() and cannot be "
+            "written to: make the model outside that mode"
         )
 
 
@@ -164,8 +170,8 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
         obstacle = f"of dtype {buffer.dtype}, which safetensors does not know"
     if obstacle:
         raise ConfigurationError(
-            f"buffer {name!r} is {obstacle}, but only plain dense tensors of ordinary dtypes can be synced: pass buffers='none', "
-            "and sync the buffers yourself if that is needed"
+            f"buffer {name!r} is {obstacle}, but only plain dense tensors of ordinary dtypes can "
+            "be synced: pass buffers='none', and sync the buffers yourself if that is needed"
         )
 
 
@@ -174,15 +180,15 @@ def _by_number(trainable: list[NamedTensor], count: int) -> list[list[NamedTenso
         raise ConfigurationError(f"fragments must be at least 1, not {count}")
     if count > len(trainable):
         raise ConfigurationError(
-            f"the model has only {len(trainable)} trainable tensors, which is too few for {count} fragments: pass a smaller "
-            "number"
+            f"the model has only {len(trainable)} trainable tensors, which is too few for {count} "
+            "fragments: pass a smaller number"
         )
     total = sum(tensor.tensor.numel() for tensor in trainable)
     parts: list[list[NamedTensor]] = [[]]
     placed = 0  # number of elements in the parts so far
     for index, named in enumerate(trainable):
-        # Begin the next part when this one has its share, or when each of the remaining parts needs one of the remaining
-        # tensors.
+        # Begin the next part when this one has its share, or when each of the remaining parts needs
+        # one of the remaining tensors.
         tensors_left = len(trainable) - index
         is_needed = tensors_left == count - len(parts)
         is_full = parts[-1] and placed + named.tensor.numel() / 2 > total * len(parts) / count
@@ -213,16 +219,17 @@ def _by_module(
                 group.append(module)
             else:
                 raise ConfigurationError(
-                    f"fragment {number} ({type(module).__name__}) is not a module of the model: pass modules from "
-                    "model.modules()"
+                    f"fragment {number} ({type(module).__name__}) is not a module of the model: "
+                    "pass modules from model.modules()"
                 )
             if id(module) in given_in:
                 raise ConfigurationError(
-                    f"fragments holds {kind_of(module)} twice, in fragment {given_in[id(module)]} and in fragment {number}: "
-                    "leave one of them out"
+                    f"fragments holds {kind_of(module)} twice, in fragment {given_in[id(module)]} "
+                    f"and in fragment {number}: leave one of them out"
                 )
             given_in[id(module)] = number
-        # pop(): a tensor that is tied into several fragments belongs to the first, and takes one outer step per cycle.
+        # pop(): a tensor that is tied into several fragments belongs to the first, and takes one
+        # outer step per cycle.
         part = [
             unplaced.pop(id(p))
             for module in group
@@ -232,13 +239,15 @@ def _by_module(
         if not part:
             kinds = ", ".join(type(module).__name__ for module in group) or "an empty list"
             raise ConfigurationError(
-                f"fragment {number} ({kinds}) holds no trainable parameter that is not in an earlier fragment: leave it out"
+                f"fragment {number} ({kinds}) holds no trainable parameter that is not in an "
+                "earlier fragment: leave it out"
             )
         parts.append(part)
     if unplaced:
         names = ", ".join(repr(named.name) for named in unplaced.values())
         raise ConfigurationError(
-            f"these trainable parameters are in no fragment: {names}. Add the modules that hold them, or freeze them."
+            f"these trainable parameters are in no fragment: {names}. Add the modules that hold "
+            "them, or freeze them."
         )
     _check_nested(model, given_in)
     return parts
@@ -257,8 +266,9 @@ def _check_nested(model: torch.nn.Module, given_in: Mapping[int, int]) -> None:
         prefixes = tuple(f"{path}." for path in paths[outer])
         if all(path.startswith(prefixes) for path in paths[inner]):
             raise ConfigurationError(
-                f"{paths[inner][0][1:]!r} is in fragment {given_in[inner]}, and again in fragment {given_in[outer]} as a part of "
-                f"{paths[outer][0][1:] or 'the model'!r}: pass modules that do not contain each other"
+                f"{paths[inner][0][1:]!r} is in fragment {given_in[inner]}, and again in fragment "
+                f"{given_in[outer]} as a part of {paths[outer][0][1:] or 'the model'!r}: pass "
+                "modules that do not contain each other"
             )
 
 
@@ -272,8 +282,9 @@ def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
             name = plain_name(model, key)
             if id(buffer) in parameter_names:
                 raise ConfigurationError(
-                    f"buffer {name!r} is the same tensor as parameter {parameter_names[id(buffer)]!r} and would be synced twice, "
-                    "by different rules: register it only once"
+                    f"buffer {name!r} is the same tensor as parameter "
+                    f"{parameter_names[id(buffer)]!r} and would be synced twice, by different "
+                    "rules: register it only once"
                 )
             _check_buffer(name, buffer)
             is_averaged = policy is Buffers.MEAN and buffer.is_floating_point()

@@ -15,7 +15,8 @@ from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._squares import sum_of_squares
 from ._partition import NamedTensor
 
-# Numbers below these stay finite when they are rounded to the dtype: half a step above its largest finite number.
+# Numbers below these stay finite when they are rounded to the dtype: half a step above its largest
+# finite number.
 _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
 
 
@@ -60,7 +61,10 @@ class Segments:
             segment.values = segment.named.tensor.detach().reshape(-1)
 
     def finish(self, *, adopted: bool) -> None:
-        """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
+        """Write copied tensors back.
+
+        If new values were adopted, delete the gradients, which belong to the old values.
+        """
         with torch.no_grad():
             for segment in self:
                 tensor, values = segment.named.tensor, segment.values
@@ -88,7 +92,8 @@ class Segments:
 
     def not_finite(self, piece: Piece, values: torch.Tensor) -> tuple[str, torch.dtype] | None:
         """The name and the dtype of a tensor in which a piece's values would be NaN or infinite; None if there is none."""
-        # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less than a tenth of the step.
+        # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less
+        # than a tenth of the step.
         bound = self._square_bounds[piece.group]
         if not values.is_floating_point() or sum_of_squares(values) < bound:
             return None
@@ -142,7 +147,9 @@ def _square_bound(segments: Sequence[Segment]) -> float:
 
 
 def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:
-    """Arrange tensors in groups by dtype, rule and outer parameter group. Returns the groups, and each group's segments.
+    """Arrange tensors in groups by dtype, rule and outer parameter group.
+
+    Returns the groups, and each group's segments.
 
     Those of the widest dtype come first.
     """

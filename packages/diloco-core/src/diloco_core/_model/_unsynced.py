@@ -1,7 +1,8 @@
 """The tensors of a model's ``state_dict()`` that are not synced: frozen parameters, and buffers under ``buffers="none"``.
 
-They are stored once, when the run begins, so that the store holds the whole model. The run's manifest has their checksums, so
-when an object is lost or damaged, a replica can find out whether its own tensors hold the same values, and then write it again.
+They are stored once, when the run begins, so that the store holds the whole model. The run's
+manifest has their checksums, so when an object is lost or damaged, a replica can find out whether
+its own tensors hold the same values, and then write it again.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ class Unsynced:
         tensors: The tensors that are not synced, each under its first name.
         layout: How their values are cut into objects.
         aliases: Further names of tensors, synced or not, with the first name of each.
-        omitted: Names of entries that cannot be stored: extra state, and values that a hook computes.
-        special: Tensors of the model that cannot be stored, with what they are: quantised ones, for instance.
+        omitted: Names of entries that cannot be stored: extra state, and values that a hook
+            computes.
+        special: Tensors of the model that cannot be stored, with what they are: quantised ones, for
+            instance.
 
     Args:
         model: The model, wrapped or not.
@@ -93,7 +96,8 @@ class Unsynced:
         """Store the values. Returns the table that describes them in the run's manifest.
 
         Args:
-            put: Given a key and a function that returns the parts, writes an object; it may call the function again.
+            put: Given a key and a function that returns the parts, writes an object; it may call
+                the function again.
         """
         folder = f"unsynced/{secrets.token_hex(8)}"
         sums: list[str] = []
@@ -144,7 +148,10 @@ class Unsynced:
             read(self._empty(piece))
 
     def parts(self, folder: str, number: int, written: Callable[[int], object] = bool) -> Parts:
-        """The bytes of an object. Returns the checksum of its values; ``written`` is called with it after the last byte."""
+        """The bytes of an object.
+
+        Returns the checksum of its values; ``written`` is called with it after the last byte.
+        """
         yield self.header(number)
         chunks = map(self._chunk, self._chunks(number))
         values = yield from section_parts(self.section(folder, number), chunks)
@@ -171,7 +178,10 @@ class Unsynced:
         return out
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as a flat one. If it is not contiguous, a copy is made, and kept until the next tensor is asked for."""
+        """A tensor as a flat one.
+
+        If it is not contiguous, a copy is made, and kept until the next tensor is asked for.
+        """
         if tensor.is_contiguous():
             return tensor.detach().view(-1)
         if self._copied is None or self._copied[0] != id(tensor):
@@ -185,9 +195,9 @@ def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return dict(model.state_dict(keep_vars=True))
     except Exception as error:
         raise ConfigurationError(
-            f"model.state_dict(keep_vars=True), which is called to list the entries of the whole model, fails: "
-            f"{type(error).__name__}: {error}. A state_dict() of your own must accept the same arguments as torch's, and return "
-            "a dict."
+            "model.state_dict(keep_vars=True), which is called to list the entries of the whole "
+            f"model, fails: {type(error).__name__}: {error}. A state_dict() of your own must "
+            "accept the same arguments as torch's, and return a dict."
         ) from error
 
 
@@ -203,7 +213,9 @@ def unsynced_seed(folder: str, number: int) -> int:
 
 @dataclass(eq=False)
 class UnsyncedWatch:
-    """Checks that the objects with the tensors that are not synced are there and whole. Not thread-safe.
+    """Checks that the objects with the tensors that are not synced are there and whole.
+
+    Not thread-safe.
 
     Args:
         store: The run's prefix.
@@ -275,8 +287,8 @@ class UnsyncedWatch:
             return True
 
         try:
-            # Only two further readings, since the other replicas may be waiting. If the object is not damaged after all, the
-            # same bytes are just written once more.
+            # Only two further readings, since the other replicas may be waiting. If the object is
+            # not damaged after all, the same bytes are just written once more.
             if read_again(self.store.timing, partial(self.store.read, key, use), most=2):
                 return None
         except CorruptedObjectError as error:
@@ -288,8 +300,8 @@ class UnsyncedWatch:
         own = self.own_tensors
         if own is not None and result_of(own.parts(self._folder, number)) == self._sums[number]:
             _log.error(
-                "rank %d: %s. It is written again with the same content. Something outside the run deletes or "
-                "changes its objects.",
+                "rank %d: %s. It is written again with the same content. Something outside the "
+                "run deletes or changes its objects.",
                 self.rank,
                 damage,
             )
@@ -297,9 +309,10 @@ class UnsyncedWatch:
         elif number not in self._reported:
             self._reported.add(number)
             _log.error(
-                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers under buffers='none'). This "
-                "replica cannot write it again, because its model holds other values than at the start of the run. Unless "
-                "another replica can write it, export() can only write the synced tensors (synced_only=True).",
+                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers "
+                "under buffers='none'). This replica cannot write it again, because its model "
+                "holds other values than at the start of the run. Unless another replica can "
+                "write it, export() can only write the synced tensors (synced_only=True).",
                 self.rank,
                 damage,
             )

@@ -14,7 +14,8 @@ from ._names import plain_name
 
 _log = logging.getLogger("diloco_core")
 
-# Number of elements that are hashed at once: tensors on another device are copied in pieces of this size.
+# Number of elements that are hashed at once: tensors on another device are copied in pieces of this
+# size.
 _HASHED_AT_ONCE = 2**22
 
 
@@ -37,7 +38,8 @@ def buffer_slots(
     return {
         f"{prefix}.{name}" if prefix else name: (module, name)
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name in module._buffers  # noqa: SLF001 - torch has no public way to ask which are persistent
+        # torch has no public way to ask which are persistent
+        for name in module._buffers  # noqa: SLF001
         if (name not in module._non_persistent_buffers_set) == persistent  # noqa: SLF001
     }
 
@@ -58,15 +60,16 @@ def compared_tensors(
 ) -> tuple[dict[str, str], dict[int, str | None]]:
     """Describe the tensors that are never synced but must be equal at all replicas.
 
-    These are frozen parameters, and buffers that are not saved. Their values are read once; only small pieces are copied.
+    These are frozen parameters, and buffers that are not saved. Their values are read once; only
+    small pieces are copied.
 
     Args:
         model: The model.
         frozen: The parameters that are not synced, by name.
 
     Returns:
-        The description of each tensor, with a checksum of its values, by its name; and the checksums by the ``id`` of the tensor,
-        None if its values cannot be read.
+        The description of each tensor, with a checksum of its values, by its name; and the
+        checksums by the ``id`` of the tensor, None if its values cannot be read.
     """
     synced = {id(tensor) for tensor in named_buffers(model, persistent=True).values()}
     lines: dict[str, str] = {}
@@ -81,7 +84,10 @@ def compared_tensors(
             values = sums[id(tensor)]
             if values is None:
                 _log.warning(
-                    "the values of %r, %s, cannot be compared between the replicas: make sure that they are the same everywhere",
+                    (
+                        "the values of %r, %s, cannot be compared between the replicas: make sure "
+                        "that they are the same everywhere"
+                    ),
                     name,
                     kind_of(tensor),
                 )
@@ -100,7 +106,8 @@ def _feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
         # It consists of several tensors, as quantized weights do.
         names, _ = tensor.__tensor_flatten__()
-        return all([_feed(digest, getattr(tensor, name).detach()) for name in names])  # noqa: C419 - feed all of them
+        # Feed all of them
+        return all([_feed(digest, getattr(tensor, name).detach()) for name in names])  # noqa: C419
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return False
     try:

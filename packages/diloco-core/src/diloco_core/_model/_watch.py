@@ -1,8 +1,8 @@
 """Checking that the synced tensors are still those of the model, and that all its trainable tensors are still synced.
 
-Otherwise a parameter that is replaced, converted or unfrozen, or an optimizer that trains something else, would go unnoticed,
-and the replicas would silently drift apart. The check takes time in proportion to the number of tensors, not to their size:
-no value is read.
+Otherwise a parameter that is replaced, converted or unfrozen, or an optimizer that trains something
+else, would go unnoticed, and the replicas would silently drift apart. The check takes time in
+proportion to the number of tensors, not to their size: no value is read.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class ModelWatch:
         buffers: The buffers that are synced; None if buffers are not to be synced.
 
     Raises:
-        ConfigurationError: Two tensors share memory without being the same tensor, an optimizer holds a tensor that is not a
-            parameter of the model, or no optimizer holds a trainable parameter.
+        ConfigurationError: Two tensors share memory without being the same tensor, an optimizer
+            holds a tensor that is not a parameter of the model, or no optimizer holds a trainable
+            parameter.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class ModelWatch:
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
         persistent = {} if buffers is None else named_buffers(model, persistent=True)
-        # All names of a buffer stand for one tensor, which is synced under one of them, without the names of wrappers.
+        # All names of a buffer stand for one tensor, which is synced under one of them, without the
+        # names of wrappers.
         synced_as = {id(named.tensor): named.name for named in buffers or ()}
         self._buffers = {
             n: _Original(each, describe(each), False) for n, each in persistent.items()
@@ -81,13 +83,16 @@ class ModelWatch:
     def check(self) -> dict[str, torch.Tensor]:
         """Compare the model with what it was.
 
-        A parameter that was trainable may be frozen, and unfrozen again. Values, devices and gradients may change.
+        A parameter that was trainable may be frozen, and unfrozen again. Values, devices and
+        gradients may change.
 
         Returns:
-            The synced buffers by name. Modules may have replaced them with new tensors, as is common in ``forward``.
+            The synced buffers by name. Modules may have replaced them with new tensors, as is
+            common in ``forward``.
 
         Raises:
-            ModelChangedError: The model has changed; the error names the first tensor that cannot be synced as it is.
+            ModelChangedError: The model has changed; the error names the first tensor that cannot
+                be synced as it is.
         """
         self._check_parameters()
         buffers = self._check_buffers()
@@ -103,23 +108,24 @@ class ModelWatch:
             if parameter is not original.tensor:
                 _refuse_change(
                     name,
-                    f"parameter {name!r} is another tensor ({describe(parameter)}) than {_WHEN} ({original.description}), so "
-                    "the tensor that is trained is not the one that is synced. Copy values into the existing tensor "
-                    "(load_state_dict without assign=True, model.to without replacing parameters), or make the outer loop "
+                    f"parameter {name!r} is another tensor ({describe(parameter)}) than {_WHEN} "
+                    f"({original.description}), so the tensor that is trained is not the one that "
+                    "is synced. Copy values into the existing tensor (load_state_dict without "
+                    "assign=True, model.to without replacing parameters), or make the outer loop "
                     "afterwards.",
                 )
             if original.description != describe(parameter):
                 _refuse_change(
                     name,
-                    f"parameter {name!r} was {original.description} {_WHEN} and is now {describe(parameter)}. Convert the "
-                    "model before the outer loop is made.",
+                    f"parameter {name!r} was {original.description} {_WHEN} and is now "
+                    f"{describe(parameter)}. Convert the model before the outer loop is made.",
                 )
             if original.frozen and parameter.requires_grad:
                 _refuse_change(
                     name,
-                    f"parameter {name!r} was frozen {_WHEN} and is trainable now. It would never be synced, because the set of "
-                    "synced parameters is fixed for the run. Make the outer loop while the parameter is trainable; it may be "
-                    "frozen afterwards.",
+                    f"parameter {name!r} was frozen {_WHEN} and is trainable now. It would never "
+                    "be synced, because the set of synced parameters is fixed for the run. Make "
+                    "the outer loop while the parameter is trainable; it may be frozen afterwards.",
                 )
 
     def _check_buffers(self) -> dict[str, torch.Tensor]:
@@ -133,22 +139,25 @@ class ModelWatch:
             if original.description != describe(buffer):
                 _refuse_change(
                     name,
-                    f"buffer {name!r} was {original.description} {_WHEN} and is now {describe(buffer)}, but a synced buffer "
-                    "may only change its values. Keep its shape and dtype, register it with persistent=False, or pass "
+                    f"buffer {name!r} was {original.description} {_WHEN} and is now "
+                    f"{describe(buffer)}, but a synced buffer may only change its values. Keep "
+                    "its shape and dtype, register it with persistent=False, or pass "
                     "buffers='none'.",
                 )
             if buffer.is_inference():
                 _refuse_change(
                     name,
-                    f"buffer {name!r} was made inside torch.inference_mode() and cannot be written to, so it cannot be synced. "
-                    "Evaluate the model inside torch.no_grad() instead, or without assigning new buffers.",
+                    f"buffer {name!r} was made inside torch.inference_mode() and cannot be "
+                    "written to, so it cannot be synced. Evaluate the model inside "
+                    "torch.no_grad() instead, or without assigning new buffers.",
                 )
             synced_name = self._synced_as[name]
             if buffers.setdefault(synced_name, buffer) is not buffer:
                 _refuse_change(
                     name,
-                    f"buffers {synced_name!r} and {name!r} were one tensor {_WHEN} and are two now, and only one would be "
-                    "synced. Assign a new tensor under all of its names, or copy values into the existing tensor.",
+                    f"buffers {synced_name!r} and {name!r} were one tensor {_WHEN} and are two "
+                    "now, and only one would be synced. Assign a new tensor under all of its "
+                    "names, or copy values into the existing tensor.",
                 )
         return buffers
 
@@ -161,15 +170,15 @@ class ModelWatch:
             if name not in now:
                 _refuse_change(
                     name,
-                    f"{kind} {name!r} ({original[name].description}) is no longer in the model, or has another name now. Change "
-                    "the model before the outer loop is made.",
+                    f"{kind} {name!r} ({original[name].description}) is no longer in the model, "
+                    "or has another name now. Change the model before the outer loop is made.",
                 )
         for name, tensor in now.items():
             if name not in original:
                 _refuse_change(
                     name,
-                    f"{kind} {name!r} ({describe(tensor)}) was not in the model {_WHEN}: it would never be synced. Change the "
-                    "model before the outer loop is made.",
+                    f"{kind} {name!r} ({describe(tensor)}) was not in the model {_WHEN}: it would "
+                    "never be synced. Change the model before the outer loop is made.",
                 )
 
     def _check_optimizers(self, refuse: Callable[[str, str], None]) -> None:
@@ -182,17 +191,19 @@ class ModelWatch:
                         optimizer_name = f"inner optimizer {number} ({type(optimizer).__name__})"
                         refuse(
                             "",
-                            f"{optimizer_name} holds a tensor that is not a parameter of the model: number {position} of its "
-                            f"group {index}, {describe(tensor)}. It would be trained and never synced. Make the optimizer "
-                            "from the parameters of this model, after every operation that replaces them.",
+                            f"{optimizer_name} holds a tensor that is not a parameter of the "
+                            f"model: number {position} of its group {index}, {describe(tensor)}. "
+                            "It would be trained and never synced. Make the optimizer from the "
+                            "parameters of this model, after every operation that replaces them.",
                         )
                     held.add(id(tensor))
         for name, original in self._parameters.items():
             if original.tensor.requires_grad and id(original.tensor) not in held:
                 refuse(
                     name,
-                    f"parameter {name!r} ({original.description}) is trainable, but no inner optimizer holds it. Pass all "
-                    "optimizers of the training loop (inner_optimizer=[a, b]), add it to one of them, or freeze it.",
+                    f"parameter {name!r} ({original.description}) is trainable, but no inner "
+                    "optimizer holds it. Pass all optimizers of the training loop "
+                    "(inner_optimizer=[a, b]), add it to one of them, or freeze it.",
                 )
 
     def _check_memory(self, refuse: Callable[[str, str], None]) -> None:
@@ -214,18 +225,21 @@ class ModelWatch:
             if first == second:
                 refuse(
                     first,
-                    f"elements of {first!r} ({describe(overlap[0])}) share memory with each other (is it an expanded "
-                    "tensor?), so they cannot have values of their own. Give every element its own memory: clone() the tensor.",
+                    f"elements of {first!r} ({describe(overlap[0])}) share memory with each other "
+                    "(is it an expanded tensor?), so they cannot have values of their own. Give "
+                    "every element its own memory: clone() the tensor.",
                 )
             refuse(
                 second,
-                f"{first!r} and {second!r} share memory without being the same tensor, so their values would be synced twice. "
-                "Tie them by assignment (module.weight = other.weight), or give each its own memory: clone() one of them.",
+                f"{first!r} and {second!r} share memory without being the same tensor, so their "
+                "values would be synced twice. Tie them by assignment (module.weight = "
+                "other.weight), or give each its own memory: clone() one of them.",
             )
         self._addresses = addresses
 
 
-def _refuse_argument(name: str, message: str) -> None:  # noqa: ARG001 - the signature of _refuse_change
+# The signature of _refuse_change
+def _refuse_argument(name: str, message: str) -> None:  # noqa: ARG001
     raise ConfigurationError(message)
 
 

@@ -23,15 +23,17 @@ _OLD = "old"  # the pinned buffer for the global copy before the sync
 class _Snapshot:
     """What was taken from the model to be sent.
 
-    The thread of the exchange writes to it. So if the training gives up a sync whose thread goes on, it drops the snapshot,
-    and the thread changes nothing that is used later.
+    The thread of the exchange writes to it. So if the training gives up a sync whose thread goes
+    on, it drops the snapshot, and the thread changes nothing that is used later.
 
     Attributes:
-        stop: The first inner step after those that the contribution covers; None if there is no contribution.
+        stop: The first inner step after those that the contribution covers; None if there is no
+            contribution.
         taken: The model's values, as long as the contribution is not computed.
         sent: The contribution.
         unchanged: The groups of buffers that were as in the global copy.
-        packed: What became of the contribution, once the result lies in pinned memory; otherwise empty.
+        packed: What became of the contribution, once the result lies in pinned memory; otherwise
+            empty.
     """
 
     stop: int | None
@@ -42,15 +44,19 @@ class _Snapshot:
 
 
 class DelayedFragment(Fragment):
-    """A :class:`Fragment` that is sent at one inner step and adopted at a later one. Not thread-safe.
+    """A :class:`Fragment` that is sent at one inner step and adopted at a later one.
 
-    While it is detached (from :meth:`detach` to :meth:`arrive` or :meth:`attach`), the exchange uses only the global copy, the
-    outer state, the residual and, of the fragment that is sent, a snapshot (:meth:`depart`). The training loop touches none of
-    them. So the exchange may run in another thread, and the model is free. That thread calls :meth:`collect` before the sync
-    and :meth:`pack` after it.
+    Not thread-safe.
 
-    Where the model is on an accelerator, the training does not wait for the device: the snapshot is a copy on the device, and
-    gets to the CPU, and the result to the device, by :class:`.DeviceCopies`.
+    While it is detached (from :meth:`detach` to :meth:`arrive` or :meth:`attach`), the exchange
+    uses only the global copy, the outer state, the residual and, of the fragment that is sent, a
+    snapshot (:meth:`depart`). The training loop touches none of them. So the exchange may run in
+    another thread, and the model is free. That thread calls :meth:`collect` before the sync and
+    :meth:`pack` after it.
+
+    Where the model is on an accelerator, the training does not wait for the device: the snapshot is
+    a copy on the device, and gets to the CPU, and the result to the device, by
+    :class:`.DeviceCopies`.
     """
 
     _snapshot: _Snapshot | None = None
@@ -87,10 +93,12 @@ class DelayedFragment(Fragment):
     def collect(self) -> None:
         """Wait for the snapshot if a device has yet to deliver it, and compute from it what is sent.
 
-        To be called once after :meth:`depart`, by the thread that carries out the sync, before the sync begins.
+        To be called once after :meth:`depart`, by the thread that carries out the sync, before the
+        sync begins.
 
         Raises:
-            NonFiniteDeltaError: With error feedback: the contribution, or what it decodes to, holds NaN or infinity.
+            NonFiniteDeltaError: With error feedback: the contribution, or what it decodes to, holds
+                NaN or infinity.
         """
         snapshot = self._snapshot
         if snapshot is not None and snapshot.taken is not None:
@@ -117,7 +125,8 @@ class DelayedFragment(Fragment):
     def pack(self, fate: str) -> None:
         """Write what the model is to be given into pinned memory, if the model is on an accelerator.
 
-        To be called after the sync, by the thread that has carried it out; otherwise :meth:`arrive` does it.
+        To be called after the sync, by the thread that has carried it out; otherwise :meth:`arrive`
+        does it.
 
         Args:
             fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
@@ -150,10 +159,11 @@ class DelayedFragment(Fragment):
     def arrive(self, fate: str) -> None:
         """Give the model the result, mixed with its own values, and delete the gradients, which belong to the old values.
 
-        A contribution that was counted is in the new global copy G; of the own values L, ``alpha`` is kept: the model becomes
-        ``lerp(G, L, alpha)``. One that was carried is not in it: with the old global copy G', the model becomes
-        ``lerp(G, G', alpha) + (L - G')``, so that its own progress stays whole. What was dropped keeps nothing. Only parameters
-        are mixed: buffers take what was synced.
+        A contribution that was counted is in the new global copy G; of the own values L, ``alpha``
+        is kept: the model becomes ``lerp(G, L, alpha)``. One that was carried is not in it: with
+        the old global copy G', the model becomes ``lerp(G, G', alpha) + (L - G')``, so that its own
+        progress stays whole. What was dropped keeps nothing. Only parameters are mixed: buffers
+        take what was synced.
 
         Args:
             fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
@@ -202,7 +212,8 @@ class DelayedFragment(Fragment):
             if before is None:
                 local.copy_(torch.lerp(new, local, alpha))
                 continue
-            # As with contributions, the rounding of a global copy to the model's dtype is not progress of the replica.
+            # As with contributions, the rounding of a global copy to the model's dtype is not
+            # progress of the replica.
             old = _at(near, (_OLD, whole.group, start), before[start:stop], local)
             wide = before.dtype
             progress = local.to(wide).sub_(old.to(wide)).to(local.dtype)

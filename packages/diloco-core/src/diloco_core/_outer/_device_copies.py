@@ -15,7 +15,10 @@ _WITHOUT_STREAMS = {"cpu", "meta", "mps"}
 
 
 class Accelerator:
-    """The few calls of torch that depend on the device. Tests replace them. Streams and events are those of torch."""
+    """The few calls of torch that depend on the device.
+
+    Tests replace them. Streams and events are those of torch.
+    """
 
     def __init__(self) -> None:
         self._side_streams: dict[torch.device, Any] = {}
@@ -29,7 +32,10 @@ class Accelerator:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def side_stream(self, device: torch.device) -> Any:
-        """The stream for copies. There is one for all fragments, since each stream keeps its own free memory."""
+        """The stream for copies.
+
+        There is one for all fragments, since each stream keeps its own free memory.
+        """
         if device not in self._side_streams:
             self._side_streams[device] = torch.Stream(device)
         return self._side_streams[device]
@@ -41,7 +47,8 @@ class Accelerator:
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
         """Compute and allocate on another stream of a device."""
-        # Setting a stream also makes its device the current one, so both are set back, the current device last.
+        # Setting a stream also makes its device the current one, so both are set back, the current
+        # device last.
         before = torch.accelerator.current_stream(), torch.accelerator.current_stream(stream.device)
         torch.accelerator.set_stream(stream)
         try:
@@ -78,7 +85,10 @@ class Taken:
     waits: list[tuple[_Lane, Any, torch.Tensor]]
 
     def wait(self) -> list[torch.Tensor]:
-        """Wait until the values are there. Returns them: flat, on the CPU, and right until the next use of the buffers."""
+        """Wait until the values are there.
+
+        Returns them: flat, on the CPU, and right until the next use of the buffers.
+        """
         for lane, event, _ in self.waits:
             lane.accelerator.wait(event)
         self.waits = []
@@ -88,11 +98,13 @@ class Taken:
 class DeviceCopies:
     """Takes the values of one fragment from their devices, and brings new ones to them.
 
-    The pinned buffers are made when they are first used, and kept. One thread at a time may use them. Before the CPU writes to
-    a buffer it waits for the last copy out of it. Copies into a buffer and out of it follow each other on one stream.
+    The pinned buffers are made when they are first used, and kept. One thread at a time may use
+    them. Before the CPU writes to a buffer it waits for the last copy out of it. Copies into a
+    buffer and out of it follow each other on one stream.
 
     Args:
-        values: Flat tensors with the devices, dtypes and sizes that are to be copied; on the CPU, too.
+        values: Flat tensors with the devices, dtypes and sizes that are to be copied; on the CPU,
+            too.
         accelerator: The calls that depend on the device.
     """
 
@@ -109,7 +121,10 @@ class DeviceCopies:
         return self._kinds == [_kind(each) for each in values]
 
     def take(self, values: Sequence[torch.Tensor]) -> Taken:
-        """Copy values as they are at this point of the current streams. Does not wait for devices with streams."""
+        """Copy values as they are at this point of the current streams.
+
+        Does not wait for devices with streams.
+        """
         waits = [(lane, *lane.take(values)) for lane in self._lanes]
         taken = {number: each for lane in self._lanes for number, each in lane.pinned_parts(VALUES)}
         for number, each in enumerate(values):
@@ -146,7 +161,10 @@ class DeviceCopies:
 
 
 class _Lane:
-    """The part of the values that is on one device. There they lie one after the other in one piece of memory, as here."""
+    """The part of the values that is on one device.
+
+    There they lie one after the other in one piece of memory, as here.
+    """
 
     def __init__(
         self, device: torch.device, values: Sequence[torch.Tensor], accelerator: Accelerator
@@ -187,7 +205,8 @@ class _Lane:
     def unpack(self, which: str) -> list[tuple[int, torch.Tensor]]:
         calls = self.accelerator
         with calls.on(self._side):
-            # Memory of the side stream: it need not wait for what the current stream still has to do.
+            # Memory of the side stream: it need not wait for what the current stream still has to
+            # do.
             brought = torch.empty(self._size, dtype=torch.uint8, device=self._device)
             calls.copy(brought, self._buffer(which))
         self._last[which] = calls.record(self._side)

@@ -28,10 +28,11 @@ from ._residual import Residual
 class Fragment:
     """A fragment as a :class:`._resumable.ResumableJob`. Not thread-safe.
 
-    It holds the global copy, on the CPU, and the outer state of this replica's shards. The contribution is the
-    pseudo-gradient: what the model held after the last sync, minus what it holds now. For a model in bf16 or fp16, "what it
-    held" is the rounded global copy: the rounding is not progress of the replica, and counting it would undo every outer step
-    that is too small for the model's dtype.
+    It holds the global copy, on the CPU, and the outer state of this replica's shards. The
+    contribution is the pseudo-gradient: what the model held after the last sync, minus what it
+    holds now. For a model in bf16 or fp16, "what it held" is the rounded global copy: the rounding
+    is not progress of the replica, and counting it would undo every outer step that is too small
+    for the model's dtype.
 
     Args:
         name: Its name in reports and in the store.
@@ -46,7 +47,8 @@ class Fragment:
         terms: As given.
         residual: What the codec has lost of earlier contributions; None without error feedback.
         contribution: What this replica brings to the sync under way, or brought to the last one.
-        rate: The learning rate of the outer step that is taken, or was taken last; see :class:`.SyncJob`.
+        rate: The learning rate of the outer step that is taken, or was taken last; see
+            :class:`.SyncJob`.
     """
 
     name: str
@@ -75,7 +77,8 @@ class Fragment:
         self.layout = Layout(groups, self.shards, block)
         self._wholes = [Piece(index, 0, group.numel) for index, group in enumerate(groups)]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
-        # The norms are a part of the file of a contribution, so a file without them must not be taken for one with them.
+        # The norms are a part of the file of a contribution, so a file without them must not be
+        # taken for one with them.
         clipped = ["clip"] if terms.clip else []
         self.fingerprint = fingerprint("fragment", self.name, self.shards, self.schema(), *clipped)
 
@@ -121,7 +124,10 @@ class Fragment:
         self.finish()
 
     def settle(self) -> list[str]:
-        """Set tensors that have changed since the last sync back to the global copy. Returns the names of the parameters."""
+        """Set tensors that have changed since the last sync back to the global copy.
+
+        Returns the names of the parameters.
+        """
         changed = []
         self.begin()
         for segment, base in self._bases():
@@ -161,7 +167,10 @@ class Fragment:
         self.finish()
 
     def finish(self) -> None:
-        """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
+        """Write copied tensors back.
+
+        If new values were adopted, delete the gradients, which belong to the old values.
+        """
         if not self._detached:
             self._segments.finish(adopted=self._adopted)
 
@@ -183,7 +192,8 @@ class Fragment:
             if not is_outer:
                 part.copy_(local)
                 if local.dtype is not base.dtype and not self.must_be_finite(piece):
-                    # As with parameters, the rounding of the last mean to the model's dtype does not count as a change.
+                    # As with parameters, the rounding of the last mean to the model's dtype does
+                    # not count as a change.
                     torch.where(base.to(local.dtype).to(base.dtype) == part, base, part, out=part)
                 continue
             if local.dtype is not base.dtype:
@@ -194,8 +204,9 @@ class Fragment:
     def is_surely_finite(self, piece: Piece) -> bool:
         """Whether the model's values are so small that their difference from any finite value is finite, too.
 
-        The sum of their squares shows that. Where it is finite, no value is larger than the root of the dtype's largest
-        number, and the largest number of float32 and of float64 is so coarse that adding as little as that does not change it.
+        The sum of their squares shows that. Where it is finite, no value is larger than the root of
+        the dtype's largest number, and the largest number of float32 and of float64 is so coarse
+        that adding as little as that does not change it.
         """
         group = self.layout.groups[piece.group]
         if group.rule is not Rule.OUTER or group.dtype not in (torch.float32, torch.float64):

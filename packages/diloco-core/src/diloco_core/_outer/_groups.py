@@ -40,8 +40,8 @@ def checked_groups(given: object) -> Sequence[Mapping[str, Any]] | None:
         )
     if len(given) > _MOST_GROUPS:
         raise ConfigurationError(
-            f"outer_groups has {len(given)} groups, but there can be at most {_MOST_GROUPS}: join groups with the same "
-            "settings"
+            f"outer_groups has {len(given)} groups, but there can be at most {_MOST_GROUPS}: join "
+            "groups with the same settings"
         )
     for number, group in enumerate(given):
         if not isinstance(group, Mapping) or "params" not in group:
@@ -63,7 +63,8 @@ def group_of_parameters(
         groups: The groups; the ``"params"`` of each are a parameter, a module, or several of them.
 
     Raises:
-        ConfigurationError: A trainable parameter is in no group or in several, a group has none, or something else is in it.
+        ConfigurationError: A trainable parameter is in no group or in several, a group has none, or
+            something else is in it.
     """
     named = {id(p): plain_name(model, name) for name, p in model.named_parameters()}
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
@@ -74,14 +75,16 @@ def group_of_parameters(
             name = named.get(id(parameter))
             if name is None:
                 raise ConfigurationError(
-                    f"outer_groups[{number}] holds a parameter of shape {list(parameter.shape)} that is not in the model: pass "
-                    "parameters of model.parameters(), or modules of model.modules()"
+                    f"outer_groups[{number}] holds a parameter of shape {list(parameter.shape)} "
+                    "that is not in the model: pass parameters of model.parameters(), or modules "
+                    "of model.modules()"
                 )
             before = group_of.setdefault(id(parameter), number)
             if before != number:
                 raise ConfigurationError(
-                    f"parameter {name!r} is in outer_groups[{before}] and in outer_groups[{number}], but every parameter must be "
-                    "in exactly one group (a tied parameter too, which several modules hold)"
+                    f"parameter {name!r} is in outer_groups[{before}] and in "
+                    f"outer_groups[{number}], but every parameter must be in exactly one group (a "
+                    "tied parameter too, which several modules hold)"
                 )
             found += id(parameter) in trainable
         if not found:
@@ -91,8 +94,8 @@ def group_of_parameters(
     missing = [name for key, name in named.items() if key in trainable and key not in group_of]
     if missing:
         raise ConfigurationError(
-            f"these trainable parameters are in no group of outer_groups: {', '.join(map(repr, missing))}. Add them to one, or "
-            "freeze them"
+            "these trainable parameters are in no group of outer_groups: "
+            f"{', '.join(map(repr, missing))}. Add them to one, or freeze them"
         )
     return group_of
 
@@ -125,14 +128,16 @@ def outer_groups(
     """How the outer parameter groups are stepped: one for each of ``groups``, or a single one if that is None.
 
     Args:
-        groups: Settings by name, besides ``"params"``; what a group leaves out is as the other arguments say.
+        groups: Settings by name, besides ``"params"``; what a group leaves out is as the other
+            arguments say.
         optimizer: As for :func:`outer_factory`, as are the following ones.
         lr: Learning rate.
         momentum: Momentum.
         nesterov: Whether the momentum is Nesterov's.
 
     Raises:
-        ConfigurationError: A setting is not allowed, or the optimizer cannot take the outer steps. The message names the group.
+        ConfigurationError: A setting is not allowed, or the optimizer cannot take the outer steps.
+            The message names the group.
     """
     factory = outer_factory(optimizer, lr, momentum, nesterov)
     found = []
@@ -164,7 +169,8 @@ def _with_settings(
     optimizer: OuterOptimizerFactory, given: Mapping[str, Any]
 ) -> OuterOptimizerFactory:
     """The caller's function for one group: as torch's optimizers take them, with settings of the group's own."""
-    # A function of the sync is no setting of the optimizer, whose own rate is replaced before every step.
+    # A function of the sync is no setting of the optimizer, whose own rate is replaced before every
+    # step.
     fixed = {key: value for key, value in given.items() if not (key == "lr" and callable(value))}
 
     def factory(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -181,14 +187,17 @@ def _check_known(given: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in given:
         if key not in known:
             raise ConfigurationError(
-                f"{key!r} is not a setting of the outer optimizer, which has {', '.join(map(repr, known))}"
+                f"{key!r} is not a setting of the outer optimizer, which has "
+                f"{', '.join(map(repr, known))}"
             )
 
 
 _NUMEL = 97
-# Where the tensor is cut. Shards and chunks begin at multiples of 16, so that vectorised kernels round equally in all of them.
+# Where the tensor is cut. Shards and chunks begin at multiples of 16, so that vectorised kernels
+# round equally in all of them.
 _CUTS, _OTHER_CUTS = (0, 16, 64, _NUMEL), (0, 48, _NUMEL)
-# How large the gradients of each step are: a limit on norms has no effect on small gradients, and shows with large ones.
+# How large the gradients of each step are: a limit on norms has no effect on small gradients, and
+# shows with large ones.
 _SCALES = (1.0, 1e-3, 1e3, 0.0, 1e6, 1.0)
 _SAVED_AFTER = 3
 _SEED = 20231114
@@ -203,8 +212,8 @@ def try_out(factory: OuterOptimizerFactory) -> None:
         factory: Makes the optimizer from a list of parameters.
 
     Raises:
-        ConfigurationError: The optimizer cannot be made, cannot step, is not element-wise, or keeps a state that cannot be
-            published.
+        ConfigurationError: The optimizer cannot be made, cannot step, is not element-wise, or keeps
+            a state that cannot be published.
     """
     # On the CPU, whatever torch's default device is, since outer steps are taken on the CPU.
     with undisturbed(), torch.device("cpu"):
@@ -220,7 +229,8 @@ def try_out(factory: OuterOptimizerFactory) -> None:
         _compare_steps(outer, _CUTS, values, gradients[:_SAVED_AFTER], expected[:_SAVED_AFTER])
         pieces = _pieces(_CUTS)
         _check_state(outer, pieces)
-        # `moved`: another replica takes over the pieces. `loaded`: a checkpoint is loaded, with chunks of another size.
+        # `moved`: another replica takes over the pieces. `loaded`: a checkpoint is loaded, with
+        # chunks of another size.
         moved_values, loaded_values = values.clone(), values.clone()
         for piece in pieces:
             state = {name: tensor.clone() for name, tensor in outer.tensors(piece).items()}
@@ -270,9 +280,9 @@ def _compare_steps(
                 else "is not element-wise: it gives other values for a tensor that is cut into pieces than for the whole tensor"
             )
             raise ConfigurationError(
-                f"the outer optimizer {outer.name} {problem}. Each replica updates only a part of the values, so the update of "
-                "an element must depend only on that element's gradients and state: use an optimizer without norms, trust "
-                "ratios and clipping."
+                f"the outer optimizer {outer.name} {problem}. Each replica updates only a part of "
+                "the values, so the update of an element must depend only on that element's "
+                "gradients and state: use an optimizer without norms, trust ratios and clipping."
             )
 
 
@@ -287,9 +297,9 @@ def _check_state(outer: OuterOptimizer, pieces: Sequence[Piece]) -> None:
                 description = f"{kind_of(value)}"
             if not isinstance(name, str) or not fits:
                 raise ConfigurationError(
-                    f"the outer optimizer {outer.name} keeps {name!r}, {description}, in its state of {piece.numel} float32 "
-                    "values, but only numbers, and tensors with the shape and dtype of the values, can be published: use another "
-                    "optimizer"
+                    f"the outer optimizer {outer.name} keeps {name!r}, {description}, in its state "
+                    f"of {piece.numel} float32 values, but only numbers, and tensors with the "
+                    "shape and dtype of the values, can be published: use another optimizer"
                 )
 
 
@@ -307,8 +317,8 @@ def _named(optimizer: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ConfigurationError(
-            f"the outer optimizer {optimizer} cannot take a step on a dense one-dimensional tensor, which it must be able to do: "
-            f"{type(error).__name__}: {error}"
+            f"the outer optimizer {optimizer} cannot take a step on a dense one-dimensional "
+            f"tensor, which it must be able to do: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -18,7 +18,8 @@ class Initial:
 
     Args:
         fragment: The fragment.
-        into_model: Whether the model takes the values, too. It does not if it was restored from a checkpoint.
+        into_model: Whether the model takes the values, too. It does not if it was restored from a
+            checkpoint.
     """
 
     kind = "initial"
@@ -30,7 +31,8 @@ class Initial:
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards, fragment.layout.block)
-        # The codec encodes nothing here: values that are taken from one replica are sent as they are.
+        # The codec encodes nothing here: values that are taken from one replica are sent as they
+        # are.
         self.terms = fragment.terms.of_initial_values
         self.fingerprint = fingerprint("initial", fragment.fingerprint)
         # A loop that was loaded goes on with the learning rate that it had.
@@ -45,7 +47,8 @@ class Initial:
         self.published = fragment.destination
         self.keeps_outer = fragment.keeps_outer
 
-    def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the signature of SyncJob
+    # The signature of SyncJob
+    def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The global copy of a piece."""
         return self.destination(piece)
 

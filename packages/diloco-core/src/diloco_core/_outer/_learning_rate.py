@@ -36,7 +36,8 @@ def lr_of_sync(schedule: LearningRate, sync: int) -> float:
         value = schedule(sync)
     except Exception as error:
         raise ConfigurationError(
-            f"outer_lr is a function, and outer_lr({sync}) raised {type(error).__name__}: {error}. It is called with the number "
-            "of each outer step, from 1, and must return the learning rate of that step."
+            f"outer_lr is a function, and outer_lr({sync}) raised {type(error).__name__}: {error}. "
+            "It is called with the number of each outer step, from 1, and must return the learning "
+            "rate of that step."
         ) from error
     return checked_lr(f"what outer_lr({sync}) returns", value)

@@ -36,7 +36,8 @@ def outer_factory(
         nesterov: Whether the momentum is Nesterov's; True if None and there is momentum.
 
     Raises:
-        ConfigurationError: A value is out of range, or settings of the SGD are given together with a function.
+        ConfigurationError: A value is out of range, or settings of the SGD are given together with
+            a function.
     """
     if optimizer is not None:
         settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
@@ -47,13 +48,15 @@ def outer_factory(
         ]
         if given:
             raise ConfigurationError(
-                f"{', '.join(given)} cannot be given together with outer_optimizer: these are settings of the SGD that is used "
-                "without it. Leave them out, and set the learning rate and momentum of your optimizer where it is made."
+                f"{', '.join(given)} cannot be given together with outer_optimizer: these are "
+                "settings of the SGD that is used without it. Leave them out, and set the learning "
+                "rate and momentum of your optimizer where it is made."
             )
         if not callable(optimizer):
             raise ConfigurationError(
-                "outer_optimizer must be a function that makes an optimizer from a list of parameters, such as "
-                f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {kind_of(optimizer)}"
+                "outer_optimizer must be a function that makes an optimizer from a list of "
+                "parameters, such as lambda parameters: torch.optim.SGD(parameters, lr=0.7), not "
+                f"{kind_of(optimizer)}"
             )
         return optimizer
     first = lr_of_sync(lr, 1) if callable(lr) else checked_lr("outer_lr", 0.7 if lr is None else lr)
@@ -61,11 +64,13 @@ def outer_factory(
     nesterov = yes_or_no("nesterov", momentum > 0 if nesterov is None else nesterov)
     if not 0 <= momentum < 1:
         raise ConfigurationError(
-            f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is 0.9"
+            f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is "
+            "0.9"
         )
     if nesterov and not momentum:
         raise ConfigurationError(
-            "nesterov=True has no effect with outer_momentum=0: leave nesterov out, or choose a momentum above 0, such as 0.9"
+            "nesterov=True has no effect with outer_momentum=0: leave nesterov out, or choose a "
+            "momentum above 0, such as 0.9"
         )
     return partial(torch.optim.SGD, lr=first, momentum=momentum, nesterov=nesterov, fused=True)
 
@@ -77,7 +82,8 @@ class _Part:
         probe = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         self.factory = group.factory
         self.optimizer = make(group.factory, [probe])
-        # Some make a parameter's state in their constructor and nowhere else, as Adagrad of torch 2.11.
+        # Some make a parameter's state in their constructor and nowhere else, as Adagrad of torch
+        # 2.11.
         self._state_comes_from_constructor = bool(self.optimizer.state.pop(probe, None))
         self.group["params"] = []
         self.name = type(self.optimizer).__name__
@@ -100,7 +106,8 @@ class _Part:
 
     def settings(self) -> dict[str, str]:
         values = {key: _as_text(value) for key, value in self.group.items() if key != "params"}
-        # What use() has set is no other setting. Anything else was set by the caller, and is refused.
+        # What use() has set is no other setting. Anything else was set by the caller, and is
+        # refused.
         if "lr" in values and values["lr"] == _as_text(self._lr_used):
             values["lr"] = OF_THE_SYNC if self._scheduled else _as_text(self._lr_at_first)
         return {"optimizer": self.name, **dict(sorted(values.items()))}
@@ -112,14 +119,16 @@ class _Part:
     def check_changeable(self, what: str) -> None:
         if "lr" not in self.group:
             raise ConfigurationError(
-                f"{what}, but the outer optimizer {self.name} has no learning rate: its parameter group has no 'lr'"
+                f"{what}, but the outer optimizer {self.name} has no learning rate: its parameter "
+                "group has no 'lr'"
             )
 
     def use(self, rate: float) -> None:
         if rate == self.lr:
             return
         lr = self.group["lr"]
-        # Some optimizers keep it as a tensor, whose dtype may round it. So does every other replica's.
+        # Some optimizers keep it as a tensor, whose dtype may round it. So does every other
+        # replica's.
         self._lr_used = torch.full_like(lr, rate) if isinstance(lr, torch.Tensor) else rate
         self.group["lr"] = self._lr_used
 
@@ -127,16 +136,18 @@ class _Part:
 class OuterOptimizer:
     """Torch optimizers whose parameters are chunks of flat shards, stepped one chunk at a time: one for each outer group.
 
-    Torch keeps an optimizer's state per parameter, so the results are the same if it is given one chunk at a time, while that
-    chunk is still in the processor's cache. With several groups, tensors and scalars are published under names that begin with
-    the group's number, since two groups need not keep the same ones. Not thread-safe.
+    Torch keeps an optimizer's state per parameter, so the results are the same if it is given one
+    chunk at a time, while that chunk is still in the processor's cache. With several groups,
+    tensors and scalars are published under names that begin with the group's number, since two
+    groups need not keep the same ones. Not thread-safe.
 
     Args:
-        groups: How each outer parameter group is stepped. There are none for means, which take no outer step.
+        groups: How each outer parameter group is stepped. There are none for means, which take no
+            outer step.
 
     Raises:
-        ConfigurationError: A factory does not make an optimizer of these parameters, its settings are impossible, or it has
-            no learning rate that could change.
+        ConfigurationError: A factory does not make an optimizer of these parameters, its settings
+            are impossible, or it has no learning rate that could change.
     """
 
     def __init__(self, groups: Sequence[OuterGroup]) -> None:
@@ -200,7 +211,10 @@ class OuterOptimizer:
             part.use(rate)
 
     def tensors_kept(self) -> int:
-        """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam. Takes one step to see."""
+        """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam.
+
+        Takes one step to see.
+        """
         piece, kept = Piece(0, 0, 1), []
         # Some optimizers draw random numbers, which must not change those of the training.
         with undisturbed(), torch.device("cpu"):
@@ -229,7 +243,10 @@ class OuterOptimizer:
         parameter.grad = None
 
     def prepare(self, piece: Piece, values: torch.Tensor) -> None:
-        """Give a chunk its part of a loaded state now, and not only in its first step. Without such a state, do nothing."""
+        """Give a chunk its part of a loaded state now, and not only in its first step.
+
+        Without such a state, do nothing.
+        """
         if self._loaded.get("ranges"):
             self._parameter(piece, values)
 
@@ -249,12 +266,18 @@ class OuterOptimizer:
         return state
 
     def tensors(self, piece: Piece) -> dict[str, torch.Tensor]:
-        """The state of a chunk with one number per element: flat tensors of its size. Empty before its first step."""
+        """The state of a chunk with one number per element: flat tensors of its size.
+
+        Empty before its first step.
+        """
         state = self.state(piece).items()
         return {self.name_of(piece, name): each for name, each in state if _is_elementwise(each)}
 
     def scalars(self, piece: Piece) -> dict[str, float]:
-        """The state of a chunk that consists of single numbers, such as a step count. Empty before its first step."""
+        """The state of a chunk that consists of single numbers, such as a step count.
+
+        Empty before its first step.
+        """
         return {
             self.name_of(piece, name): float(value)
             for name, value in self.state(piece).items()
@@ -268,7 +291,9 @@ class OuterOptimizer:
         tensors: Mapping[str, torch.Tensor],
         scalars: Mapping[str, float],
     ) -> None:
-        """Replace the state of a chunk. ``values`` is the flat view that steps will update; ``tensors`` are kept, not copied.
+        """Replace the state of a chunk.
+
+        ``values`` is the flat view that steps will update; ``tensors`` are kept, not copied.
 
         The scalars may be those of all groups.
         """
@@ -302,9 +327,10 @@ class OuterOptimizer:
         for part in self._parts:
             if not isinstance(part.optimizer, torch.optim.SGD):
                 raise ConfigurationError(
-                    f"state_codec={name!r} cannot be used with the outer optimizer {part.name}: its state is published encoded, "
-                    "and small numbers of a block, such as Adam's second moments, may become zero, which makes its steps "
-                    "arbitrarily large. Use torch.optim.SGD as the outer optimizer, or leave state_codec out."
+                    f"state_codec={name!r} cannot be used with the outer optimizer {part.name}: "
+                    "its state is published encoded, and small numbers of a block, such as Adam's "
+                    "second moments, may become zero, which makes its steps arbitrarily large. Use "
+                    "torch.optim.SGD as the outer optimizer, or leave state_codec out."
                 )
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,8 +346,12 @@ class OuterOptimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Use this state from the next steps on. Chunks may have other sizes than when it was saved."""
-        # A copy, since it is not used before the next steps, and the caller may change it until then.
+        """Use this state from the next steps on.
+
+        Chunks may have other sizes than when it was saved.
+        """
+        # A copy, since it is not used before the next steps, and the caller may change it until
+        # then.
         self._loaded = copy.deepcopy(dict(state))
         self._chunks.clear()
         for part in self._parts:
@@ -341,8 +371,9 @@ class OuterOptimizer:
                     target[here] = loaded[start - range_start : stop - range_start]
         if restored != piece.numel:
             raise ConfigurationError(
-                "the loaded state holds the outer optimizer's state for the shards of another replica: load the state that was "
-                "saved by the same rank of a run with the same world size"
+                "the loaded state holds the outer optimizer's state for the shards of another "
+                "replica: load the state that was saved by the same rank of a run with the same "
+                "world size"
             )
         return state
 
@@ -355,15 +386,17 @@ def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]
         settings: The settings that all replicas have compared when they met.
 
     Raises:
-        ConfigurationError: An optimizer has another setting. The error names the setting, both values and the fragment.
+        ConfigurationError: An optimizer has another setting. The error names the setting, both
+            values and the fragment.
     """
     for index, outer in enumerate(outers):
         for name, value in outer.settings.items():
             if value != settings.get(name):
                 raise ConfigurationError(
-                    f"{name} is {value} for fragment {index}, but {settings.get(name)} in the run: all outer optimizers must "
-                    "have the same settings from the start to the end of a run. Pass an outer_optimizer function that uses the "
-                    "same settings at every call, and do not change them afterwards."
+                    f"{name} is {value} for fragment {index}, but {settings.get(name)} in the run: "
+                    "all outer optimizers must have the same settings from the start to the end of "
+                    "a run. Pass an outer_optimizer function that uses the same settings at every "
+                    "call, and do not change them afterwards."
                 )
 
 
@@ -391,14 +424,15 @@ def make(
     """Make an optimizer of these parameters, and check it before it is used.
 
     Raises:
-        ConfigurationError: It cannot be made, is not an optimizer of these parameters, or its settings are impossible.
+        ConfigurationError: It cannot be made, is not an optimizer of these parameters, or its
+            settings are impossible.
     """
     try:
         optimizer = factory(parameters)
     except Exception as error:
         raise ConfigurationError(
-            "outer_optimizer could not make an optimizer for a list of flat parameters, which it must be able to do: "
-            f"{type(error).__name__}: {error}"
+            "outer_optimizer could not make an optimizer for a list of flat parameters, which it "
+            f"must be able to do: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
@@ -407,28 +441,31 @@ def make(
     name = type(optimizer).__name__
     if len(optimizer.param_groups) != 1:
         raise ConfigurationError(
-            f"the outer optimizer {name} must have one parameter group, not {len(optimizer.param_groups)}. To step parts of the "
-            "model differently, pass outer_groups"
+            f"the outer optimizer {name} must have one parameter group, not "
+            f"{len(optimizer.param_groups)}. To step parts of the model differently, pass "
+            "outer_groups"
         )
     group = optimizer.param_groups[0]
     if [id(parameter) for parameter in group["params"]] != [
         id(parameter) for parameter in parameters
     ]:
         raise ConfigurationError(
-            f"the outer optimizer {name} does not hold the parameters that were passed to outer_optimizer: make a new optimizer "
-            "at every call, from the list that is passed in"
+            f"the outer optimizer {name} does not hold the parameters that were passed to "
+            "outer_optimizer: make a new optimizer at every call, from the list that is passed in"
         )
     checked_lr("the outer learning rate", group.get("lr", 1.0))
     if group.get("maximize"):
         raise ConfigurationError(
-            f"the outer optimizer {name} has maximize=True, which would undo the progress of the replicas: leave it out"
+            f"the outer optimizer {name} has maximize=True, which would undo the progress of the "
+            "replicas: leave it out"
         )
     return optimizer
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
     """Makes an optimizer create its state on the CPU, also if torch's default device is another one."""
-    # An empty tensor shows the default device, and costs a tenth of torch.get_default_device(): this runs once per chunk.
+    # An empty tensor shows the default device, and costs a tenth of torch.get_default_device():
+    # this runs once per chunk.
     return nullcontext() if torch.empty(0).is_cpu else torch.device("cpu")
 
 

@@ -15,26 +15,32 @@ from .._squares import not_finite
 
 @dataclass(eq=False)
 class Residual:
-    """The residual e of one fragment. A replica that has learned D contributes ``c = D + decay * e``, sent as ``E(c)``.
+    """The residual e of one fragment.
 
-    Only if that contribution is counted, e becomes ``c - decode(E(c))``: otherwise nobody has added up what was decoded, and e
-    is still right. So with a decay of 1, the sum of everything that was decoded and counted, plus e, is the sum of everything
-    that was learned (Seide et al., 2014; Karimireddy et al., arXiv 1901.09847). SparseLoCo has a decay of 0.95
-    (arXiv 2508.15706).
+    A replica that has learned D contributes ``c = D + decay * e``, sent as ``E(c)``.
 
-    Not thread-safe. While a sync is under way, only the thread that carries it out uses this, if it does at all (:meth:`offer`).
+    Only if that contribution is counted, e becomes ``c - decode(E(c))``: otherwise nobody has added
+    up what was decoded, and e is still right. So with a decay of 1, the sum of everything that was
+    decoded and counted, plus e, is the sum of everything that was learned (Seide et al., 2014;
+    Karimireddy et al., arXiv 1901.09847). SparseLoCo has a decay of 0.95 (arXiv 2508.15706).
+
+    Not thread-safe. While a sync is under way, only the thread that carries it out uses this, if it
+    does at all (:meth:`offer`).
 
     Args:
-        layout: How the fragment's values are divided. Only groups that take an outer step have a residual.
+        layout: How the fragment's values are divided. Only groups that take an outer step have a
+            residual.
         codec: How contributions are encoded.
         decay: How much of the residual is added to the next contribution, above 0 and at most 1.
         rank: The rank of this replica, for errors.
         locate: The name of the tensor that holds an element of a piece, for errors.
 
     Attributes:
-        values: The residual, one flat tensor per group (empty for buffers); no tensors if it is zero.
-        tag: The position of this rank in the fragment (the number of its inner steps that are counted in it) at which the
-            residual is right. Every position belongs to one counted contribution, so it is wrong at any other position.
+        values: The residual, one flat tensor per group (empty for buffers); no tensors if it is
+            zero.
+        tag: The position of this rank in the fragment (the number of its inner steps that are
+            counted in it) at which the residual is right. Every position belongs to one counted
+            contribution, so it is wrong at any other position.
     """
 
     layout: Layout
@@ -59,7 +65,8 @@ class Residual:
             stop: The position of this rank if the contribution counts.
 
         Raises:
-            NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity. The residual stays.
+            NonFiniteDeltaError: The contribution, or what it decodes to, holds NaN or infinity. The
+                residual stays.
         """
         if self.values:
             for index, values in self._outer(learned):
@@ -82,7 +89,8 @@ class Residual:
         torch.sub(values, out, out=out)
         lost = not_finite(out)
         if lost is not None:
-            # One such value makes its whole block so. Name the tensor that holds it, unless decoding has made it.
+            # One such value makes its whole block so. Name the tensor that holds it, unless
+            # decoding has made it.
             given = not_finite(values)
             raise NonFiniteDeltaError(
                 self.locate(chunk, lost if given is None else given), self.rank
@@ -93,11 +101,12 @@ class Residual:
 
         Args:
             fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
-            position: How many inner steps of this rank are counted in the fragment now; None if all are that were sent.
+            position: How many inner steps of this rank are counted in the fragment now; None if all
+                are that were sent.
 
         Returns:
-            Whether the residual no longer holds and was set to zero: the run has counted another contribution of this rank, or
-            has returned to an older state.
+            Whether the residual no longer holds and was set to zero: the run has counted another
+            contribution of this rank, or has returned to an older state.
         """
         if fate == "open":
             self._open = True
@@ -109,7 +118,10 @@ class Residual:
         return position is not None and self.move(position)
 
     def move(self, position: int) -> bool:
-        """Keep the residual if it is right at this position; otherwise set it to zero. Returns whether it was set to zero."""
+        """Keep the residual if it is right at this position; otherwise set it to zero.
+
+        Returns whether it was set to zero.
+        """
         if position == self.tag:
             return False
         self.values, self.tag = [], position

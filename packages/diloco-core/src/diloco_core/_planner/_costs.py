@@ -35,10 +35,10 @@ class Ranges:
 class _Queue:
     """The requests that one rate limits (that of reads, or that of writes) since all replicas last waited for each other.
 
-    All replicas send requests at the same time, so the last replica's request is served later than the first one's. That
-    replica then takes its further steps later too, when the others are no longer in its way. So only the longest burst
-    causes a delay, unless there are more requests than the store can serve in the whole time: then it serves them one
-    after another without a pause.
+    All replicas send requests at the same time, so the last replica's request is served later than
+    the first one's. That replica then takes its further steps later too, when the others are no
+    longer in its way. So only the longest burst causes a delay, unless there are more requests than
+    the store can serve in the whole time: then it serves them one after another without a pause.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class _Queue:
         Args:
             unhindered: Seconds that one replica's requests take if no other replica uses the store.
             served: Seconds that the store needs to serve the requests of all replicas.
-            rounds: The number of rounds, one after another, in which each replica sends its requests.
+            rounds: The number of rounds, one after another, in which each replica sends its
+                requests.
         """
         self._unhindered += unhindered
         self._served += served
@@ -137,7 +138,10 @@ class Costs:
         self.ask("LIST", max(1, math.ceil(keys / self.store.page)), by=by, times=times)
 
     def upload(self, size: float, at_once: int) -> None:
-        """Write an object. A large one is written in parts, ``at_once`` of them at the same time."""
+        """Write an object.
+
+        A large one is written in parts, ``at_once`` of them at the same time.
+        """
         if size < PART_BYTES:
             self.ask("PUT", size=size)
             return
@@ -168,7 +172,9 @@ class Costs:
             self._step("GET", ranges.count, seconds, rounds, ranges.size)
 
     def update(self, shards: int, ranges: Ranges, published: float, at_once: int) -> None:
-        """Read the contributions to a replica's shards. When a shard is updated, create its object in the background.
+        """Read the contributions to a replica's shards.
+
+        When a shard is updated, create its object in the background.
 
         Args:
             shards: How many shards the replica has.
@@ -197,7 +203,8 @@ class Costs:
             return connections, 0.0
         mean = ranges.size / ranges.count
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
-        # Either the connections are the limit, or the memory: then small ranges, which take none, have to wait for large ones.
+        # Either the connections are the limit, or the memory: then small ranges, which take none,
+        # have to wait for large ones.
         limits = (fitting, self._one("GET", ranges.largest)), (connections, self._one("GET", mean))
         return min(limits, key=lambda limit: limit[0] / limit[1])
 
@@ -219,8 +226,8 @@ class Costs:
     ) -> None:
         """All replicas, or ``by`` of them, send requests of one kind, which takes each of them ``unhindered`` seconds.
 
-        All requests of a replica move ``size`` bytes. The other arguments are those of :meth:`ask`; ``rounds`` is as in
-        :meth:`_Queue.add`.
+        All requests of a replica move ``size`` bytes. The other arguments are those of :meth:`ask`;
+        ``rounds`` is as in :meth:`_Queue.add`.
         """
         senders = self.replicas if by is None else by
         share = times * senders / self.replicas
@@ -246,21 +253,26 @@ READS = ("GET", "LIST")
 
 @dataclass(frozen=True, slots=True)
 class StoreModel:
-    """How a store behaves, as one replica sees it. How many requests are under way at once depends on the code, not on the store.
+    """How a store behaves, as one replica sees it.
+
+    How many requests are under way at once depends on the code, not on the store.
 
     Attributes:
         connection_bandwidth: Bytes per second of one connection.
         first_byte: Seconds from a GET or LIST to the first byte of the answer.
         put: Seconds that a PUT or DELETE takes in addition to its transfer.
         poll: Seconds that a replica which waits for the others needs to notice that they are done.
-        reads: GET and LIST requests per second that the run's prefix accepts from all replicas together; None for no limit.
-        writes: PUT and DELETE requests per second that it accepts from all replicas together; None for no limit.
+        reads: GET and LIST requests per second that the run's prefix accepts from all replicas
+            together; None for no limit.
+        writes: PUT and DELETE requests per second that it accepts from all replicas together; None
+            for no limit.
         page: The most keys in one answer to a LIST.
         put_price: US dollars per PUT or LIST.
         get_price: US dollars per GET.
-        egress_price: US dollars per byte that a replica receives: 0, where the replicas are in the store's region. Clouds charge
-            for what leaves a region: AWS lists 0.02 dollars per GB to another of its regions and 0.09 to the internet
-            (https://aws.amazon.com/s3/pricing/), which are 2e-11 and 9e-11 dollars per byte.
+        egress_price: US dollars per byte that a replica receives: 0, where the replicas are in the
+            store's region. Clouds charge for what leaves a region: AWS lists 0.02 dollars per GB to
+            another of its regions and 0.09 to the internet (https://aws.amazon.com/s3/pricing/),
+            which are 2e-11 and 9e-11 dollars per byte.
     """
 
     connection_bandwidth: float = 90e6

@@ -45,14 +45,16 @@ class Model:
     """What is synced, and by how many replicas. All sizes are in bytes.
 
     Attributes:
-        values: Size of the model's values, and so of those of a contribution before they are encoded.
+        values: Size of the model's values, and so of those of a contribution before they are
+            encoded.
         outer_state: Size of what the outer optimizer keeps for them.
         replicas: How many replicas there are.
         transfer: How the replicas read and write.
         fixed: Whether membership is fixed.
         codec: How contributions are sent.
         state_codec: The same for what owners publish: updates, residuals and outer state.
-        full_every: If they are encoded: every so many syncs, an owner also publishes the values as they are.
+        full_every: If they are encoded: every so many syncs, an owner also publishes the values as
+            they are.
         clip: Whether contributions are clipped, and so hold the norms of their tensors.
         tensors: How many tensors there are.
     """
@@ -111,7 +113,10 @@ class Model:
 
     @property
     def contributed(self) -> float:
-        """Size of a contribution. With fixed membership it lacks the shards that only its rank uses."""
+        """Size of a contribution.
+
+        With fixed membership it lacks the shards that only its rank uses.
+        """
         sections = self.shards - self.fixed * self.shards // self.replicas
         header = _CONTRIBUTION + _CONTRIBUTED_SHARD * self.shards
         return header + self.norms.size + sections * self.section
@@ -197,7 +202,8 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.ask("GET", by=n if model.fixed else 0)
     # The record that says that all shards are there.
     costs.ask("PUT", size=model.done, by=1)
-    # Of encoded state, the newest whole publication but one stays with all changes since: half of the time it is the newest.
+    # Of encoded state, the newest whole publication but one stays with all changes since: half of
+    # the time it is the newest.
     states = 3 if model.coded is None else 3 + (model.full_every - 1) / 2
     _collect(costs, model, states=states, contributions=_KEPT_SYNCS, deletes=1.0)
     if model.fixed:
@@ -212,7 +218,8 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     budget, often = model.transfer.gather_budget(), 1 / publish_every
     _commit(costs, model, budget)
-    # One sync publishes the state. The next one checks that it is there, and writes a record that says so.
+    # One sync publishes the state. The next one checks that it is there, and writes a record that
+    # says so.
     costs.create(model.shards / n, model.published, creates_at_once(model.transfer), often)
     costs.list(model.shards, by=1, times=often)
     connections = model.transfer.connections
@@ -220,8 +227,8 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     costs.ask("PUT", size=model.done, by=1, times=often)
     costs.read(model.norms.times(n - 1), budget)
     costs.read(model.gathered.times(n - 1), budget)
-    # A state that is published is complete one sync and a half later, as a mean, and then the oldest of three goes. Of
-    # contributions, those stay that came after the last state but one.
+    # A state that is published is complete one sync and a half later, as a mean, and then the
+    # oldest of three goes. Of contributions, those stay that came after the last state but one.
     contributions = 1.5 * publish_every + _KEPT_SYNCS + 0.5
     _collect(costs, model, states=2 + 1.5 * often, contributions=contributions, deletes=often)
     return costs
@@ -229,12 +236,14 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
 
 def _commit(costs: Costs, model: Model, budget: int) -> None:
     """A sync up to the reading of its record."""
-    # The record (the others may have gone on without this replica), and the next claim of its rank; elastic: the record again.
+    # The record (the others may have gone on without this replica), and the next claim of its rank;
+    # elastic: the record again.
     costs.ask("GET", 2 if model.fixed else 3)
     costs.upload(model.contributed, parts_at_once(model.transfer, budget))
     costs.meet()
     costs.list(model.replicas)
-    # Every replica tries to create the record. All but the first read it to compare it with theirs; then all read it.
+    # Every replica tries to create the record. All but the first read it to compare it with theirs;
+    # then all read it.
     costs.ask("PUT", size=model.commit / model.replicas)
     costs.ask("GET", by=model.replicas - 1)
     costs.ask("GET", size=model.commit)

@@ -1,8 +1,8 @@
 """What an exchange will cost in time, bytes, requests and money: an estimate, made before a machine is paid for.
 
-The planner follows the exchanges request by request, with their sizes and limits (:mod:`._model`), over a store that
-behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` measures the same in virtual time; ``docs/scale.md`` shows
-both.
+The planner follows the exchanges request by request, with their sizes and limits (:mod:`._model`),
+over a store that behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` measures the same
+in virtual time; ``docs/scale.md`` shows both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from ._model import Model, gather_sync, sharded_sync
 
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9
-"""Bytes per second of a modest network card (10 Gb/s). It is assumed where the bandwidth is not given."""
+"""Bytes per second of a modest network card (10 Gb/s).
+
+It is assumed where the bandwidth is not given.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +39,30 @@ class ExchangePlan:
     Numbers of requests are means over the replicas, and over syncs where these differ.
 
     Attributes:
-        topology: ``"sharded"`` (the owners of shards update and publish them) or ``"gather"`` (every replica reads all
-            contributions).
-        seconds: From the moment when all replicas begin the sync until the last one has finished it. The time that
-            computing takes is left out.
-        bytes_sent: The bytes of the objects that a replica sends: its contribution, its part of the published state with the
-            outer state, and records, with their headers and checksums. :class:`SyncReport` has contributions and published state
-            alone. What HTTP has around each request, some 400 bytes up and 500 down over S3, is not included.
+        topology: ``"sharded"`` (the owners of shards update and publish them) or ``"gather"``
+            (every replica reads all contributions).
+        seconds: From the moment when all replicas begin the sync until the last one has finished
+            it. The time that computing takes is left out.
+        bytes_sent: The bytes of the objects that a replica sends: its contribution, its part of the
+            published state with the outer state, and records, with their headers and checksums.
+            :class:`SyncReport` has contributions and published state alone. What HTTP has around
+            each request, some 400 bytes up and 500 down over S3, is not included.
         bytes_received: The bytes that it receives, likewise.
-        puts: Write requests of a replica; the parts of an upload, its beginning and its end are one each.
+        puts: Write requests of a replica; the parts of an upload, its beginning and its end are one
+            each.
         gets: Read requests of a replica.
         lists: LIST requests of a replica.
         deletes: DELETE requests of a replica.
-        cost: US dollars for the requests of all replicas together, and for what they receive if that leaves the store's region
-            (``StoreModel.egress_price``).
-        memory_bytes: The memory that the outer loop takes on a replica (the local and global copy in fp32, and outer state),
-            without buffers. A ``delay`` adds a copy of the fragment that is under way, and ``error_feedback`` a copy of the model
-            and two of that fragment.
-        limits: Sentences on what slows such a sync down and what helps. Empty if only its bytes take time.
-        longest_part: Seconds of the longest part of the sync between two points at which all replicas wait for each other.
-            If one replica is half as fast as the others, they wait this much longer for it.
+        cost: US dollars for the requests of all replicas together, and for what they receive if
+            that leaves the store's region (``StoreModel.egress_price``).
+        memory_bytes: The memory that the outer loop takes on a replica (the local and global copy
+            in fp32, and outer state), without buffers. A ``delay`` adds a copy of the fragment that
+            is under way, and ``error_feedback`` a copy of the model and two of that fragment.
+        limits: Sentences on what slows such a sync down and what helps. Empty if only its bytes
+            take time.
+        longest_part: Seconds of the longest part of the sync between two points at which all
+            replicas wait for each other. If one replica is half as fast as the others, they wait
+            this much longer for it.
     """
 
     topology: str
@@ -75,8 +82,9 @@ class ExchangePlan:
         """Seconds of a sync in which a replica does not train, as :attr:`SyncReport.exposed_seconds` has them.
 
         Args:
-            overlap: How many seconds a sync may take without stopping the training: the duration of ``delay`` inner steps.
-                Taking what is sent, and adopting the result, are not counted; they take as long as copying the values.
+            overlap: How many seconds a sync may take without stopping the training: the duration of
+                ``delay`` inner steps. Taking what is sent, and adopting the result, are not
+                counted; they take as long as copying the values.
 
         Raises:
             ConfigurationError: ``overlap`` is below 0, or not a number.
@@ -93,24 +101,28 @@ class ExchangePlan:
         """The share of time in which a replica does not train because of syncs.
 
         Args:
-            period: Seconds of training between two syncs (those of ``sync_every / fragments`` inner steps; or, if ``sync_every``
-                is a :class:`Seconds`, its value divided by the number of fragments).
-            overlap: How many of these seconds a sync may take without stopping the training; see :meth:`exposed`.
+            period: Seconds of training between two syncs (those of ``sync_every / fragments`` inner
+                steps; or, if ``sync_every`` is a :class:`Seconds`, its value divided by the number
+                of fragments).
+            overlap: How many of these seconds a sync may take without stopping the training; see
+                :meth:`exposed`.
 
         Raises:
-            ConfigurationError: ``overlap`` is not from 0 to ``period``, or ``period`` is not a number of at least 0.
+            ConfigurationError: ``overlap`` is not from 0 to ``period``, or ``period`` is not a
+                number of at least 0.
         """
         if isinstance(period, Seconds):
             raise ConfigurationError(
-                f"period must be a number of seconds, not {period}: the fragments are synced in turn, so divide the seconds by "
-                f"their number. With two fragments, pass {period.value / 2:g}"
+                f"period must be a number of seconds, not {period}: the fragments are synced in "
+                "turn, so divide the seconds by their number. With two fragments, pass "
+                f"{period.value / 2:g}"
             )
         if number("period", period) < 0:
             raise ConfigurationError(f"period is {period:g} s, but must be 0 or more")
         if not 0 <= number("overlap", overlap) <= period:
             raise ConfigurationError(
-                f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a sync is adopted before the next "
-                "one is sent"
+                f"overlap is {overlap:g} s, but must be from 0 to the period of {period:g} s: a "
+                "sync is adopted before the next one is sent"
             )
         exposed = self.exposed(overlap)
         return exposed / (exposed + period)
@@ -127,8 +139,8 @@ def _in_range() -> Iterator[None]:
         yield
     except (OverflowError, ZeroDivisionError) as error:
         raise ConfigurationError(
-            "the arguments, those of store included, are so large or so small that the plan's numbers cannot be computed: "
-            "give sizes in bytes, and rates per second"
+            "the arguments, those of store included, are so large or so small that the plan's "
+            "numbers cannot be computed: give sizes in bytes, and rates per second"
         ) from error
 
 
@@ -154,38 +166,47 @@ def plan_exchange(
 ) -> ExchangePlan:
     """Estimate the costs of one sync in the middle of a run in which no replica is late, to about 5 %.
 
-    The requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD, writes every large object
-    in parts, half as many of them at once, and deletes objects one by one.
-    Saving what belongs to a single replica (``save_inner_every``) is not included.
+    The requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD,
+    writes every large object in parts, half as many of them at once, and deletes objects one by
+    one. Saving what belongs to a single replica (``save_inner_every``) is not included.
 
     Args:
         params: Number of parameters that are synced.
         replicas: Number of replicas, at most 100,000.
-        bandwidth: Bytes per second that one replica can move in each direction, such as 12.5e9 for a network card of 100 Gb/s.
-        bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and narrower dtypes, 8 for float64.
-        outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
-            published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
-        fragments: The number of fragments. A sync moves one of them, which is taken to hold its equal share of the parameters.
-        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Fixed runs are always sharded.
-        fixed: Whether membership is fixed: then a replica does not send the part of its contribution that only it uses.
-        publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
-            figures are means over these syncs.
+        bandwidth: Bytes per second that one replica can move in each direction, such as 12.5e9 for
+            a network card of 100 Gb/s.
+        bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and
+            narrower dtypes, 8 for float64.
+        outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for
+            it, and that are published with it: 1 for SGD with momentum, 0 for SGD without, 2 for
+            Adam.
+        fragments: The number of fragments. A sync moves one of them, which is taken to hold its
+            equal share of the parameters.
+        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Fixed runs are
+            always sharded.
+        fixed: Whether membership is fixed: then a replica does not send the part of its
+            contribution that only it uses.
+        publish_every: In the gather topology, the number of syncs from one publication of the state
+            to the next. All figures are means over these syncs.
         codec: How contributions are sent, as given to :class:`DiLoCo`.
-        state_codec: How results are published, as given to :class:`DiLoCo`. Such runs are always sharded.
-        full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole publication to the next. The
-            figures are means over these syncs.
-        clip: As given to :class:`DiLoCo`: with ``"median"``, the norms of every contribution are read too.
-        tensors: How many tensors are synced. Only small syncs depend on it: it counts in the manifest, which is looked at once
-            in a while, and in the norms.
+        state_codec: How results are published, as given to :class:`DiLoCo`. Such runs are always
+            sharded.
+        full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole
+            publication to the next. The figures are means over these syncs.
+        clip: As given to :class:`DiLoCo`: with ``"median"``, the norms of every contribution are
+            read too.
+        tensors: How many tensors are synced. Only small syncs depend on it: it counts in the
+            manifest, which is looked at once in a while, and in the norms.
         store: How the store behaves; like S3 if left out.
-        transfer: How the replicas read and write, as given to :func:`connect`. (That function also checks how many
-            connections its process may open.)
+        transfer: How the replicas read and write, as given to :func:`connect`. (That function also
+            checks how many connections its process may open.)
 
     Returns:
         The plan for the topology that was given or, for ``"auto"``, for the quicker one.
 
     Raises:
-        ConfigurationError: An argument is not allowed. The message names it and says what is expected.
+        ConfigurationError: An argument is not allowed. The message names it and says what is
+            expected.
     """
     store = StoreModel() if store is None else store
     transfer = Transfer() if transfer is None else transfer
@@ -205,14 +226,15 @@ def plan_exchange(
     one_of("topology", topology, ("auto", *TOPOLOGIES))
     if yes_or_no("fixed", fixed) and topology == "gather":
         raise ConfigurationError(
-            "runs with fixed membership always use the sharded topology: topology='gather' is for elastic runs (fixed=False)"
+            "runs with fixed membership always use the sharded topology: topology='gather' is for "
+            "elastic runs (fixed=False)"
         )
     published = find_codec(state_codec)
     check_state_codec(published, gather=topology == "gather")
     if not published.plain and outer_state > 1:
         raise ConfigurationError(
-            f"outer_state is {outer_state:g}, but with a state_codec it can be at most 1: only SGD can be the outer optimizer "
-            "then, with its momentum or without"
+            f"outer_state is {outer_state:g}, but with a state_codec it can be at most 1: only SGD "
+            "can be the outer optimizer then, with its momentum or without"
         )
     if clip is not None:
         one_of("clip", clip, ("median",))
@@ -285,20 +307,22 @@ def limits(costs: Costs, unlimited: Costs, model: Model, *, sharded: bool) -> li
     if model.values > most_values(largest):
         fragments = math.ceil(model.values / most_values(largest))
         sentences.append(
-            f"Such a sync is refused when the run begins: each contribution has {model.values / 1e9:.3g} GB, which is too large "
-            f"for one object (at most {largest / 1e9:.0f} GB). Cut the model into at least {fragments} fragments, and plan the "
-            "sync of one of them."
+            "Such a sync is refused when the run begins: each contribution has "
+            f"{model.values / 1e9:.3g} GB, which is too large for one object (at most "
+            f"{largest / 1e9:.0f} GB). Cut the model into at least {fragments} fragments, and plan "
+            "the sync of one of them."
         )
     if costs.seconds <= _FELT * unlimited.seconds:
         return sentences
     n, store, count = model.replicas, costs.store, costs.requests
     reads, writes = n * (count["GET"] + count["LIST"]), n * (count["PUT"] + count["DELETE"])
     sentences.append(
-        f"The rate of requests below the prefix is limited, which slows a sync down: it takes {costs.seconds:.3g} s, and would "
-        f"take {unlimited.seconds:.3g} s without that limit. The {n} replicas send {reads:,.0f} reads and {writes:,.0f} writes. "
-        f"The prefix accepts {_rate_of(store.reads)} reads and {_rate_of(store.writes)} writes per second. A larger sync_every "
-        "makes such syncs rarer. So do fewer fragments: the sync of one fragment sends about as many requests as that of the "
-        "whole model. Fewer replicas send fewer."
+        "The rate of requests below the prefix is limited, which slows a sync down: it takes "
+        f"{costs.seconds:.3g} s, and would take {unlimited.seconds:.3g} s without that limit. The "
+        f"{n} replicas send {reads:,.0f} reads and {writes:,.0f} writes. The prefix accepts "
+        f"{_rate_of(store.reads)} reads and {_rate_of(store.writes)} writes per second. A larger "
+        "sync_every makes such syncs rarer. So do fewer fragments: the sync of one fragment sends "
+        "about as many requests as that of the whole model. Fewer replicas send fewer."
     )
     block = model.transfer.block_bytes
     if (
@@ -307,8 +331,9 @@ def limits(costs: Costs, unlimited: Costs, model: Model, *, sharded: bool) -> li
         and reads / store.rate("GET") > writes / store.rate("PUT") / 2
     ):
         sentences.append(
-            f"Larger ranges need fewer reads: a shard has {model.shard / 1e6:.3g} MB, and is read in ranges of at most "
-            f"{block / 1e6:.3g} MB. To read larger ranges, use connect(transfer=Transfer(block_bytes=...))."
+            f"Larger ranges need fewer reads: a shard has {model.shard / 1e6:.3g} MB, and is read "
+            f"in ranges of at most {block / 1e6:.3g} MB. To read larger ranges, use "
+            "connect(transfer=Transfer(block_bytes=...))."
         )
     return sentences
 

@@ -32,13 +32,15 @@ def warn_of_long_syncs(
 ) -> None:
     """Log a warning if a slow replica could make the others give up a sync, with the figures and what helps.
 
-    ``sync_timeout`` limits how long a replica waits for the others, not how long it is itself busy with a sync. If all are
-    equally fast, they hardly wait. For a replica that is half as fast, they wait as long as a part of the sync takes.
+    ``sync_timeout`` limits how long a replica waits for the others, not how long it is itself busy
+    with a sync. If all are equally fast, they hardly wait. For a replica that is half as fast, they
+    wait as long as a part of the sync takes.
 
     The network is not known here, so a usual one and S3 are assumed. Folders need no plan.
 
     Args:
-        size: Bytes of the values in a contribution to the largest sync, before they are encoded; if it is 0, nothing is logged.
+        size: Bytes of the values in a contribution to the largest sync, before they are encoded; if
+            it is 0, nothing is logged.
         rank: The rank of this replica.
         replicas: How many replicas there are.
         store: The store where they meet.
@@ -70,11 +72,12 @@ def warn_of_long_syncs(
     if plan.longest_part <= sync_timeout:
         return
     _log.warning(
-        "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s. The longest part of it between two points at which "
-        "all wait for each other takes %.3g s. The others would have to wait as long as that for a replica that is half as fast "
-        "as they are, but they wait only for sync_timeout (%g s) and would then give up the sync. This is an estimate for S3 "
-        "and a network of %g Gb/s: every replica sends %.3g GB and receives %.3g GB with %.0f requests. A larger sync_timeout "
-        "gives a slow replica more time. %s",
+        "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s. The longest part of "
+        "it between two points at which all wait for each other takes %.3g s. The others would "
+        "have to wait as long as that for a replica that is half as fast as they are, but they "
+        "wait only for sync_timeout (%g s) and would then give up the sync. This is an estimate "
+        "for S3 and a network of %g Gb/s: every replica sends %.3g GB and receives %.3g GB with "
+        "%.0f requests. A larger sync_timeout gives a slow replica more time. %s",
         rank,
         size / 1e9,
         replicas,

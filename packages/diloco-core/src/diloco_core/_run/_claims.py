@@ -1,7 +1,8 @@
 """Claims: which incarnation of a rank is the rightful one.
 
-An incarnation claims the epoch after all earlier epochs of its rank, and its predecessors stop. A run never deletes claims, but a claim
-may still be lost. So a new incarnation also looks for other traces of earlier incarnations, and restores its own claim if it is lost.
+An incarnation claims the epoch after all earlier epochs of its rank, and its predecessors stop. A
+run never deletes claims, but a claim may still be lost. So a new incarnation also looks for other
+traces of earlier incarnations, and restores its own claim if it is lost.
 """
 
 from __future__ import annotations
@@ -36,20 +37,25 @@ def claim(
     settings: Mapping[str, str] | None = None,
     check: Callable[[], object] = bool,
 ) -> tuple[int, bytes]:
-    """Claim the next epoch of a rank; the rank's earlier incarnations will stop. Returns the epoch and the claim's record.
+    """Claim the next epoch of a rank; the rank's earlier incarnations will stop.
 
-    A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other incarnation may take it. The content
-    of a claim tells an incarnation whether the claim is its own.
+    Returns the epoch and the claim's record.
+
+    A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other
+    incarnation may take it. The content of a claim tells an incarnation whether the claim is its
+    own.
 
     Args:
         store: The run's prefix.
         rank: The rank.
         run: Name of the run. Records of another run say nothing about the incarnations of this one.
-        settings: In fixed runs: settings that may change when the run is resumed, in which all ranks must agree.
+        settings: In fixed runs: settings that may change when the run is resumed, in which all
+            ranks must agree.
         check: Called right before the claim; raises an error if the rank must not be claimed.
 
     Raises:
-        RunExistsError: Other incarnations have claimed epoch after epoch, each before this one could.
+        RunExistsError: Other incarnations have claimed epoch after epoch, each before this one
+            could.
     """
     claimed = epochs(store.list(f"claims/{rank:05}/"), rank)
     highest = max([*claimed, *_traces(store, rank, run)], default=0)
@@ -64,8 +70,9 @@ def claim(
     lost = sorted(set(range(max(1, highest - _MOST), highest + 1)) - set(claimed))
     if lost:
         _log.warning(
-            "rank %d: the claims of earlier incarnations (epochs %s) are gone from %s. Writing other claims in their place. Something "
-            "outside this run deletes its objects: find out what does, and stop it.",
+            "rank %d: the claims of earlier incarnations (epochs %s) are gone from %s. Writing "
+            "other claims in their place. Something outside this run deletes its objects: find "
+            "out what does, and stop it.",
             rank,
             lost,
             store.uri,
@@ -78,8 +85,9 @@ def claim(
         if store.create(key, partial(bytes, record)) or store.peek(key) == record:
             return epoch, record
     raise RunExistsError(
-        f"rank {rank} could not join the run at {store.uri}: for each of the {_MOST} epochs that it tried, another process had "
-        f"just claimed rank {rank}. Something starts replicas of this rank again and again: stop it, then start one replica."
+        f"rank {rank} could not join the run at {store.uri}: for each of the {_MOST} epochs that "
+        f"it tried, another process had just claimed rank {rank}. Something starts replicas of "
+        "this rank again and again: stop it, then start one replica."
     )
 
 
@@ -91,15 +99,17 @@ def newest_epoch(store: Patient, rank: int) -> int:
 def check_claim(incarnation: Incarnation) -> None:
     """Check whether this incarnation is still the rightful one of its rank.
 
-    Every call checks that the next epoch is not claimed. This incarnation's own claim is read only if nothing else shows that its
-    epoch is taken: before its first contribution, and after it has stood still or was left out of a sync.
+    Every call checks that the next epoch is not claimed. This incarnation's own claim is read only
+    if nothing else shows that its epoch is taken: before its first contribution, and after it has
+    stood still or was left out of a sync.
 
     Raises:
         FencedError: A newer incarnation of this rank has taken over.
     """
     if incarnation.late or incarnation.standing.members.get(incarnation.rank) != incarnation.epoch:
         watch_claim(incarnation)
-    # This check comes last, so that it is as close as possible to what the caller is about to write.
+    # This check comes last, so that it is as close as possible to what the caller is about to
+    # write.
     if incarnation.store.peek(claim_key(incarnation.rank, incarnation.epoch + 1)) is not None:
         raise fenced(incarnation, "a newer incarnation")
 
@@ -113,7 +123,8 @@ def watch_claim(incarnation: Incarnation) -> None:
     key = claim_key(incarnation.rank, incarnation.epoch)
 
     def parse(data: bytes) -> bytes:
-        # Raises if the claim is damaged, so that damage is not mistaken for the claim of another incarnation.
+        # Raises if the claim is damaged, so that damage is not mistaken for the claim of another
+        # incarnation.
         unseal("claim", key, data, incarnation.origin(key))
         return data
 
@@ -151,8 +162,10 @@ def _record(epoch: int, identity: dict[str, Any]) -> bytes:
 
 def fenced(incarnation: Incarnation, successor: str) -> FencedError:
     return FencedError(
-        f"{successor} of rank {incarnation.rank} has joined the run at {incarnation.store.uri} and takes its place, so this incarnation (epoch "
-        f"{incarnation.epoch}) stops. If two replicas were started with rank {incarnation.rank} by mistake, give each a rank of its own.",
+        f"{successor} of rank {incarnation.rank} has joined the run at {incarnation.store.uri} "
+        f"and takes its place, so this incarnation (epoch {incarnation.epoch}) stops. If two "
+        f"replicas were started with rank {incarnation.rank} by mistake, give each a rank of its "
+        "own.",
         incarnation.rank,
         incarnation.epoch,
     )

@@ -18,14 +18,16 @@ from .._exchange._schemas import (
 from ._records._manifest import Manifest
 from ._settings import Joiner
 
-# Only what is synced: a replica that comes back takes the values of the run. What is not synced must hold the same ones.
+# Only what is synced: a replica that comes back takes the values of the run. What is not synced
+# must hold the same ones.
 _VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
 _WORDS = {"aggregate", "buffers", "clip", "codec", "flush", "init", "state_codec", "weight"}
-# What DiLoCo takes by these names; whatever else begins with outer_ is set where the outer optimizer is made.
+# What DiLoCo takes by these names; whatever else begins with outer_ is set where the outer
+# optimizer is made.
 _OF_OUTER = {"outer_groups", "outer_lr", "outer_momentum", "outer_nesterov", "outer_optimizer"}
 _OR_ELSE = (
-    "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can "
-    "begin)"
+    "or begin a new run on another prefix (export() writes the model of this run to a file, from "
+    "which the new one can begin)"
 )
 
 
@@ -34,27 +36,31 @@ def check_same_run(
 ) -> None:
     """Refuse to join a run with other settings, or with another model, than it was begun with.
 
-    ``grace``, ``late``, timeouts and ``chunk_bytes`` may differ between replicas. ``first`` says whether this is the first
-    incarnation of its rank, in fixed runs.
+    ``grace``, ``late``, timeouts and ``chunk_bytes`` may differ between replicas. ``first`` says
+    whether this is the first incarnation of its rank, in fixed runs.
 
     Raises:
-        RunExistsError: The run belongs to another launch, and this replica was not told to resume it.
-        MismatchError: The message names the first difference, what the run has, what was given, and what to do.
+        RunExistsError: The run belongs to another launch, and this replica was not told to resume
+            it.
+        MismatchError: The message names the first difference, what the run has, what was given, and
+            what to do.
         ConfigurationError: A setting has no effect in the run's topology.
     """
     rank, settings = joiner.rank, joiner.settings
     if manifest.run_id != joiner.run_id and not settings.resume:
         raise RunExistsError(
-            f"{uri} belongs to run {manifest.run_id!r}, but this replica belongs to run {joiner.run_id!r}. Give every run a "
-            "prefix of its own, or pass resume=True to continue the run that is there."
+            f"{uri} belongs to run {manifest.run_id!r}, but this replica belongs to run "
+            f"{joiner.run_id!r}. Give every run a prefix of its own, or pass resume=True to "
+            "continue the run that is there."
         )
     settings.check_chosen(manifest.topology)
     membership = "fixed" if settings.fixed else "elastic"
     if manifest.membership != membership:
         advice = "pass min_replicas=" if settings.fixed else "leave min_replicas out"
         raise RunExistsError(
-            f"{uri} holds a run with {manifest.membership} membership, which a replica with {membership} membership cannot join: "
-            f"to join it, {advice}; to begin another run, use another prefix"
+            f"{uri} holds a run with {manifest.membership} membership, which a replica with "
+            f"{membership} membership cannot join: to join it, {advice}; to begin another run, use "
+            "another prefix"
         )
     own_settings = {
         "world_size": joiner.world_size,
@@ -90,9 +96,11 @@ def _check_shards(uri: str, rank: int, schema: Schema, manifest: Manifest) -> No
     for mine, theirs in zip(schema.fragments, manifest.fragments, strict=False):
         if mine["shards"] != theirs["shards"]:
             raise MismatchError(
-                f"the run at {uri} has fragment {mine['name']} in {theirs['shards']} shards, but rank {rank} would cut it into "
-                f"{mine['shards']}. That is so if the run was begun over another kind of store, since shards in a folder may be "
-                "larger. Continue it over the same kind of store, on all ranks; or export the model, and begin another run."
+                f"the run at {uri} has fragment {mine['name']} in {theirs['shards']} shards, but "
+                f"rank {rank} would cut it into {mine['shards']}. That is so if the run was begun "
+                "over another kind of store, since shards in a folder may be larger. Continue it "
+                "over the same kind of store, on all ranks; or export the model, and begin another "
+                "run."
             )
 
 
@@ -111,7 +119,8 @@ def _check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: 
         run: What errors call the run.
 
     Raises:
-        MismatchError: The message names the first difference, what the run has, what was given, and what to do.
+        MismatchError: The message names the first difference, what the run has, what was given, and
+            what to do.
     """
     difference = first_difference(schema, run_schema)
     if difference is not None and difference.kind == "setting":
@@ -119,15 +128,16 @@ def _check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: 
     other = difference and only_another(difference)
     if difference is not None and other:
         raise MismatchError(
-            f"the run at {uri} was begun with other {other} than those that rank {rank} was given. Tensor {difference.name!r} "
-            f"is {difference.theirs} in the run, but {difference.mine} in this replica. A run keeps its "
-            f"{other.removeprefix('outer_')}: pass those that it was begun with, {_OR_ELSE}."
+            f"the run at {uri} was begun with other {other} than those that rank {rank} was given. "
+            f"Tensor {difference.name!r} is {difference.theirs} in the run, but {difference.mine} "
+            f"in this replica. A run keeps its {other.removeprefix('outer_')}: pass those that it "
+            f"was begun with, {_OR_ELSE}."
         )
     if difference is not None:
         raise MismatchError(
-            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
-            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
-            f"frozen, {_OR_ELSE}."
+            f"the run at {uri} was begun with another model than the one that rank {rank} has now. "
+            f"Tensor {difference.name!r} is {difference.theirs} in the run, but {difference.mine} "
+            f"in this replica. Build the same model, with the same tensors frozen, {_OR_ELSE}."
         )
     compare_schemas(f"this replica (rank {rank})", schema, run, run_schema)
 
@@ -138,8 +148,9 @@ def _other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) 
     if part and name not in _OF_OUTER:
         what, setting = part[1] or "an outer optimizer", part[2] or part[3]
         return MismatchError(
-            f"the run at {uri} was begun with {what} whose {setting} is {begun_with}, but rank {rank} was given one whose "
-            f"{setting} is {given}. A run keeps its outer optimizer: make it as the run was begun with, {_OR_ELSE}."
+            f"the run at {uri} was begun with {what} whose {setting} is {begun_with}, but rank "
+            f"{rank} was given one whose {setting} is {given}. A run keeps its outer optimizer: "
+            f"make it as the run was begun with, {_OR_ELSE}."
         )
     name = name.replace("outer_nesterov", "nesterov")
     left_out = begun_with == NOT_GIVEN
@@ -149,8 +160,8 @@ def _other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) 
     if name == "outer_lr":
         advice += " (set_outer_lr() changes the rate once the run goes on)"
     return MismatchError(
-        f"the run at {uri} was begun {begun}, but rank {rank} was given {own}. A run keeps the settings that it was begun with: "
-        f"{advice}, {_OR_ELSE}."
+        f"the run at {uri} was begun {begun}, but rank {rank} was given {own}. A run keeps the "
+        f"settings that it was begun with: {advice}, {_OR_ELSE}."
     )
 
 

@@ -1,7 +1,8 @@
 """The exchange over an object store, with fixed or elastic membership: replicas may die and come back, or join late and leave.
 
-The protocol is a log of syncs: first contributions, then one create-once record that says which of them count. The store always
-holds enough to continue the run: the newest published state, and everything that was committed after it.
+The protocol is a log of syncs: first contributions, then one create-once record that says which of
+them count. The store always holds enough to continue the run: the newest published state, and
+everything that was committed after it.
 """
 
 from __future__ import annotations
@@ -62,27 +63,31 @@ from ._watch import check_run, watch_manifest
 class StoreExchange(Exchange):
     """Replicas meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
-    An exchange carries one outer loop (:class:`DiLoCo`). Without ``elastic``, all ranks are in every sync. With it, there are at
-    most ``world_size`` ranks; a sync needs contributions from ``min_replicas`` of them. A replica that comes back is a new incarnation
-    of its rank, and replaces the earlier one.
+    An exchange carries one outer loop (:class:`DiLoCo`). Without ``elastic``, all ranks are in
+    every sync. With it, there are at most ``world_size`` ranks; a sync needs contributions from
+    ``min_replicas`` of them. A replica that comes back is a new incarnation of its rank, and
+    replaces the earlier one.
 
-    The store also keeps what belongs to one replica alone, for a later incarnation of its rank. ``join`` only says what the replicas
-    must have in common; ``restore`` takes the run's state. A sync may replace the whole model; its report then has
-    ``reloaded=True``.
+    The store also keeps what belongs to one replica alone, for a later incarnation of its rank.
+    ``join`` only says what the replicas must have in common; ``restore`` takes the run's state. A
+    sync may replace the whole model; its report then has ``reloaded=True``.
 
     Attributes:
         resumes: Whether this replica was told to resume the run.
-        comes_back: Whether an earlier incarnation of its rank was in the run, or the run has been resumed; once it has begun.
+        comes_back: Whether an earlier incarnation of its rank was in the run, or the run has been
+            resumed; once it has begun.
 
     Args:
         store: The run's prefix. For elastic runs it must create objects exclusively.
         rank: The rank of this replica.
-        world_size: How many ranks there may be, fixed for the run. The number of shards is a multiple of it.
+        world_size: How many ranks there may be, fixed for the run. The number of shards is a
+            multiple of it.
         elastic: How elastic membership behaves; None for fixed membership.
         run_id: The launch to which the replicas belong.
         timing: Limits in seconds.
         chunk_bytes: Size of a buffer in bytes; two of them are held.
-        resume: Whether to continue the run that the prefix holds; see :class:`Elastic`, which has a setting of its own for that.
+        resume: Whether to continue the run that the prefix holds; see :class:`Elastic`, which has a
+            setting of its own for that.
 
     Raises:
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
@@ -111,7 +116,8 @@ class StoreExchange(Exchange):
             )
         if elastic is not None and resume:
             raise ConfigurationError(
-                f"resume={resume!r} cannot be passed beside elastic=: pass Elastic({elastic.min_replicas}, resume={resume!r})"
+                f"resume={resume!r} cannot be passed beside elastic=: pass "
+                f"Elastic({elastic.min_replicas}, resume={resume!r})"
             )
         self._syncs = Syncs()
         self._hurried = False
@@ -127,9 +133,9 @@ class StoreExchange(Exchange):
             store.patience = self._timing.sync_timeout
         if not self._decides and elastic is not None:
             raise ConfigurationError(
-                f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
-                "which of them take part in a sync. Use a store with exclusive creation, or fixed membership (leave "
-                "min_replicas out)."
+                f"{store.uri} lets an object be created twice: it ignores conditional writes, so "
+                "replicas could not agree on which of them take part in a sync. Use a store with "
+                "exclusive creation, or fixed membership (leave min_replicas out)."
             )
         self.rank = rank
         self.world_size = world_size
@@ -139,7 +145,8 @@ class StoreExchange(Exchange):
         self._entrance: Entrance | None = None
         self.fixed = settings.fixed
         self.resumes = bool(settings.resume)
-        # In the gather topology every replica computes all values itself, and only a few syncs publish any.
+        # In the gather topology every replica computes all values itself, and only a few syncs
+        # publish any.
         gather = settings.topology == "gather"
         self.support = replace(
             EVERYTHING_SENT,
@@ -175,21 +182,24 @@ class StoreExchange(Exchange):
             return
         if means and self.resumes:
             raise ConfigurationError(
-                "resume= cannot be used for means, which have no state to go on with: leave it out, and use another prefix"
+                "resume= cannot be used for means, which have no state to go on with: leave it "
+                "out, and use another prefix"
             )
         if means and not self.fixed:
             raise ConfigurationError(
-                f"an elastic exchange is only for a DiLoCo outer loop, not for {means!r}, which has no "
-                "state that a replica could return to. For it, connect without min_replicas."
+                f"an elastic exchange is only for a DiLoCo outer loop, not for {means!r}, which "
+                "has no state that a replica could return to. For it, connect without min_replicas."
             )
         coding = schema.terms.coding
         if coding is not None and self.settings.topology == "gather":
             raise ConfigurationError(
-                f"state_codec={coding.codec.name!r} needs topology='sharded', but the exchange has topology='gather' by now"
+                f"state_codec={coding.codec.name!r} needs topology='sharded', but the exchange has "
+                "topology='gather' by now"
             )
         if self._schema is not None:
             raise ConfigurationError(
-                "this exchange has already joined its run, and it serves only one outer loop. Connect again for another one."
+                "this exchange has already joined its run, and it serves only one outer loop. "
+                "Connect again for another one."
             )
         self._schema = schema
 
@@ -198,8 +208,8 @@ class StoreExchange(Exchange):
         """Begin or join the run, and take its newest state: published shards, and what was committed after them.
 
         Args:
-            jobs: All fragments, in the order in which they are synced. If this replica begins the run, their values are the
-                initial state.
+            jobs: All fragments, in the order in which they are synced. If this replica begins the
+                run, their values are the initial state.
             loaded: Whether they hold a state that was loaded, with its outer state.
 
         Raises:
@@ -207,7 +217,8 @@ class StoreExchange(Exchange):
             MismatchError: This replica has another model or other settings.
             RendezvousError: There is no run to resume.
             CorruptedObjectError: The store does not hold what its records promise.
-            FencedError: The run has gone back to older states since this incarnation began, and this incarnation had not agreed to that.
+            FencedError: The run has gone back to older states since this incarnation began, and
+                this incarnation had not agreed to that.
         """
         self._check_open()
         if self._schema is None:
@@ -273,7 +284,8 @@ class StoreExchange(Exchange):
             )
             own = self._schema.unsynced
             self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, own)
-            if incarnation.sync:  # at the beginning of a run, the replica that began it has just written these objects
+            # At the beginning of a run, the replica that began it has just written these objects
+            if incarnation.sync:
                 self._unsynced.look(self.rank, self.world_size, whole=True)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
@@ -291,7 +303,10 @@ class StoreExchange(Exchange):
         return self.position
 
     def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
-        """Find where the run's objects are. Where the store cannot decide, meet the others (:mod:`._generations`)."""
+        """Find where the run's objects are.
+
+        Where the store cannot decide, meet the others (:mod:`._generations`).
+        """
         settings = self.settings
         if not isinstance(settings, Fixed) or (self._decides and not self._store.list(FOLDER)):
             return
@@ -307,8 +322,9 @@ class StoreExchange(Exchange):
     def behind(self) -> bool:
         """Whether there is a sync that this replica can adopt without contributing.
 
-        There is one if the next sync is committed already, or if an earlier incarnation of this rank has contributed to it. Call this
-        between syncs: it also announces this replica if the others do not expect it yet.
+        There is one if the next sync is committed already, or if an earlier incarnation of this
+        rank has contributed to it. Call this between syncs: it also announces this replica if the
+        others do not expect it yet.
         """
         incarnation = self._running()
         try:
@@ -331,16 +347,21 @@ class StoreExchange(Exchange):
         return False
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
-        """Contribute. ``finish()`` obeys the record of the sync and adopts its result. See :meth:`._base.Exchange.begin`.
+        """Contribute.
 
-        ``reloaded=True`` in the report means that this replica has reloaded the published state and continues training from
-        there. The sync may have been decided and adopted all the same, including this replica's contribution.
+        ``finish()`` obeys the record of the sync and adopts its result. See
+        :meth:`._base.Exchange.begin`.
+
+        ``reloaded=True`` in the report means that this replica has reloaded the published state and
+        continues training from there. The sync may have been decided and adopted all the same,
+        including this replica's contribution.
 
         Args:
             job: The fragment whose turn it is.
-            last: Whether the sync may be left out if too few replicas are left for it. The report then says
-                ``committed=False``: after two graces (counted from the end of the window if replicas contribute by the time), or
-                at once if all replicas that were expected are gone.
+            last: Whether the sync may be left out if too few replicas are left for it. The report
+                then says ``committed=False``: after two graces (counted from the end of the window
+                if replicas contribute by the time), or at once if all replicas that were expected
+                are gone.
 
         Raises:
             FencedError: A newer incarnation of this rank has taken over.
@@ -384,8 +405,8 @@ class StoreExchange(Exchange):
 
     def hurry(self, hurried: bool) -> None:
         """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
-        # Fixed: all ranks are in every sync. If this one left it and came back, its own part, which it did not send, would no
-        # longer count.
+        # Fixed: all ranks are in every sync. If this one left it and came back, its own part, which
+        # it did not send, would no longer count.
         self._hurried = hurried and not self.fixed
 
     def _sync(self, incarnation: Incarnation, job: SyncJob, last: bool) -> Steps:
@@ -394,8 +415,9 @@ class StoreExchange(Exchange):
             fragment = incarnation.fragments[incarnation.index(incarnation.sync + 1)].job
             if job is not fragment:
                 raise SyncError(
-                    f"begin() was called with fragment {job.name}, but sync {incarnation.sync + 1} is of fragment {fragment.name}: pass "
-                    "the fragments in the order in which restore() received them"
+                    f"begin() was called with fragment {job.name}, but sync {incarnation.sync + 1} "
+                    f"is of fragment {fragment.name}: pass the fragments in the order in which "
+                    "restore() received them"
                 )
             self._first = False
             patience = 2 * self.settings.grace if last and not self.fixed else None
@@ -570,16 +592,18 @@ class StoreExchange(Exchange):
         limit = self._timing.sync_timeout
         if seconds + self.settings.grace >= limit:
             raise ConfigurationError(
-                f"sync_every leaves {seconds:g} s between two syncs, and grace is {self.settings.grace:g} s, but sync_timeout is "
-                f"only {limit:g} s. A replica that is started while the others lack one for min_replicas contributes after all "
-                "of that time, and they would have given up. Connect with a larger sync_timeout, pass fewer seconds, or use more "
-                "fragments"
+                f"sync_every leaves {seconds:g} s between two syncs, and grace is "
+                f"{self.settings.grace:g} s, but sync_timeout is only {limit:g} s. A replica that "
+                "is started while the others lack one for min_replicas contributes after all of "
+                "that time, and they would have given up. Connect with a larger sync_timeout, pass "
+                "fewer seconds, or use more fragments"
             )
 
     def _watch_unsynced(self, incarnation: Incarnation) -> None:
         """Check this replica's share of the unsynced objects.
 
-        Each object is checked by one member, and by a different one each time, so that not all write the same object at once.
+        Each object is checked by one member, and by a different one each time, so that not all
+        write the same object at once.
         """
         members = sorted(incarnation.standing.members)
         if self._unsynced is not None and self.rank in members:
@@ -597,5 +621,6 @@ class StoreExchange(Exchange):
     def _check_open(self) -> None:
         if self._ended:
             raise SyncError(
-                f"this exchange has ended, because it {self._ended}. Connect again to continue the run."
+                f"this exchange has ended, because it {self._ended}. Connect again to continue the "
+                "run."
             )

@@ -19,8 +19,9 @@ _Parse = Callable[[str], tuple[int, int] | None]
 def save_inner(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]]) -> None:
     """Save the state that belongs to this replica alone, and delete what was saved before.
 
-    An incarnation never touches what its successor has saved. Once it has a successor, it saves nothing more; and what it may have
-    begun to write at that moment has its own epoch in the key, which is older than every epoch of the successor.
+    An incarnation never touches what its successor has saved. Once it has a successor, it saves
+    nothing more; and what it may have begun to write at that moment has its own epoch in the key,
+    which is older than every epoch of the successor.
 
     Raises:
         FencedError: A newer incarnation of this rank has taken over.
@@ -62,7 +63,8 @@ def saved(incarnation: Incarnation, parse: _Parse) -> Iterator[SavedInner]:
 def _save(incarnation: Incarnation, key: str, parts: Callable[[str], Iterable[Buffer]]) -> None:
     check_run(incarnation)
     check_claim(incarnation)
-    # This skips the check of the run that other writes make, so that nothing comes between check_claim() and the write.
+    # This skips the check of the run that other writes make, so that nothing comes between
+    # check_claim() and the write.
     incarnation.store.attempt(
         lambda: incarnation.store.store.put(key, parts(incarnation.bound(key)))
     )

@@ -33,12 +33,15 @@ def new_incarnation(
     passed_over: Collection[int] = (),
     changeable: Mapping[str, str] | None = None,
 ) -> Incarnation:
-    """Make the next incarnation of a rank. The rank's earlier incarnations will stop. The new incarnation has loaded nothing yet.
+    """Make the next incarnation of a rank.
+
+    The rank's earlier incarnations will stop. The new incarnation has loaded nothing yet.
 
     Args:
         reader: What :func:`reader_of` has made, with the manifest that was just read.
         passed_over: In fixed runs: the ends that were seen before.
-        changeable: In fixed runs: the settings that may change when the run is resumed, in which all ranks must agree.
+        changeable: In fixed runs: the settings that may change when the run is resumed, in which
+            all ranks must agree.
     """
     store, timing, settings, rank = reader.store, reader.timing, reader.settings, reader.rank
     manifest = reader.manifest
@@ -52,8 +55,9 @@ def new_incarnation(
         current = read_manifest(store)  # a bit may have flipped on its way
         if current is not None and current.run() != run:
             raise RunExistsError(
-                f"the manifest at {store.uri} has changed while this replica (rank {rank}) was joining the run: another run may "
-                "use this prefix by now. Give every run a prefix of its own, and start this replica again."
+                f"the manifest at {store.uri} has changed while this replica (rank {rank}) was "
+                "joining the run: another run may use this prefix by now. Give every run a prefix "
+                "of its own, and start this replica again."
             )
 
     epoch, record = claim(store, rank, run, changeable, check)
@@ -116,7 +120,8 @@ def tell_failure(incarnation: Incarnation, error: BaseException) -> None:
     with suppress(RunExistsError):
         if isinstance(error, RunExistsError):
             watch_manifest(incarnation)
-        # One that fails while it loads stands at no sync yet: the others wait for it at the next one.
+        # One that fails while it loads stands at no sync yet: the others wait for it at the next
+        # one.
         loading = incarnation.settings.fixed and not incarnation.sync
         sync = max(incarnation.recorded(), default=0) if loading else incarnation.sync
         # The sync in which it failed may be committed already, so the sync after it is told too.

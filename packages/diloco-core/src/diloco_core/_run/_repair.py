@@ -1,10 +1,12 @@
 """Writing damaged objects of a run again, with the same content.
 
-The content must be the same, because going back behind a commit would mean deciding its sync twice. A record is made from
-another record that holds the same fields, or from the memory of an incarnation that has read it. A shard is computed again from the
-previous state and the contributions, and compared with what its record says about it.
+The content must be the same, because going back behind a commit would mean deciding its sync twice.
+A record is made from another record that holds the same fields, or from the memory of an
+incarnation that has read it. A shard is computed again from the previous state and the
+contributions, and compared with what its record says about it.
 
-A record of another run does not count as damage: reading it is an error that nothing here catches, and it is left as it is.
+A record of another run does not count as damage: reading it is an error that nothing here catches,
+and it is left as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _ASKING = 4  # how often a record is read again while other replicas are asked t
 
 
 def read_done(incarnation: Incarnation, sync: int, index: int) -> Done | None:
-    """The record of a complete state. If it is damaged, it is made again from the commit record and the verified shards.
+    """The record of a complete state.
+
+    If it is damaged, it is made again from the commit record and the verified shards.
 
     Returns:
         The record; None if there is none.
@@ -67,7 +71,8 @@ def read_commit(
         The two; None if there is no record.
 
     Raises:
-        CorruptedObjectError: It is damaged, and neither this incarnation nor the store knows what it said.
+        CorruptedObjectError: It is damaged, and neither this incarnation nor the store knows what
+            it said.
         ReloadError: There is a rollback in its place: the run has gone back to older states.
     """
     try:
@@ -92,8 +97,8 @@ def commit_again(
 ) -> tuple[Commit, str] | None:
     """Write the damaged record of a sync again; None if neither this incarnation nor the store knows what it said.
 
-    If ``damage`` is None, the record is lost. If there is another record in its place by now, that one stays: while the record
-    was missing, a rollback may have been decided.
+    If ``damage`` is None, the record is lost. If there is another record in its place by now, that
+    one stays: while the record was missing, a rollback may have been decided.
     """
     index = incarnation.index(sync)
     adopted, decided = incarnation.fragments[index].commit, incarnation.damage.decided
@@ -120,10 +125,12 @@ def rewrite_shard(
     damage: object,
     done: Done | None = None,
 ) -> Sums:
-    """Write a shard of a state again from memory, which must hold its values and its outer state. Returns its checksums.
+    """Write a shard of a state again from memory, which must hold its values and its outer state.
 
-    ``damage`` says what is wrong with the shard in the store; None means that it is gone. ``done`` is the record of the state,
-    if the caller knows it already.
+    Returns its checksums.
+
+    ``damage`` says what is wrong with the shard in the store; None means that it is gone. ``done``
+    is the record of the state, if the caller knows it already.
 
     Raises:
         CorruptedObjectError: Memory holds other values than those that were published.
@@ -144,17 +151,18 @@ def rewrite_shard(
 def computed_otherwise(incarnation: Incarnation, key: str) -> CorruptedObjectError:
     """The error of an incarnation that computes other values than those of a damaged shard, and so cannot replace it."""
     return CorruptedObjectError(
-        f"{incarnation.origin(key)} or another object of its state is damaged, and rank {incarnation.rank} cannot replace it, because the "
-        "values that it computes are not the same: different kinds of processors round differently. Resume the run on a machine "
-        "with the same kind of processor as before, or with resume='newest-whole'."
+        f"{incarnation.origin(key)} or another object of its state is damaged, and rank "
+        f"{incarnation.rank} cannot replace it, because the values that it computes are not the "
+        "same: different kinds of processors round differently. Resume the run on a machine with "
+        "the same kind of processor as before, or with resume='newest-whole'."
     )
 
 
 def mend_published(incarnation: Incarnation, index: int) -> None:
     """Check the published shards of the state in memory, and write those again that are damaged or gone.
 
-    Only shards of which memory holds both the values and the outer state are checked, and of encoded state only those that this
-    incarnation has computed itself.
+    Only shards of which memory holds both the values and the outer state are checked, and of
+    encoded state only those that this incarnation has computed itself.
     """
     progress = incarnation.fragments[index]
     done = readable_done(incarnation, progress.sync, index)
@@ -182,10 +190,12 @@ def mend_shard(
 
 
 def commit_mended(incarnation: Incarnation, sync: int) -> tuple[Commit, str] | None:
-    """The record of a sync, as :func:`read_commit`. If it is damaged, this asks the other replicas, and waits for a grace.
+    """The record of a sync, as :func:`read_commit`.
 
-    A replica that has created or read the record can write it again; and every replica can, once the state after the sync is
-    complete.
+    If it is damaged, this asks the other replicas, and waits for a grace.
+
+    A replica that has created or read the record can write it again; and every replica can, once
+    the state after the sync is complete.
 
     Raises:
         CorruptedObjectError: It is damaged, and no replica has written it again.
@@ -217,7 +227,10 @@ def asking(incarnation: Incarnation, damage: CorruptedObjectError, times: int) -
 
 
 def ask_for_repair(incarnation: Incarnation) -> None:
-    """Ask running replicas to repair what this incarnation cannot read. They see the request where they look for contributions."""
+    """Ask running replicas to repair what this incarnation cannot read.
+
+    They see the request where they look for contributions.
+    """
     newest = max(incarnation.recorded(), default=0)
     for sync in sorted({newest, newest + 1} - {0}):
         incarnation.store.put(
@@ -284,7 +297,9 @@ def _done_again(incarnation: Incarnation, sync: int, index: int) -> Done | None:
 def check_shard(
     incarnation: Incarnation, sync: int, index: int, number: int, done: Done | None = None
 ) -> Sums | None:
-    """Read the whole file of a published shard and verify it. Returns its checksums; None if it does not exist.
+    """Read the whole file of a published shard and verify it.
+
+    Returns its checksums; None if it does not exist.
 
     Raises:
         CorruptedObjectError: It is damaged, or is not what the record ``done`` says.
@@ -297,7 +312,8 @@ def check_shard(
     sums = incarnation.read_file(key, use)
     if sums is not None and done is not None and sums != (done.sums[number], done.rests[number]):
         raise CorruptedObjectError(
-            f"{incarnation.origin(key)} is undamaged, but its checksums are not those in the record of its state"
+            f"{incarnation.origin(key)} is undamaged, but its checksums are not those in the "
+            "record of its state"
         )
     return sums
 

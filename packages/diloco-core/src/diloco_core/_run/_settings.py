@@ -19,19 +19,26 @@ class Elastic:
 
     Attributes:
         min_replicas: How many replicas must contribute to a sync; with fewer, it is not decided.
-        grace: Seconds to wait for a replica that is late, counted from this replica's own contribution. After that, a sync is
-            committed without the late replica, and if an owner of shards is late, others update its shards.
-        late: What becomes of a contribution that came too late: ``"carry"`` adds it to the next sync, ``"drop"`` discards it.
-        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the one that suits the size of the model and of the run.
-        publish_every: In the gather topology, the number of syncs of a fragment from one publication of its state to the next;
-            4 if left out. Where ``"auto"`` chooses the sharded topology, it is refused when the run begins.
+        grace: Seconds to wait for a replica that is late, counted from this replica's own
+            contribution. After that, a sync is committed without the late replica, and if an owner
+            of shards is late, others update its shards.
+        late: What becomes of a contribution that came too late: ``"carry"`` adds it to the next
+            sync, ``"drop"`` discards it.
+        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the one that suits the size of the
+            model and of the run.
+        publish_every: In the gather topology, the number of syncs of a fragment from one
+            publication of its state to the next; 4 if left out. Where ``"auto"`` chooses the
+            sharded topology, it is refused when the run begins.
         retention: How many syncs a replica may lag behind without having to reload.
-        resume: True to continue the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also allows the
-            run to go back: if the newest state is damaged and cannot be made again, the run continues from the newest states
-            that are whole. The log says which syncs are given up. Incarnations that have not agreed to going back are stopped.
+        resume: True to continue the run that the prefix holds, whichever launch began it.
+            ``"newest-whole"`` also allows the run to go back: if the newest state is damaged and
+            cannot be made again, the run continues from the newest states that are whole. The log
+            says which syncs are given up. Incarnations that have not agreed to going back are
+            stopped.
 
     Raises:
-        ConfigurationError: A setting is not allowed. The message names it, what was given and what is allowed.
+        ConfigurationError: A setting is not allowed. The message names it, what was given and what
+            is allowed.
     """
 
     fixed: ClassVar[bool] = False
@@ -69,14 +76,14 @@ class Elastic:
         """
         if self.min_replicas > world_size:
             raise ConfigurationError(
-                f"min_replicas must be at most world_size ({world_size}), not {self.min_replicas}: a larger quorum could never "
-                "be reached. Start more replicas, or ask for fewer."
+                f"min_replicas must be at most world_size ({world_size}), not {self.min_replicas}: "
+                "a larger quorum could never be reached. Start more replicas, or ask for fewer."
             )
         if self.grace >= sync_timeout:
             raise ConfigurationError(
-                f"grace must be less than sync_timeout ({sync_timeout:g} s), but it is {self.grace:g} s "
-                "(60 s if left out): a sync would fail before it could continue without a late "
-                "replica. Pass a smaller grace, or a larger sync_timeout"
+                f"grace must be less than sync_timeout ({sync_timeout:g} s), but it is "
+                f"{self.grace:g} s (60 s if left out): a sync would fail before it could continue "
+                "without a late replica. Pass a smaller grace, or a larger sync_timeout"
             )
 
     def check_chosen(self, topology: str) -> None:
@@ -93,8 +100,9 @@ class Elastic:
         if self.publish_every is not None and topology == "sharded":
             chosen = ", which topology='auto' has chosen," if self.topology == "auto" else ""
             raise ConfigurationError(
-                f"publish_every={self.publish_every} cannot be used with topology='sharded'{chosen} since that publishes the "
-                "state in every sync. Leave publish_every out, or pass topology='gather'"
+                f"publish_every={self.publish_every} cannot be used with "
+                f"topology='sharded'{chosen} since that publishes the state in every sync. Leave "
+                "publish_every out, or pass topology='gather'"
             )
 
 
@@ -104,10 +112,13 @@ class Fixed:
 
     Attributes:
         min_replicas: All ranks.
-        grace: Seconds between two checks that the prefix still belongs to the run, and of waiting for others to repair something.
+        grace: Seconds between two checks that the prefix still belongs to the run, and of waiting
+            for others to repair something.
         resume: As in :class:`Elastic`.
-        return_within: Seconds that the others wait for a rank that is lost, or has failed, to be started again. 0: not at all.
-        decides: Whether the store decides which of two processes creates an object, so that a rank can come back.
+        return_within: Seconds that the others wait for a rank that is lost, or has failed, to be
+            started again. 0: not at all.
+        decides: Whether the store decides which of two processes creates an object, so that a rank
+            can come back.
     """
 
     fixed: ClassVar[bool] = True
@@ -160,21 +171,26 @@ def choose_topology(
     codec: Codec = PLAIN,
     coded: bool = False,
 ) -> str:
-    """The topology of a new run. Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`.
+    """The topology of a new run.
 
-    Gather saves round trips and most publications of the state, but every replica reads every contribution and keeps all of
-    the outer state: it suits small models and few replicas. With a faster network it suits larger runs too. The network is
-    not known here, so a modest one is assumed. On a store whose requests cost nothing, sharded is never slower.
+    Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`.
+
+    Gather saves round trips and most publications of the state, but every replica reads every
+    contribution and keeps all of the outer state: it suits small models and few replicas. With a
+    faster network it suits larger runs too. The network is not known here, so a modest one is
+    assumed. On a store whose requests cost nothing, sharded is never slower.
 
     Args:
         asked: ``auto``, ``sharded`` or ``gather``.
         state_bytes: Size of one contribution in bytes.
         world_size: Number of replicas.
-        publish_every: In the gather topology, the number of syncs from one publication of the state to the next.
+        publish_every: In the gather topology, the number of syncs from one publication of the state
+            to the next.
         near: Whether requests take only microseconds.
         transfer: How the replica that begins the run reads and writes; the default if left out.
         outer_state: The number of tensors that the outer optimizer keeps for every parameter.
-        codec: How contributions are sent: the smaller they are, the more suits gather, which publishes the state less often.
+        codec: How contributions are sent: the smaller they are, the more suits gather, which
+            publishes the state less often.
         coded: Whether state is published encoded, which only the sharded topology does.
     """
     if asked != "auto":

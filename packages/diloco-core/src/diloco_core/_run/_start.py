@@ -1,7 +1,8 @@
 """How an incarnation begins: it reads the run's manifest, or begins the run and creates the manifest.
 
-The replica that begins a run writes a sign before it uploads anything, and repeats it while the upload lasts. No common clock
-is needed: the others see that the sign has changed, and measure the time since then with their own clocks.
+The replica that begins a run writes a sign before it uploads anything, and repeats it while the
+upload lasts. No common clock is needed: the others see that the sign has changed, and measure the
+time since then with their own clocks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from ._records._manifest import Manifest
 from ._records._rules import states
 from ._settings import Joiner, choose_topology
 
-# Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
+# Signs in a grace. A few of them may be late or not be seen before the other replicas consider the
+# sender dead.
 _SIGNS = 4
 _LOOKS = 8  # in a grace
 _LOOK_SECONDS = 2.0
@@ -54,7 +56,8 @@ class Opening:
         jobs: All fragments, in the order in which they are synced.
         schema: What all replicas must have in common.
         joiner: This replica.
-        loaded: The name of the state that was loaded, if one was. The others have to upload their parts of it, too.
+        loaded: The name of the state that was loaded, if one was. The others have to upload their
+            parts of it, too.
     """
 
     store: Patient
@@ -64,10 +67,13 @@ class Opening:
     loaded: str
 
     def manifest(self) -> Manifest:
-        """The run's manifest. If no other replica creates it, this one does, after uploading its initial state.
+        """The run's manifest.
 
-        Rank 0 uploads its initial state at once. The others wait; if for a grace no replica has shown that it is uploading, one
-        of them uploads its own. The replica that creates the manifest decides: all replicas take the state that it names.
+        If no other replica creates it, this one does, after uploading its initial state.
+
+        Rank 0 uploads its initial state at once. The others wait; if for a grace no replica has
+        shown that it is uploading, one of them uploads its own. The replica that creates the
+        manifest decides: all replicas take the state that it names.
 
         Raises:
             RendezvousError: There is no run to resume.
@@ -81,8 +87,8 @@ class Opening:
         if manifest is None and settings.resume:
             _check_unused(store)
             raise RendezvousError(
-                f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or leave resume out to begin a new "
-                "run."
+                f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or "
+                "leave resume out to begin a new run."
             )
         if manifest is None:
             # Before anybody waits: replicas with the same settings are refused at the same time.
@@ -110,15 +116,19 @@ class Opening:
         # Only the first incarnation of rank 0 expects that its initial values are used.
         if rank == 0 and manifest.writer != 0 and not newest_epoch(store, 0):
             _log.warning(
-                "rank 0: the run at %s was begun by rank %d with the initial values of that rank, because rank 0 had given no "
-                "sign for a grace. The initial values of this replica are not used.",
+                "rank 0: the run at %s was begun by rank %d with the initial values of that rank, "
+                "because rank 0 had given no sign for a grace. The initial values of this replica "
+                "are not used.",
                 store.uri,
                 manifest.writer,
             )
         return manifest
 
     def _begin(self, topology: str) -> Manifest:
-        """Begin the run with this replica's initial state. Returns its manifest: another replica may be faster."""
+        """Begin the run with this replica's initial state.
+
+        Returns its manifest: another replica may be faster.
+        """
         store = self.store
         _check_unused(store)
         _remove_leftover(store)
@@ -128,8 +138,8 @@ class Opening:
         manifest = read_manifest(store)
         if manifest is None:
             raise CorruptedObjectError(
-                f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
-                "does, and start again."
+                f"{store.uri}/{MANIFEST} was created, but is not there any more: something else "
+                "has deleted it. Find out what does, and start again."
             )
         if manifest.initial == own_manifest.initial:
             store.put(copy_key(MANIFEST), lambda: [own_manifest.to_json()])
@@ -158,9 +168,12 @@ class Opening:
         return topology
 
     def _initial(self, topology: str) -> Manifest:
-        """Upload this replica's initial state. Returns the manifest that names it, which is not written yet.
+        """Upload this replica's initial state.
 
-        If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts of it.
+        Returns the manifest that names it, which is not written yet.
+
+        If it was loaded (``loaded`` is the name of the state), the others have uploaded their parts
+        of it.
         """
         store, schema, joiner, settings = self.store, self.schema, self.joiner, self.joiner.settings
         # Plain means have no state.
@@ -206,8 +219,9 @@ def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
     give_sign()
     seconds = min(store.timing.beat_interval, joiner.settings.grace / _SIGNS)
     failure = (
-        f"rank {joiner.rank} could not show the other replicas, one of which begins the run with its own values if it sees no "
-        "sign for a grace, that this one is uploading the initial state of the run"
+        f"rank {joiner.rank} could not show the other replicas, one of which begins the run with "
+        "its own values if it sees no sign for a grace, that this one is uploading the initial "
+        "state of the run"
     )
     stop = store.repeat(seconds, give_sign, failure)
     try:
@@ -225,8 +239,9 @@ def wait_for_manifest(
 ) -> Manifest | None:
     """Wait for the manifest. Returns it, or None if this replica should begin the run.
 
-    It should if, for a grace, it has seen no sign that another replica begins the run. The ranks stop waiting one after
-    another, so that only one of them begins the run if rank 0 does not come. In a fixed run nobody begins in the place of rank 0.
+    It should if, for a grace, it has seen no sign that another replica begins the run. The ranks
+    stop waiting one after another, so that only one of them begins the run if rank 0 does not come.
+    In a fixed run nobody begins in the place of rank 0.
 
     Args:
         store: Where it will be.
@@ -235,7 +250,8 @@ def wait_for_manifest(
         look_around: Called from time to time; raises an error if waiting any longer is of no use.
 
     Raises:
-        RendezvousTimeoutError: There is no manifest after ``join_timeout``, and no sign was seen for that time either.
+        RendezvousTimeoutError: There is no manifest after ``join_timeout``, and no sign was seen
+            for that time either.
     """
     rank, timing = joiner.rank, store.timing
     grace = math.inf if joiner.settings.fixed else joiner.settings.grace
@@ -244,8 +260,9 @@ def wait_for_manifest(
 
     def timed_out() -> Exception:
         return RendezvousTimeoutError(
-            f"no replica began the run at {store.uri} within {timing.join_timeout:g} s. Look at the log of rank 0, which "
-            "usually begins the run. A larger join_timeout gives it more time.",
+            f"no replica began the run at {store.uri} within {timing.join_timeout:g} s. Look at "
+            "the log of rank 0, which usually begins the run. A larger join_timeout gives it more "
+            "time.",
             [0],
         )
 
@@ -266,8 +283,8 @@ def wait_for_manifest(
         if now >= min(look_at, turn):
             look_at = now + min(_LOOK_SECONDS, grace / _LOOKS)
             sign = store.peek(BEGINNING, _LARGEST)
-            # What the sign says does not matter: if its sender begins another run, or has another version, the manifest will
-            # show it.
+            # What the sign says does not matter: if its sender begins another run, or has another
+            # version, the manifest will show it.
             if sign and sign != last_sign:
                 last_sign, last_sign_at, turn = sign, now, now + patience
                 wait.extend()
@@ -304,7 +321,9 @@ def read_manifest(store: Patient) -> Manifest | None:
 
 
 def _read_or_restore(store: Patient) -> Manifest | None:
-    """The manifest; None if there is none. If it is damaged or gone, it is written again from its copy.
+    """The manifest; None if there is none.
+
+    If it is damaged or gone, it is written again from its copy.
 
     Raises as :func:`read_manifest` does.
     """
@@ -323,7 +342,8 @@ def _read_or_restore(store: Patient) -> Manifest | None:
     if damage is not None and copy is None:
         raise _unreadable(damage) from damage
     if damage is None and copy is not None:
-        # The replica that begins the run may have written both since: the manifest first, and then the copy.
+        # The replica that begins the run may have written both since: the manifest first, and then
+        # the copy.
         manifest = read_manifest(store)
         if manifest is not None:
             return manifest
@@ -331,8 +351,8 @@ def _read_or_restore(store: Patient) -> Manifest | None:
     if copy is None or (damage is None and not _remains(store, store.list("claims/"))):
         return None
     _log.error(
-        "%s. It is written again from its copy %s. Something outside this run deletes or changes its objects: find out what "
-        "does, and stop it.",
+        "%s. It is written again from its copy %s. Something outside this run deletes or changes "
+        "its objects: find out what does, and stop it.",
         f"{store.uri}/{MANIFEST} is gone" if damage is None else str(damage).rstrip("."),
         key,
     )
@@ -345,9 +365,10 @@ def _read_or_restore(store: Patient) -> Manifest | None:
 
 def _unreadable(damage: CorruptedObjectError) -> CorruptedObjectError:
     return CorruptedObjectError(
-        f"{str(damage).rstrip('.')}. Without this object or its copy {copy_key(MANIFEST)} nothing of the run can be read, and "
-        "resume='newest-whole' does not help. If a replica of the run is still running, that replica will write the object "
-        "again: start this one later. Otherwise restore it from a backup, or begin a new run on another prefix."
+        f"{str(damage).rstrip('.')}. Without this object or its copy {copy_key(MANIFEST)} nothing "
+        "of the run can be read, and resume='newest-whole' does not help. If a replica of the run "
+        "is still running, that replica will write the object again: start this one later. "
+        "Otherwise restore it from a backup, or begin a new run on another prefix."
     )
 
 
@@ -368,17 +389,19 @@ def _check_unused(store: Patient) -> None:
     claims = store.list("claims/")
     if any(map(_EARLIER_CLAIM.fullmatch, claims)):
         raise RunExistsError(
-            f"{store.uri} holds claims of a run that an earlier version of diloco-core has begun: give this run a prefix of its "
-            "own."
+            f"{store.uri} holds claims of a run that an earlier version of diloco-core has begun: "
+            "give this run a prefix of its own."
         )
-    # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
-    # moment and was faster has created the manifest by now.
+    # A run that has not created its manifest yet has written only initial states. A replica that
+    # began the run at the same moment and was faster has created the manifest by now.
     remains = _remains(store, claims)
     if remains and store.peek(MANIFEST) is None:
         raise RunExistsError(
-            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} is missing, and the copy of "
-            "it is missing or damaged. To continue that run, put the manifest back (replicas of it that are still running do so "
-            "by themselves, every few syncs). To begin a new run, use another prefix, or delete everything below this one."
+            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its "
+            f"{MANIFEST} is missing, and the copy of it is missing or damaged. To continue that "
+            "run, put the manifest back (replicas of it that are still running do so by "
+            "themselves, every few syncs). To begin a new run, use another prefix, or delete "
+            "everything below this one."
         )
 
 

@@ -66,8 +66,8 @@ class ReadsAhead(ObjectReader, Protocol):
     def expect(self, start: int, stop: int) -> None:
         """Announce that bytes ``start`` to ``stop`` will be read in order, after everything that was announced before.
 
-        This includes what was announced for other objects of the store. Bytes that are announced and not read yet may be
-        announced again. Closing the reader withdraws what it has announced.
+        This includes what was announced for other objects of the store. Bytes that are announced
+        and not read yet may be announced again. Closing the reader withdraws what it has announced.
         """
 
 
@@ -79,7 +79,8 @@ def reads_ahead(reader: ObjectReader) -> TypeGuard[ReadsAhead]:
 class Store(Protocol):
     """A prefix of an object store. Keys are relative, with ``/`` between parts. Thread-safe.
 
-    Read-after-write and list-after-write are assumed, as S3, GCS, Azure and POSIX give them; listings are never cached.
+    Read-after-write and list-after-write are assumed, as S3, GCS, Azure and POSIX give them;
+    listings are never cached.
     """
 
     uri: str
@@ -94,39 +95,46 @@ class Store(Protocol):
     """The most bytes that an object may have, if there is a limit."""
 
     patience: float
-    """For how many seconds a request is tried again while the store is unavailable. It may be set at any time.
+    """For how many seconds a request is tried again while the store is unavailable.
 
-    Stores that do not retry by themselves leave that to :class:`._patient.Patient`, which obeys this number.
+    It may be set at any time.
+
+    Stores that do not retry by themselves leave that to :class:`._patient.Patient`, which obeys
+    this number.
     """
 
     @property
     def downtime(self) -> float:
         """For how many seconds, so far, requests of this process have waited for an unavailable store.
 
-        The time of a request counts from the beginning of its first try that failed to its success or its last failure.
-        Requests that wait at the same time count once. A clock from which this is subtracted stands still in the meantime:
-        no replica may be taken for dead just because the store was away. Always 0.0 for stores that do not retry.
+        The time of a request counts from the beginning of its first try that failed to its success
+        or its last failure. Requests that wait at the same time count once. A clock from which this
+        is subtracted stands still in the meantime: no replica may be taken for dead just because
+        the store was away. Always 0.0 for stores that do not retry.
         """
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
 
-        The caller may reuse a part as soon as the next one is asked for. Only parts in a list or a tuple must not change until
-        this returns, since they are not copied. If ``parts`` raises an error, nothing is written.
+        The caller may reuse a part as soon as the next one is asked for. Only parts in a list or a
+        tuple must not change until this returns, since they are not copied. If ``parts`` raises an
+        error, nothing is written.
         """
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; returns whether this call wrote it.
 
-        On stores with exclusive creation, exactly one of several racing calls wins. Parts are treated as in :meth:`put`.
-        Over a network, where answers get lost, calls with the very same bytes cannot be distinguished: all of them may "win".
-        A call that wrote a large object may still return False. So after False, always read what is there.
+        On stores with exclusive creation, exactly one of several racing calls wins. Parts are
+        treated as in :meth:`put`. Over a network, where answers get lost, calls with the very same
+        bytes cannot be distinguished: all of them may "win". A call that wrote a large object may
+        still return False. So after False, always read what is there.
         """
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole small object.
 
-        An object of more than ``largest`` bytes is refused before its bytes are read: use :meth:`open` for those.
+        An object of more than ``largest`` bytes is refused before its bytes are read: use
+        :meth:`open` for those.
 
         Raises:
             ObjectNotFoundError: The key does not exist.
@@ -139,7 +147,8 @@ class Store(Protocol):
         If the caller passes its ``size`` in bytes, a driver need not ask the store for it.
 
         Raises:
-            ObjectNotFoundError: The key does not exist. If ``size`` was passed, the first read may raise this instead.
+            ObjectNotFoundError: The key does not exist. If ``size`` was passed, the first read may
+                raise this instead.
         """
 
     def list(self, prefix: str) -> dict[str, int]:
@@ -148,8 +157,8 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Delete objects; keys that do not exist are ignored.
 
-        With ``unread``, the caller promises that nobody reads the objects any more, so that a driver may write over their
-        space.
+        With ``unread``, the caller promises that nobody reads the objects any more, so that a
+        driver may write over their space.
         """
 
     def close(self) -> None:
@@ -183,8 +192,8 @@ def block_bytes_of(store: Store) -> int:
 def is_key(key: str) -> bool:
     """Whether an object of a run can have this key.
 
-    The answer is False for objects that store browsers and desktops leave behind: placeholders of folders (``deltas/``),
-    ``.DS_Store``.
+    The answer is False for objects that store browsers and desktops leave behind: placeholders of
+    folders (``deltas/``), ``.DS_Store``.
     """
     # No name between slashes is empty or begins with a dot.
     return key.isprintable() and "//" not in f"/{key}/" and "/." not in f"/{key}"
@@ -193,8 +202,8 @@ def is_key(key: str) -> bool:
 def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
     """The error for an object that is larger than what may be read in one piece."""
     error = CorruptedObjectError(
-        f"{origin} has {size} bytes, and at most {largest} bytes are read in one piece here, so this is not the object that the "
-        "run has written. It was not read."
+        f"{origin} has {size} bytes, and at most {largest} bytes are read in one piece here, so "
+        "this is not the object that the run has written. It was not read."
     )
     error.unread = True
     return error
@@ -205,14 +214,16 @@ def creates_once(
 ) -> bool:
     """Whether the store keeps the promise of :meth:`Store.create`.
 
-    Some stores accept conditional writes and ignore the condition; creating one key twice shows that. Some drivers first look
-    and then write. Only a race would show that, so those drivers have to declare it (:attr:`Store.exclusive`).
-    Only a small object is tried. Over a network, a large one is created in another way: the completion of its multipart upload
-    is conditional. Trying that would take two parts, the first of which must have 5 MiB on S3.
+    Some stores accept conditional writes and ignore the condition; creating one key twice shows
+    that. Some drivers first look and then write. Only a race would show that, so those drivers have
+    to declare it (:attr:`Store.exclusive`). Only a small object is tried. Over a network, a large
+    one is created in another way: the completion of its multipart upload is conditional. Trying
+    that would take two parts, the first of which must have 5 MiB on S3.
 
     Args:
         store: The store.
-        attempt: Calls the function that it is given, and calls it again while the store is unavailable.
+        attempt: Calls the function that it is given, and calls it again while the store is
+            unavailable.
     """
     if not store.exclusive:
         return False
@@ -223,7 +234,8 @@ def creates_once(
         return store.create(keys[-1], b"first")
 
     def create_twice() -> bool:
-        # A new key that is taken: an answer was lost, and a bit flipped when it was read who had taken it. Another key will tell.
+        # A new key that is taken: an answer was lost, and a bit flipped when it was read who had
+        # taken it. Another key will tell.
         if not any(create() for _ in range(_PROBES)):
             return False
         key = keys[-1]
@@ -255,12 +267,14 @@ def check_size(store: Store, size: int) -> None:
         size: The size of the fragment's values in bytes.
 
     Raises:
-        ConfigurationError: The fragment is too large; the error says into how many fragments to cut it.
+        ConfigurationError: The fragment is too large; the error says into how many fragments to cut
+            it.
     """
     if store.largest is not None and size > most_values(store.largest):
         raise ConfigurationError(
-            f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which can have at most "
-            f"{store.largest / 1e9:.0f} GB: cut it into {math.ceil(size / most_values(store.largest))} fragments or more"
+            f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which "
+            f"can have at most {store.largest / 1e9:.0f} GB: cut it into "
+            f"{math.ceil(size / most_values(store.largest))} fragments or more"
         )
 
 
@@ -279,8 +293,8 @@ def _passed_on(name: str) -> Any:
 class Below:
     """The objects of a store below a folder; see :class:`._api.Store`. Thread-safe.
 
-    It creates an object by looking whether it exists and then writing it. That is enough where every key has one writer, or
-    where all its writers write the same bytes.
+    It creates an object by looking whether it exists and then writing it. That is enough where
+    every key has one writer, or where all its writers write the same bytes.
 
     Args:
         store: The whole store.
@@ -304,7 +318,10 @@ class Below:
         return self.store.put(self._folder + key, parts)
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
-        """Write an object if a look shows that it does not exist. Returns whether this call wrote it."""
+        """Write an object if a look shows that it does not exist.
+
+        Returns whether this call wrote it.
+        """
         try:
             self.store.open(self._folder + key).close()
         except ObjectNotFoundError:

@@ -32,7 +32,8 @@ _SECRETS = (
     "AZURE_STORAGE_SAS_TOKEN",
 )
 _S3 = {"s3", "s3a"}
-# All characters that a URL may hold, except those that begin a query string or a fragment: keys are appended to it.
+# All characters that a URL may hold, except those that begin a query string or a fragment: keys are
+# appended to it.
 _URL = re.compile(r"https?://[A-Za-z0-9%:/@!$&'()*+,;=._~\[\]-]+", re.IGNORECASE)
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -75,8 +76,9 @@ def check_endpoint(scheme: str, *, empty: bool = True) -> None:
         if value is None or (not value and empty) or _is_url(value):
             continue
         raise ConfigurationError(
-            f"{name} must be a URL such as https://host or http://host:9000, not {redact_uri(value)!r}. In a user name or a "
-            "password, write / ? # @ as %2F, %3F, %23 and %40. Unset it to use the endpoint that belongs to the region."
+            f"{name} must be a URL such as https://host or http://host:9000, not "
+            f"{redact_uri(value)!r}. In a user name or a password, write / ? # @ as %2F, %3F, %23 "
+            "and %40. Unset it to use the endpoint that belongs to the region."
         )
 
 
@@ -117,7 +119,8 @@ def in_time(act: Callable[[], T], uri: str, seconds: float) -> T:
     """Call ``act``, for at most so many seconds. Returns what it returns.
 
     Raises:
-        StoreUnavailableError: It has not returned after so many seconds. It goes on in a daemon thread.
+        StoreUnavailableError: It has not returned after so many seconds. It goes on in a daemon
+            thread.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -135,8 +138,9 @@ def in_time(act: Callable[[], T], uri: str, seconds: float) -> T:
         raise errors[0]
     if not results:
         raise StoreUnavailableError(
-            f"{redact_uri(uri)} cannot be opened: the store did not answer within {seconds:g} s. Its endpoint is "
-            f"{endpoint(uri)}: check that this is the right one, and that this machine can reach it."
+            f"{redact_uri(uri)} cannot be opened: the store did not answer within {seconds:g} s. "
+            f"Its endpoint is {endpoint(uri)}: check that this is the right one, and that this "
+            "machine can reach it."
         )
     return results[0]
 

@@ -1,7 +1,8 @@
 """Opening the store of a URI: choose its driver, and check that the store answers.
 
-:mod:`._folder` is for local folders (fsspec's ``file://`` is neither atomic nor exclusive). :mod:`._remote` is for all stores
-behind a network; :mod:`._fsspec` or :mod:`._obstore` sends its requests.
+:mod:`._folder` is for local folders (fsspec's ``file://`` is neither atomic nor exclusive).
+:mod:`._remote` is for all stores behind a network; :mod:`._fsspec` or :mod:`._obstore` sends its
+requests.
 """
 
 from __future__ import annotations
@@ -23,22 +24,25 @@ _S3 = {"s3", "s3a"}
 def open_store(uri: str, *, reading: bool = False, transfer: Transfer | None = None) -> Store:
     """Open the store of a URI, and try whether it works.
 
-    With ``reading`` the store is only read: nothing is created or written, a folder that does not exist counts as an empty
-    store, and permission to list and read is enough.
+    With ``reading`` the store is only read: nothing is created or written, a folder that does not
+    exist counts as an empty store, and permission to list and read is enough.
 
-    A path or ``file://`` is a folder. ``s3://`` uses obstore if that is installed and fsspec has no settings for S3 (obstore
-    would not see them); every other scheme uses fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose the driver explicitly.
+    A path or ``file://`` is a folder. ``s3://`` uses obstore if that is installed and fsspec has no
+    settings for S3 (obstore would not see them); every other scheme uses fsspec. ``obstore+s3://``
+    and ``fsspec+s3://`` choose the driver explicitly.
 
     Raises:
-        ConfigurationError: The URI is empty or malformed, its scheme is unknown, or it holds credentials or anything else
-            that its driver would ignore; or the variable that names the endpoint does not hold a URL.
-        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store has not answered within 100
-            seconds.
+        ConfigurationError: The URI is empty or malformed, its scheme is unknown, or it holds
+            credentials or anything else that its driver would ignore; or the variable that names
+            the endpoint does not hold a URL.
+        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store has
+            not answered within 100 seconds.
         MissingDependencyError: The driver of the scheme is not installed.
     """
     if not isinstance(uri, str) or not uri.strip():
         raise ConfigurationError(
-            f"the rendezvous URI must be text such as 's3://bucket/run', or a folder's path, not {uri!r}"
+            "the rendezvous URI must be text such as 's3://bucket/run', or a folder's path, not "
+            f"{uri!r}"
         )
     check_uri(uri)
     check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
@@ -55,14 +59,16 @@ def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
     if not separator or scheme == "file":
         if transfer not in {None, Transfer()}:
             raise ConfigurationError(
-                f"transfer={transfer} has no effect in a folder, to and from which nothing is sent: leave it out"
+                f"transfer={transfer} has no effect in a folder, to and from which nothing is "
+                "sent: leave it out"
             )
         return FolderStore(uri, reading=reading)
     chosen_driver, plus, scheme = scheme.rpartition("+")
     plain_uri = f"{scheme}://{path}"
     if chosen_driver == "obstore" and scheme not in _S3:
         raise ConfigurationError(
-            f"{redact_uri(uri)!r}: the obstore driver is only for s3://, not for {scheme}://; write {redact_uri(plain_uri)!r}"
+            f"{redact_uri(uri)!r}: the obstore driver is only for s3://, not for {scheme}://; "
+            f"write {redact_uri(plain_uri)!r}"
         )
     if chosen_driver == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
         return RemoteStore(plain_uri, ObstoreDriver(plain_uri), reading=reading, transfer=transfer)
@@ -97,8 +103,8 @@ _GS = _Places(
     "in STORAGE_EMULATOR_HOST",
 )
 _AZ = _Places(
-    "in AZURE_STORAGE_CONNECTION_STRING, or in AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "
-    "AZURE_STORAGE_SAS_TOKEN",
+    "in AZURE_STORAGE_CONNECTION_STRING, or in AZURE_STORAGE_ACCOUNT_NAME with "
+    "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
     "in AZURE_STORAGE_CONNECTION_STRING, as BlobEndpoint",
 )
 _PLACES = {
@@ -119,12 +125,13 @@ _HOST = re.compile(r"\[.*|[^:]*:[0-9]*")
 def check_uri(uri: str) -> None:
     """Refuse a URI with parts that its driver would silently ignore, before anything is opened.
 
-    Other schemes (``sftp://`` and many more) are left to their drivers: most of these take a user, a password and a port from
-    the URI. In ``memory://`` everything is just a name. Text that is nearly a URI is refused, too, since it would be taken
-    for the name of a folder.
+    Other schemes (``sftp://`` and many more) are left to their drivers: most of these take a user,
+    a password and a port from the URI. In ``memory://`` everything is just a name. Text that is
+    nearly a URI is refused, too, since it would be taken for the name of a folder.
 
     Raises:
-        ConfigurationError: The URI is refused. The error says where such parts belong, and shows no secrets.
+        ConfigurationError: The URI is refused. The error says where such parts belong, and shows no
+            secrets.
     """
     if "://" not in uri:
         _check_path(uri)
@@ -136,13 +143,15 @@ def check_uri(uri: str) -> None:
             _check(redact_uri(link), scheme, location, _PLACES[scheme])
         elif separator and scheme not in {"file", "memory"} and _is_cut(location):
             raise ConfigurationError(
-                f"{redact_uri(link)!r} holds a user or a password in which one of the characters / ? # stands. A driver would "
-                "take it for the end of the host: write %2F, %3F and %23 instead."
+                f"{redact_uri(link)!r} holds a user or a password in which one of the characters / "
+                "? # stands. A driver would take it for the end of the host: write %2F, %3F and "
+                "%23 instead."
             )
         elif separator and scheme == "file" and ("?" in location or "#" in location):
             raise ConfigurationError(
-                f"{redact_uri(link)!r}: a folder's URI has no query string and no fragment. If the folder's name holds a "
-                "question mark or a number sign, write %3F or %23 for it, or give the plain path."
+                f"{redact_uri(link)!r}: a folder's URI has no query string and no fragment. If the "
+                "folder's name holds a question mark or a number sign, write %3F or %23 for it, or "
+                "give the plain path."
             )
 
 
@@ -164,7 +173,8 @@ def _check_path(path: str) -> None:
         )
     if shown != path:
         raise ConfigurationError(
-            f"{shown!r} looks like a URI with a user or a password but without a scheme such as s3://. {advice}"
+            f"{shown!r} looks like a URI with a user or a password but without a scheme such as "
+            f"s3://. {advice}"
         )
 
 
@@ -173,25 +183,27 @@ def _check(shown: str, scheme: str, location: str, places: _Places) -> None:
     advice = f"write only {scheme}://bucket/folder"
     if userinfo and not (places is _AZ and _ACCOUNT.fullmatch(location.partition("/")[0])):
         raise ConfigurationError(
-            f"{shown!r} holds a user or a password, which the driver for {scheme}:// would ignore: {advice}. "
-            f"Credentials belong {places.credentials}."
+            f"{shown!r} holds a user or a password, which the driver for {scheme}:// would ignore: "
+            f"{advice}. Credentials belong {places.credentials}."
         )
     for sign, name in (("?", "query string"), ("#", "fragment")):
         if sign in location:
             raise ConfigurationError(
-                f"{shown!r} has a {name}, which the driver for {scheme}:// would ignore: {advice}. Endpoints belong "
-                f"{places.endpoint}; credentials {places.credentials}. A folder with {sign!r} in its name cannot be used."
+                f"{shown!r} has a {name}, which the driver for {scheme}:// would ignore: {advice}. "
+                f"Endpoints belong {places.endpoint}; credentials {places.credentials}. A folder "
+                f"with {sign!r} in its name cannot be used."
             )
     bucket, _, folder = location.partition("/")
     if not bucket:
         raise ConfigurationError(f"{shown!r} names no bucket: write {scheme}://bucket/folder")
     if _PORT.fullmatch(bucket):
         raise ConfigurationError(
-            f"{shown!r} has a port, which the driver for {scheme}:// would ignore: write {scheme}://bucket/folder, beginning "
-            f"with a bucket. Endpoints belong {places.endpoint}."
+            f"{shown!r} has a port, which the driver for {scheme}:// would ignore: write "
+            f"{scheme}://bucket/folder, beginning with a bucket. Endpoints belong "
+            f"{places.endpoint}."
         )
     if any(part in {"", ".", ".."} for part in folder.rstrip("/").split("/") if folder.strip("/")):
         raise ConfigurationError(
-            f"{shown!r} has a folder without a name, or one with the name '.' or '..', which drivers treat in different ways: "
-            "remove it from the URI"
+            f"{shown!r} has a folder without a name, or one with the name '.' or '..', which "
+            "drivers treat in different ways: remove it from the URI"
         )

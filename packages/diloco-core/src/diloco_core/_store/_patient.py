@@ -24,8 +24,8 @@ _log = logging.getLogger("diloco_core")
 class Patient:
     """A store that retries: its operations are repeated while it is unavailable, and missing objects are read as None.
 
-    Each key is always written with the same content, so a repeated write is harmless, and so is one whose answer got lost. As
-    thread-safe as the store itself.
+    Each key is always written with the same content, so a repeated write is harmless, and so is one
+    whose answer got lost. As thread-safe as the store itself.
 
     Args:
         store: The store.
@@ -33,7 +33,8 @@ class Patient:
 
     Attributes:
         timing: As given: the limits of everything that waits for what others put into the store.
-        before_writing: Called before anything is written or deleted; if it raises an error, nothing is.
+        before_writing: Called before anything is written or deleted; if it raises an error, nothing
+            is.
     """
 
     def __init__(self, store: Store, timing: Timing) -> None:
@@ -67,7 +68,10 @@ class Patient:
         self.store.patience = seconds
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes | None:
-        """Read a whole small object; None if there is none. An object of more than ``largest`` bytes is refused."""
+        """Read a whole small object; None if there is none.
+
+        An object of more than ``largest`` bytes is refused.
+        """
         try:
             return self.attempt(lambda: self.store.get(key, largest))
         except ObjectNotFoundError:
@@ -87,8 +91,8 @@ class Patient:
     ) -> T | None:
         """Open an object and return what ``use`` returns for its reader; None if there is no such object.
 
-        ``use`` may be called again, with a new reader. If the object is open already, pass its reader as ``opened``: that
-        reader is used first, and closed.
+        ``use`` may be called again, with a new reader. If the object is open already, pass its
+        reader as ``opened``: that reader is used first, and closed.
         """
 
         def act() -> T:
@@ -108,7 +112,10 @@ class Patient:
         return self.attempt(lambda: self.store.put(key, parts()))
 
     def create(self, key: str, parts: Callable[[], bytes | Iterable[Buffer]]) -> bool:
-        """Make sure that an object exists. Returns True if this call wrote it; if False, read what is there."""
+        """Make sure that an object exists.
+
+        Returns True if this call wrote it; if False, read what is there.
+        """
         self.before_writing()
         return self.attempt(lambda: self.store.create(key, parts()))
 
@@ -136,7 +143,10 @@ class Patient:
         notice: Callable[[float], str] = lambda _: "",
         notice_after: float = NOTICE_SECONDS,
     ) -> Wait:
-        """A wait for others, see :class:`.Wait`. Time in which the store cannot be reached does not count towards any limit."""
+        """A wait for others, see :class:`.Wait`.
+
+        Time in which the store cannot be reached does not count towards any limit.
+        """
         return Wait(
             self.timing,
             self.near,
@@ -150,9 +160,12 @@ class Patient:
         )
 
     def repeat(self, seconds: float, act: Callable[[], object], failure: str) -> Callable[[], None]:
-        """Call ``act``, which writes a sign of life, every so many seconds in the background. Returns a function that ends this.
+        """Call ``act``, which writes a sign of life, every so many seconds in the background.
 
-        If the store fails, ``failure`` is logged with the reason. That is not fatal: the next sign may get through in time.
+        Returns a function that ends this.
+
+        If the store fails, ``failure`` is logged with the reason. That is not fatal: the next sign
+        may get through in time.
         """
 
         def act_if_possible() -> None:
@@ -173,7 +186,8 @@ class Patient:
             tries += 1
             if not isinstance(error, StoreUnavailableError):
                 return False
-            # A lasting fault may still be over soon, for example if the permissions of a folder are being corrected now.
+            # A lasting fault may still be over soon, for example if the permissions of a folder are
+            # being corrected now.
             if not error.anew if self.store.retries else error.lasting and tries > len(PAUSES):
                 return False
             notices.failed(str(error))

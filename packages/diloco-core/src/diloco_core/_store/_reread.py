@@ -1,8 +1,8 @@
 """Reading well: before the data are needed, several objects at a time, again if they are damaged, or a copy of them.
 
-A bit may have changed in transit, while the object in the store is as it was written. Of objects that nothing else in a store
-could replace, copies lie beside them, and hold the same bytes: no single object that is damaged or deleted ends a run. To restore
-an object by hand, copy the copy.
+A bit may have changed in transit, while the object in the store is as it was written. Of objects
+that nothing else in a store could replace, copies lie beside them, and hold the same bytes: no
+single object that is damaged or deleted ends a run. To restore an object by hand, copy the copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _log = logging.getLogger("diloco_core")
 
 
 def read_again(timing: Timing, read: Callable[[], T], most: int | None = None) -> T:
-    """Call ``read``, and call it again if it raises a CorruptedObjectError. Returns what it returns.
+    """Call ``read``, and call it again if it raises a CorruptedObjectError.
+
+    Returns what it returns.
 
     Args:
         timing: Its ``sleep`` is used between two readings.
@@ -54,7 +56,9 @@ def copy_key(key: str) -> str:
 
 
 def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
-    """Read an object; if it is damaged or gone, read its copy, and say so in the log. None if both are gone.
+    """Read an object; if it is damaged or gone, read its copy, and say so in the log.
+
+    None if both are gone.
 
     Args:
         read: Reads and verifies the object with a key. Returns None if there is none.
@@ -62,8 +66,8 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
         uri: Where it is.
 
     Raises:
-        CorruptedObjectError: The object is damaged, and its copy is damaged or gone; or the object is gone, and its copy is
-            damaged.
+        CorruptedObjectError: The object is damaged, and its copy is damaged or gone; or the object
+            is gone, and its copy is damaged.
     """
     damage: CorruptedObjectError | None = None
     try:
@@ -79,8 +83,8 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
         raise CorruptedObjectError(f"{lost}. Its copy {copy_key(key)} is damaged, too") from error
     if found is not None:
         _log.error(
-            "%s. Its copy %s is whole and is used instead. Something outside the run deletes or changes its objects: find out "
-            "what does, and stop it.",
+            "%s. Its copy %s is whole and is used instead. Something outside the run deletes or "
+            "changes its objects: find out what does, and stop it.",
             lost,
             copy_key(key),
         )
@@ -103,16 +107,21 @@ def list_folders(
 def open_ahead(
     store: Store, sizes: Mapping[str, int | None], announce: Callable[[str, ObjectReader], object]
 ) -> Iterator[Iterator[ObjectReader | None]]:
-    """Open objects that will be read in this order. The context is an iterator with one reader per key.
+    """Open objects that will be read in this order.
 
-    None instead of a reader means that the caller has to open the object: opening it ahead would gain nothing, or its size is
-    not known. The caller may close a reader; those that are still open at the end are closed then.
+    The context is an iterator with one reader per key.
+
+    None instead of a reader means that the caller has to open the object: opening it ahead would
+    gain nothing, or its size is not known. The caller may close a reader; those that are still open
+    at the end are closed then.
 
     Args:
         store: Where the objects are.
-        sizes: Their keys, and their sizes in bytes from a listing, so that no request is needed to open them.
-        announce: Called with each key and its reader, to announce what will be read. If it raises a StoreError, that is
-            ignored, since the caller will meet the same error when it reads the object.
+        sizes: Their keys, and their sizes in bytes from a listing, so that no request is needed to
+            open them.
+        announce: Called with each key and its reader, to announce what will be read. If it raises a
+            StoreError, that is ignored, since the caller will meet the same error when it reads the
+            object.
     """
     with ExitStack() as stack:
         if store.near:
@@ -129,11 +138,13 @@ def open_ahead(
 
 
 def in_parallel(store: Store, acts: Iterable[Callable[[], T]], at_once: int) -> Iterator[T]:
-    """Yields what the functions in ``acts`` return, in their order. Up to ``at_once`` of them run at the same time.
+    """Yields what the functions in ``acts`` return, in their order.
 
-    They run one after another if requests to the store cost nothing, or if the store has no threads. Each function must be
-    able to run in another thread, and must not wait for anything else that is done in the background. When one raises an
-    error, no further ones are started.
+    Up to ``at_once`` of them run at the same time.
+
+    They run one after another if requests to the store cost nothing, or if the store has no
+    threads. Each function must be able to run in another thread, and must not wait for anything
+    else that is done in the background. When one raises an error, no further ones are started.
     """
     if store.near or not isinstance(store, InBackground):
         yield from (act() for act in acts)

@@ -13,7 +13,8 @@ BLOCK_BYTES = 8 * 2**20
 PART_BYTES = 5 * 2**20
 """Objects up to this size are uploaded in one request; larger ones in parts of about this size, several at a time.
 
-In the same memory, small parts are quicker, since more connections can be used. S3 does not accept smaller ones.
+In the same memory, small parts are quicker, since more connections can be used. S3 does not accept
+smaller ones.
 """
 CONNECTIONS = 16
 """Number of requests under way at the same time."""
@@ -25,22 +26,27 @@ _LEAST_BLOCK_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How much a replica transfers at once from and to a store behind a network. Each replica may have its own settings.
+    """How much a replica transfers at once from and to a store behind a network.
+
+    Each replica may have its own settings.
 
     Nothing is sent to and from folders: settings other than the defaults are refused there.
 
     Attributes:
-        connections: The most reads that are under way at the same time, and the most parts of one upload, each with a file
-            descriptor and a thread; 16. A few more requests may be under way besides: small ones of the training thread,
-            signs of life, and when a run begins, several objects that are uploaded in parts.
-        block_bytes: The most bytes that one request reads; 8 MiB. With larger blocks there are fewer requests.
-        budget_bytes: Memory in bytes for what is read ahead and for uploads that are under way; 80 MiB. It has to hold two
-            blocks, and two parts of an upload (5 MiB each). In the gather topology, where every replica also keeps all of the
-            outer state, reads take three tenths of it, in blocks of half the size.
+        connections: The most reads that are under way at the same time, and the most parts of one
+            upload, each with a file descriptor and a thread; 16. A few more requests may be under
+            way besides: small ones of the training thread, signs of life, and when a run begins,
+            several objects that are uploaded in parts.
+        block_bytes: The most bytes that one request reads; 8 MiB. With larger blocks there are
+            fewer requests.
+        budget_bytes: Memory in bytes for what is read ahead and for uploads that are under way; 80
+            MiB. It has to hold two blocks, and two parts of an upload (5 MiB each). In the gather
+            topology, where every replica also keeps all of the outer state, reads take three tenths
+            of it, in blocks of half the size.
 
     Raises:
-        ConfigurationError: A setting is not a whole number of at least 1, or cannot work in any process. The error names it,
-            what was given and what would work.
+        ConfigurationError: A setting is not a whole number of at least 1, or cannot work in any
+            process. The error names it, what was given and what would work.
     """
 
     connections: int = field(default_factory=lambda: CONNECTIONS)
@@ -56,21 +62,22 @@ class Transfer:
         """Refuse more connections than this process can open.
 
         Raises:
-            ConfigurationError: There are too many. The error says how many there were and how many would work.
+            ConfigurationError: There are too many. The error says how many there were and how many
+                would work.
         """
         files = most_files()
         if files is not None and self.connections > files // 2:
             raise ConfigurationError(
-                f"connections must be at most {files // 2}, not {self.connections}: each one needs a file descriptor, and half "
-                f"of the {files} that this process may have are kept for everything else. Use fewer connections, or raise the "
-                "limit (ulimit -n)."
+                f"connections must be at most {files // 2}, not {self.connections}: each one needs "
+                f"a file descriptor, and half of the {files} that this process may have are kept "
+                "for everything else. Use fewer connections, or raise the limit (ulimit -n)."
             )
 
     def _check_memory(self) -> None:
         if self.block_bytes < _LEAST_BLOCK_BYTES:
             raise ConfigurationError(
-                f"block_bytes must be at least {_LEAST_BLOCK_BYTES} (64 KiB), not {self.block_bytes}: each block takes a "
-                "request, so smaller ones would be slow"
+                f"block_bytes must be at least {_LEAST_BLOCK_BYTES} (64 KiB), not "
+                f"{self.block_bytes}: each block takes a request, so smaller ones would be slow"
             )
         least = 2 * max(self.block_bytes, PART_BYTES)
         if self.budget_bytes < least:
@@ -78,8 +85,9 @@ class Transfer:
                 " Raise it, or make block_bytes smaller." if self.block_bytes > PART_BYTES else ""
             )
             raise ConfigurationError(
-                f"budget_bytes must be at least {least}, not {self.budget_bytes}: it has to hold two blocks "
-                f"({self.block_bytes} bytes each) and two parts of an upload ({PART_BYTES} bytes each).{advice}"
+                f"budget_bytes must be at least {least}, not {self.budget_bytes}: it has to hold "
+                f"two blocks ({self.block_bytes} bytes each) and two parts of an upload "
+                f"({PART_BYTES} bytes each).{advice}"
             )
 
     def gather_budget(self) -> int:

@@ -50,8 +50,8 @@ def make_terms(  # noqa: D417 - the others are those of DiLoCo
         groups: How the outer parameter groups are stepped.
 
     Raises:
-        ConfigurationError: An argument is not allowed, does not fit another one, or does not fit the exchange. The message
-            names it, and says what is allowed and what to do.
+        ConfigurationError: An argument is not allowed, does not fit another one, or does not fit
+            the exchange. The message names it, and says what is allowed and what to do.
     """
     _check_time(exchange, sync_every)
     _check_rates(exchange, groups)
@@ -77,8 +77,8 @@ def make_terms(  # noqa: D417 - the others are those of DiLoCo
 def _unfit(exchange: object, what: str, why: str) -> ConfigurationError:
     """The error for an argument that an exchange cannot do."""
     return ConfigurationError(
-        f"{what} cannot be used with {type(exchange).__name__}, {why}. Leave it out, or use an exchange that connect() or "
-        "in_process() returned"
+        f"{what} cannot be used with {type(exchange).__name__}, {why}. Leave it out, or use an "
+        "exchange that connect() or in_process() returned"
     )
 
 
@@ -86,8 +86,9 @@ def _check_time(exchange: object, sync_every: object) -> None:
     """Refuse a time over an exchange whose replicas have to take the same number of inner steps."""
     if isinstance(sync_every, Seconds) and support_of(exchange).check_window is None:
         raise ConfigurationError(
-            f"sync_every={sync_every} cannot be used with {type(exchange).__name__}, whose replicas all take the same number of "
-            "inner steps between two syncs. Pass a number of inner steps, or make the run elastic: connect with min_replicas="
+            f"sync_every={sync_every} cannot be used with {type(exchange).__name__}, whose "
+            "replicas all take the same number of inner steps between two syncs. Pass a number of "
+            "inner steps, or make the run elastic: connect with min_replicas="
         )
 
 
@@ -97,9 +98,10 @@ def _check_rates(exchange: object, groups: Sequence[OuterGroup]) -> None:
     if support.agrees_on_lr or support.compares_lr or not any(group.schedule for group in groups):
         return
     raise ConfigurationError(
-        f"outer_lr is a function, which cannot be used with {type(exchange).__name__}: it does not see to it that all "
-        "replicas use the same learning rate. Pass a number, or use an exchange that connect() or in_process() returned. "
-        "(An exchange of your own that does so says it by agrees_on_lr in its attribute support.)"
+        f"outer_lr is a function, which cannot be used with {type(exchange).__name__}: it does not "
+        "see to it that all replicas use the same learning rate. Pass a number, or use an exchange "
+        "that connect() or in_process() returned. (An exchange of your own that does so says it by "
+        "agrees_on_lr in its attribute support.)"
     )
 
 
@@ -118,21 +120,24 @@ def _feedback(given: object, codec: Codec) -> float:
         return _SPARSE_DECAY if is_sparse(codec) else 0.0
     if given is False and is_sparse(codec):
         raise ConfigurationError(
-            f"codec={codec.name!r} needs error feedback, but error_feedback is False: it sends only a few of the values, and the "
-            "others would be lost. Leave error_feedback out, or give a number above 0 and at most 1"
+            f"codec={codec.name!r} needs error feedback, but error_feedback is False: it sends "
+            "only a few of the values, and the others would be lost. Leave error_feedback out, or "
+            "give a number above 0 and at most 1"
         )
     if given is False:
         return 0.0
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     if given is not True and not (is_number and 0 < given <= 1):  # type: ignore[operator]
         raise ConfigurationError(
-            f"error_feedback is {given!r}, but it must be True, False, or a number above 0 and at most 1: how much of what a "
-            "codec has lost of earlier contributions is added to the next one"
+            f"error_feedback is {given!r}, but it must be True, False, or a number above 0 and at "
+            "most 1: how much of what a codec has lost of earlier contributions is added to the "
+            "next one"
         )
     if codec.plain:
         raise ConfigurationError(
-            f"error_feedback={given!r} cannot be used with codec={codec.name!r}, which loses nothing of a contribution. Leave it "
-            "out, or choose a codec that sends fewer bytes, such as codec='int8'"
+            f"error_feedback={given!r} cannot be used with codec={codec.name!r}, which loses "
+            "nothing of a contribution. Leave it out, or choose a codec that sends fewer bytes, "
+            "such as codec='int8'"
         )
     return float(given)  # type: ignore[arg-type]
 
@@ -142,8 +147,9 @@ def _weighting(exchange: object, given: object, sync_every: object) -> Weighting
     by_time = isinstance(sync_every, Seconds)
     if by_time and given == Weighting.EQUAL:
         raise ConfigurationError(
-            f"weight='equal' cannot be used with sync_every={sync_every}: a replica that takes few inner steps in that time "
-            "would count as much as one that takes many. Leave weight out, which then is 'steps', or pass 'tokens'"
+            f"weight='equal' cannot be used with sync_every={sync_every}: a replica that takes few "
+            "inner steps in that time would count as much as one that takes many. Leave weight "
+            "out, which then is 'steps', or pass 'tokens'"
         )
     if given is None:
         given = Weighting.STEPS if by_time else Weighting.EQUAL
@@ -160,30 +166,34 @@ def _trim(
     """How many values are left out at either end of every element; 0 for the mean."""
     if isinstance(aggregate, str) and aggregate.lower() in _NOT_LOCAL:
         raise ConfigurationError(
-            f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that updates a shard reads only that "
-            "shard of each contribution. Use aggregate='trimmed', which decides in every element by itself"
+            f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that "
+            "updates a shard reads only that shard of each contribution. Use aggregate='trimmed', "
+            "which decides in every element by itself"
         )
     if aggregate == "median":
         raise ConfigurationError(
-            "aggregate='median' is not offered. aggregate='trimmed' with trim= leaves the largest and smallest values of every "
-            "element out, and clip='median' scales contributions down that are larger than most"
+            "aggregate='median' is not offered. aggregate='trimmed' with trim= leaves the largest "
+            "and smallest values of every element out, and clip='median' scales contributions down "
+            "that are larger than most"
         )
     if one_of("aggregate", aggregate, ("mean", "trimmed")) == "mean":
         if trim is not None:
             raise ConfigurationError(
-                f"trim is {trim!r}, but aggregate='mean' leaves nothing out. Pass aggregate='trimmed', or leave trim out"
+                f"trim is {trim!r}, but aggregate='mean' leaves nothing out. Pass "
+                "aggregate='trimmed', or leave trim out"
             )
         return 0
     if isinstance(sync_every, Seconds):
         raise ConfigurationError(
-            f"aggregate='trimmed' cannot be used with sync_every={sync_every}, which weighs contributions by their inner steps, "
-            "since who is left out differs by element. Leave aggregate out, or pass a number of inner steps"
+            f"aggregate='trimmed' cannot be used with sync_every={sync_every}, which weighs "
+            "contributions by their inner steps, since who is left out differs by element. Leave "
+            "aggregate out, or pass a number of inner steps"
         )
     number = 1 if trim is None else whole("trim", trim)
     if weighting is not Weighting.EQUAL:
         raise ConfigurationError(
-            f"aggregate='trimmed' cannot be used with weight={str(weighting)!r}: who is left out differs by element. "
-            "Leave one of them out"
+            f"aggregate='trimmed' cannot be used with weight={str(weighting)!r}: who is left out "
+            "differs by element. Leave one of them out"
         )
     support = support_of(exchange)
     if not support.weighs:
@@ -193,8 +203,9 @@ def _trim(
     if fewest < 2 * number + 1:
         needed = "world_size" if support.fewest is None else "min_replicas"
         raise ConfigurationError(
-            f"trim={number} leaves out {2 * number} of the values of every element, so at least {2 * number + 1} replicas must "
-            f"take part in every sync, but {needed} is {fewest}. Choose a smaller trim, or more replicas"
+            f"trim={number} leaves out {2 * number} of the values of every element, so at least "
+            f"{2 * number + 1} replicas must take part in every sync, but {needed} is {fewest}. "
+            "Choose a smaller trim, or more replicas"
         )
     return number
 
@@ -203,8 +214,9 @@ def _check_trimmed(trim: int, codec: Codec) -> None:
     """Refuse to leave out extremes of contributions that hold few values."""
     if trim and is_sparse(codec):
         raise ConfigurationError(
-            f"aggregate='trimmed' cannot be used with codec={codec.name!r}: most replicas send nothing of an element, so the "
-            "values that were sent would be left out as extremes. Leave one of them out"
+            f"aggregate='trimmed' cannot be used with codec={codec.name!r}: most replicas send "
+            "nothing of an element, so the values that were sent would be left out as extremes. "
+            "Leave one of them out"
         )
 
 
@@ -214,13 +226,15 @@ def _clip(exchange: object, given: object, trim: int) -> bool:
         return False
     if given != "median":
         raise ConfigurationError(
-            "clip must be 'median' (a tensor is scaled down to the median of its norms over the replicas) or None (no clipping), "
-            f"not {repr(given) if isinstance(given, (str, int, float)) else kind_of(given)}"
+            "clip must be 'median' (a tensor is scaled down to the median of its norms over the "
+            "replicas) or None (no clipping), not "
+            f"{repr(given) if isinstance(given, (str, int, float)) else kind_of(given)}"
         )
     if trim:
         raise ConfigurationError(
-            "clip='median' cannot be used with aggregate='trimmed': a contribution that was scaled down is no longer among the "
-            "extremes, so the trimmed mean would leave out those of other replicas instead. Leave one of them out"
+            "clip='median' cannot be used with aggregate='trimmed': a contribution that was scaled "
+            "down is no longer among the extremes, so the trimmed mean would leave out those of "
+            "other replicas instead. Leave one of them out"
         )
     if not support_of(exchange).weighs:
         raise _unfit(exchange, "clip='median'", "which takes plain means")
@@ -233,8 +247,9 @@ def _init(exchange: object, given: object) -> str:
     takes_run = support_of(exchange).takes_run
     if init == "check" and (takes_run or getattr(exchange, "resumes", False)):
         raise ConfigurationError(
-            f"init='check' cannot be used {'in an elastic run' if takes_run else 'with resume='}: every replica takes the run's "
-            "state, and nobody compares what it held before. Leave init out"
+            f"init='check' cannot be used {'in an elastic run' if takes_run else 'with resume='}: "
+            "every replica takes the run's state, and nobody compares what it held before. Leave "
+            "init out"
         )
     return init
 
@@ -244,14 +259,16 @@ def _coding(exchange: object, given: object, full_every: object) -> StateCoding 
     if not isinstance(given, str) or given not in CODECS:
         names = ", ".join(name for name, each in CODECS.items() if not is_sparse(each))
         raise ConfigurationError(
-            f"state_codec must be one of {names}, not {repr(given) if isinstance(given, str) else kind_of(given)}. "
-            "(A codec of your own can only be given as codec: export() has to read the state without your program.)"
+            f"state_codec must be one of {names}, not "
+            f"{repr(given) if isinstance(given, str) else kind_of(given)}. (A codec of your own "
+            "can only be given as codec: export() has to read the state without your program.)"
         )
     codec = CODECS[given]
     if codec.plain:
         if full_every is not None:
             raise ConfigurationError(
-                f"full_state_every={full_every!r} needs a state_codec: without one, the whole state is published in every sync"
+                f"full_state_every={full_every!r} needs a state_codec: without one, the whole "
+                "state is published in every sync"
             )
         return None
     support = support_of(exchange)
@@ -262,8 +279,8 @@ def _coding(exchange: object, given: object, full_every: object) -> StateCoding 
         raise _unfit(exchange, f"state_codec={codec.name!r}", why)
     if full_every is not None and not support.keeps_state:
         raise ConfigurationError(
-            f"full_state_every={every} cannot be used with {type(exchange).__name__}, which keeps no state. Leave it out, or "
-            "use connect()"
+            f"full_state_every={every} cannot be used with {type(exchange).__name__}, which keeps "
+            "no state. Leave it out, or use connect()"
         )
     return StateCoding(codec, every)
 
@@ -283,8 +300,9 @@ def _schedule(
     period = steps // fragments
     if late >= period:
         raise ConfigurationError(
-            f"delay is {late}, but it must be less than {period}, the number of inner steps between two syncs (sync_every = "
-            f"{steps} in {fragments} fragment{'s' * (fragments > 1)}): a sync is adopted before the next one is sent"
+            f"delay is {late}, but it must be less than {period}, the number of inner steps "
+            f"between two syncs (sync_every = {steps} in {fragments} "
+            f"fragment{'s' * (fragments > 1)}): a sync is adopted before the next one is sent"
         )
     return Schedule(steps, fragments, late, _alpha(exchange, alpha, late))
 
@@ -293,7 +311,8 @@ def _alpha(exchange: object, alpha: object, late: int) -> float:
     """How much of its own values a replica keeps; ``late`` is the delay, which is refused here if the exchange knows none."""
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
         raise ConfigurationError(
-            f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 (keep the replica's own values)"
+            f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 "
+            "(keep the replica's own values)"
         )
     if (late or alpha) and not support_of(exchange).delays:
         what = f"{'delay' if late else 'alpha'}={late or alpha}"
@@ -305,13 +324,14 @@ def _steps_per_cycle(sync_every: object, fragments: int) -> int:
     """``sync_every`` as a number that is a multiple of the number of fragments."""
     if isinstance(sync_every, bool) or not isinstance(sync_every, Integral) or sync_every < 1:
         raise ConfigurationError(
-            f"sync_every must be a whole number of inner steps, at least 1, not {sync_every!r}. In an elastic run it may also be "
-            "a time: sync_every=Seconds(60)"
+            f"sync_every must be a whole number of inner steps, at least 1, not {sync_every!r}. In "
+            "an elastic run it may also be a time: sync_every=Seconds(60)"
         )
     steps = int(sync_every)
     if steps % fragments:
         raise ConfigurationError(
-            f"sync_every is {steps}, but it must be a multiple of the number of fragments, which is {fragments}: every fragment "
-            "is synced once in sync_every inner steps, at equal intervals"
+            f"sync_every is {steps}, but it must be a multiple of the number of fragments, which "
+            f"is {fragments}: every fragment is synced once in sync_every inner steps, at equal "
+            "intervals"
         )
     return steps

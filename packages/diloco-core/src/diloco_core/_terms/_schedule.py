@@ -1,4 +1,6 @@
-"""Which fragment is sent, and which is adopted, after which inner step. Pure: it counts nothing itself.
+"""Which fragment is sent, and which is adopted, after which inner step.
+
+Pure: it counts nothing itself.
 
 For schedules in seconds, see :mod:`._windows`.
 """
@@ -30,7 +32,8 @@ class Turns:
         sync_every: Inner steps, or seconds, between two syncs of the same fragment.
         fragments: F, the number of fragments.
         delay: tau, inner steps between sending and adopting.
-        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
+        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to
+            1 (everything).
     """
 
     __slots__ = ()
@@ -55,8 +58,8 @@ class Turns:
         """Which fragment is synced next.
 
         Args:
-            decisions: How many syncs the run has decided, including those that it gave up later. This makes all replicas
-                agree on the turn by the run's log alone.
+            decisions: How many syncs the run has decided, including those that it gave up later.
+                This makes all replicas agree on the turn by the run's log alone.
         """
         return decisions % self.fragments
 
@@ -65,16 +68,18 @@ class Turns:
 class Schedule(Turns):
     """When fragments are synced: in turn, at equal intervals, each once per ``sync_every`` inner steps.
 
-    So one fragment is synced in every period of P = ``sync_every / fragments`` inner steps. Its contribution is sent ``delay``
-    steps before the end of the period, and the result is adopted at the end, so that the replica trains while the sync is
-    under way (Streaming DiLoCo, arXiv 2501.18512, section 2.2, where the delay is called tau). Periods are counted from the
-    last adoption, not from the start: a sync that comes late shifts those that follow.
+    So one fragment is synced in every period of P = ``sync_every / fragments`` inner steps. Its
+    contribution is sent ``delay`` steps before the end of the period, and the result is adopted at
+    the end, so that the replica trains while the sync is under way (Streaming DiLoCo, arXiv
+    2501.18512, section 2.2, where the delay is called tau). Periods are counted from the last
+    adoption, not from the start: a sync that comes late shifts those that follow.
 
     Attributes:
         sync_every: H, inner steps between two syncs of the same fragment.
         fragments: F, the number of fragments; divides H.
         delay: tau, inner steps between sending and adopting; less than P.
-        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
+        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to
+            1 (everything).
     """
 
     sync_every: int
@@ -97,7 +102,8 @@ class Schedule(Turns):
         """How messages name a period."""
         return f"{self.period} inner steps"
 
-    def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002 - what a schedule in seconds goes by
+    # What a schedule in seconds goes by
+    def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002
         """How messages name the time since the last sync, given its inner steps and its seconds."""
         return f"{steps}"
 
@@ -107,9 +113,9 @@ class Schedule(Turns):
         Args:
             since_adoption: Inner steps since the last adoption of any fragment.
             sent: Whether the fragment whose turn it is has been sent since.
-            half_taken: Whether some of several inner optimizers have already taken their next step. A sync would drop the
-                gradients that the others still need for it, so it waits for them; but for at most one period, since an
-                optimizer may never step again.
+            half_taken: Whether some of several inner optimizers have already taken their next step.
+                A sync would drop the gradients that the others still need for it, so it waits for
+                them; but for at most one period, since an optimizer may never step again.
         """
         end = 2 * self.period if half_taken else self.period
         send = not sent and since_adoption >= end - self.delay

@@ -22,23 +22,30 @@ class Support:
     """What an exchange can do beyond plain means of values as they are in memory.
 
     Attributes:
-        codecs: Whether contributions are sent as ``Terms.codec`` encodes them. If not, a codec is refused.
-        weighs: Whether contributions are weighed, trimmed and clipped. If not, all of that is refused.
+        codecs: Whether contributions are sent as ``Terms.codec`` encodes them. If not, a codec is
+            refused.
+        weighs: Whether contributions are weighed, trimmed and clipped. If not, all of that is
+            refused.
         state_codecs: Whether state can be published encoded. If not, a codec for it is refused.
-        delays: Whether a sync may be carried out by another thread while the replica trains. If not, a delay is refused.
-        agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of those that they propose. If
-            not, it cannot be changed.
-        compares_lr: Whether replicas that propose different learning rates are refused. If not, the rate must be constant.
-        lanes: Whether a replica may be several processes that hold a model together, each with an exchange of its own.
+        delays: Whether a sync may be carried out by another thread while the replica trains. If
+            not, a delay is refused.
+        agrees_on_lr: Whether all replicas take an outer step with the same learning rate, chosen of
+            those that they propose. If not, it cannot be changed.
+        compares_lr: Whether replicas that propose different learning rates are refused. If not, the
+            rate must be constant.
+        lanes: Whether a replica may be several processes that hold a model together, each with an
+            exchange of its own.
         gather: Whether every replica updates every shard, so that few syncs publish their state.
-        keeps_state: Whether its store keeps the state of the run, from which the run can be continued.
-        takes_run: Whether a replica that comes takes the state of the run, whatever it holds itself.
+        keeps_state: Whether its store keeps the state of the run, from which the run can be
+            continued.
+        takes_run: Whether a replica that comes takes the state of the run, whatever it holds
+            itself.
         fewest: The least number of replicas that take part in a sync; None: all of them.
         begins_behind: Whether a thread that does not train may also begin a sync.
         in_background: How that thread is started; see :class:`.Timing`.
         clock: A monotonic clock, in seconds.
-        check_window: Refuses lengths of windows, in seconds, that do not fit the exchange's limits. None: replicas cannot
-            contribute by the time.
+        check_window: Refuses lengths of windows, in seconds, that do not fit the exchange's limits.
+            None: replicas cannot contribute by the time.
     """
 
     codecs: bool = False
@@ -81,7 +88,8 @@ def check_process_group(exchange: object, way_out: str = WITHOUT_STORE) -> None:
     size = group.get_world_size() if in_group else 1
     if size > 1 and support.keeps_state and not support.lanes:
         raise ConfigurationError(
-            f"this process is in a torch.distributed group of {size} processes, and the exchange meets over a store: "
-            f"{ONE_PROCESS}. If only one process of the group synced, the others would train on with other weights. Start each "
-            f"replica as a process of its own, without init_process_group(). {way_out}"
+            f"this process is in a torch.distributed group of {size} processes, and the exchange "
+            f"meets over a store: {ONE_PROCESS}. If only one process of the group synced, the "
+            "others would train on with other weights. Start each replica as a process of its own, "
+            f"without init_process_group(). {way_out}"
         )

@@ -45,21 +45,26 @@ class StateCoding(NamedTuple):
 class Terms:
     """What the replicas of a run agree on about their syncs.
 
-    An option of the outer loop is a field here. :func:`.make_terms` checks what the user passed, :attr:`settings` is what
-    replicas compare and the manifest records, and whoever carries out a sync finds the terms in its job.
+    An option of the outer loop is a field here. :func:`.make_terms` checks what the user passed,
+    :attr:`settings` is what replicas compare and the manifest records, and whoever carries out a
+    sync finds the terms in its job.
 
     Attributes:
-        schedule: When fragments are sent and adopted: ``sync_every``, the number of fragments, delay and alpha.
+        schedule: When fragments are sent and adopted: ``sync_every``, the number of fragments,
+            delay and alpha.
         codec: How contributions are sent.
         feedback: The decay of error feedback; 0 without it.
         weighting: By what contributions are weighed.
-        trim: How many of the largest, and of the smallest, values are left out in every element of what takes an outer step.
+        trim: How many of the largest, and of the smallest, values are left out in every element of
+            what takes an outer step.
         clip: Whether contributions are clipped to the median of their norms.
-        coding: How the state is published if it is encoded; None if values and outer state are published as they are.
+        coding: How the state is published if it is encoded; None if values and outer state are
+            published as they are.
         groups: How the outer parameter groups are stepped.
         buffers: What happens to buffers: ``"mean"``, ``"rank0"`` or ``"none"``.
         init: ``"rank0"``, or ``"check"``: differing initial values are refused.
-        flush: What happens to a partial period when the block is left: ``"partial"``: it is synced; ``"none"``: it is dropped.
+        flush: What happens to a partial period when the block is left: ``"partial"``: it is synced;
+            ``"none"``: it is dropped.
     """
 
     schedule: Schedule | Windows = _EVERY_STEP
@@ -78,7 +83,8 @@ class Terms:
     def settings(self) -> dict[str, str]:
         """All but the outer groups, whose settings their optimizers know, by the names under which replicas compare them.
 
-        What is as by default is left out, so that an option that is new changes nothing in the runs without it.
+        What is as by default is left out, so that an option that is new changes nothing in the runs
+        without it.
         """
         settings = {
             "sync_every": str(self.schedule.sync_every),

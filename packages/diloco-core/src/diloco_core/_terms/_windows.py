@@ -15,19 +15,22 @@ _LOOKS = 20  # in a window
 class Windows(Turns):
     """When fragments are synced if H is given in seconds: each once in ``sync_every``, in turn, at equal intervals.
 
-    A *window* lasts T/F seconds, of which each replica makes as many inner steps as it can. It begins when the replica sees the
-    record of the last sync, or has loaded the run's state, by its own monotonic clock. All replicas see that record at about the
-    same time, so windows that begin there stay together. If they began at each replica's own contribution, or where it adopts a
+    A *window* lasts T/F seconds, of which each replica makes as many inner steps as it can. It
+    begins when the replica sees the record of the last sync, or has loaded the run's state, by its
+    own monotonic clock. All replicas see that record at about the same time, so windows that begin
+    there stay together. If they began at each replica's own contribution, or where it adopts a
     sync, every difference between replicas would stay and add to the next one.
 
-    A fragment is sent at the first boundary between two inner steps at which the window is over, the sync before is adopted and
-    at least one step was taken since then. The result is adopted ``delay`` steps later.
+    A fragment is sent at the first boundary between two inner steps at which the window is over,
+    the sync before is adopted and at least one step was taken since then. The result is adopted
+    ``delay`` steps later.
 
     Attributes:
         sync_every: T, the time between two syncs of the same fragment.
         fragments: F, the number of fragments.
         delay: tau, inner steps between sending and adopting.
-        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
+        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to
+            1 (everything).
     """
 
     sync_every: Seconds
@@ -50,7 +53,8 @@ class Windows(Turns):
         """How messages name a window."""
         return f"{self.seconds:g} s"
 
-    def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002 - what a schedule in steps goes by
+    # What a schedule in steps goes by
+    def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002
         """How messages name the time since the last sync, given its inner steps and its seconds."""
         return f"{elapsed:.3g} s"
 
@@ -61,9 +65,11 @@ class Windows(Turns):
 
         Args:
             elapsed: Seconds since the window began.
-            since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not been sent.
-            half_taken: Whether some of several inner optimizers have already taken their next step. As with a schedule in steps,
-                a sync waits for the others, but not after twice the window.
+            since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not
+                been sent.
+            half_taken: Whether some of several inner optimizers have already taken their next step.
+                As with a schedule in steps, a sync waits for the others, but not after twice the
+                window.
         """
         wait = half_taken and elapsed < 2 * self.seconds
         if since_sent is not None:
@@ -74,8 +80,9 @@ class Windows(Turns):
     def may_look(self, since_looked: float) -> bool:
         """Whether a replica that the others do not expect looks, in the middle of its window, for a sync without it.
 
-        It came late or was away, so its window ends at another time than theirs. Without looking it would see the next record
-        only at the end of its own window, and come closer to the others by no more than a grace with every sync.
+        It came late or was away, so its window ends at another time than theirs. Without looking it
+        would see the next record only at the end of its own window, and come closer to the others
+        by no more than a grace with every sync.
 
         Args:
             since_looked: Seconds since it looked last, or since the window began.

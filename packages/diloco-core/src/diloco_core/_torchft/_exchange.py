@@ -43,29 +43,33 @@ _STATE_KEY = "diloco_core.ManagerExchange"
 class ManagerExchange(ExchangeInMemory):
     """Our outer loop over a torchft-shaped manager; see :class:`._base.Exchange`.
 
-    Every replica averages everything and takes the whole outer step itself. The manager decides who takes part, and votes
-    on the commit. A sync that it refuses does not change the global copy and the outer state, and takes the model back to
-    the global copy: the report says ``committed=False`` and ``contribution="dropped"``, and so does the log (level
-    warning).
+    Every replica averages everything and takes the whole outer step itself. The manager decides who
+    takes part, and votes on the commit. A sync that it refuses does not change the global copy and
+    the outer state, and takes the model back to the global copy: the report says
+    ``committed=False`` and ``contribution="dropped"``, and so does the log (level warning).
 
-    At every sync the replicas compare their settings, the names, shapes and dtypes of the model's tensors, the values that
-    are not synced, and the global copy of the fragment. A manager can only average, so the error says in which of these
-    the replicas differ and what this replica has, but not which replica differs. Over a :class:`MockManager`, they are also
-    compared when the block is entered, with errors that name the rank and the tensor, and all replicas take rank 0's
-    initial values.
+    At every sync the replicas compare their settings, the names, shapes and dtypes of the model's
+    tensors, the values that are not synced, and the global copy of the fragment. A manager can only
+    average, so the error says in which of these the replicas differ and what this replica has, but
+    not which replica differs. Over a :class:`MockManager`, they are also compared when the block is
+    entered, with errors that name the rank and the tensor, and all replicas take rank 0's initial
+    values.
 
-    Other managers do not distribute rank 0's values, so the replicas have to begin with the same ones, unless the
-    manager heals at the first step (``init_sync=True`` in torchft): a replica that it heals takes over the initial values
-    of the replica that it is healed from, and what it has learned before is dropped. All replicas have to begin together.
-    A replica that the manager brings to a later step is refused; the others go on without it.
+    Other managers do not distribute rank 0's values, so the replicas have to begin with the same
+    ones, unless the manager heals at the first step (``init_sync=True`` in torchft): a replica that
+    it heals takes over the initial values of the replica that it is healed from, and what it has
+    learned before is dropped. All replicas have to begin together. A replica that the manager
+    brings to a later step is refused; the others go on without it.
 
     Args:
-        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or any object with its members.
+        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or any object with its
+            members.
         rank: This replica's number, for reports and errors only.
         world_size: The number of replicas, for reports only.
 
     Raises:
-        ConfigurationError: ``manager`` lacks a member or uses asynchronous quorums, or a number is not allowed.
+        ConfigurationError: ``manager`` lacks a member or uses asynchronous quorums, or a number is
+            not allowed.
     """
 
     # A manager may heal the replica when a step begins, which changes the model.
@@ -75,13 +79,14 @@ class ManagerExchange(ExchangeInMemory):
         missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]
         if missing:
             raise ConfigurationError(
-                f"{manager!r} is not a manager, since it does not have {', '.join(missing)}: pass a torchft.Manager or a "
-                "MockManager"
+                f"{manager!r} is not a manager, since it does not have {', '.join(missing)}: pass "
+                "a torchft.Manager or a MockManager"
             )
         if getattr(manager, "_use_async_quorum", False):
             raise ConfigurationError(
-                "the manager uses asynchronous quorums, in which a replica takes part before it has been healed: make the "
-                "manager with use_async_quorum=False, as torchft's own DiLoCo requires, too"
+                "the manager uses asynchronous quorums, in which a replica takes part before it "
+                "has been healed: make the manager with use_async_quorum=False, as torchft's own "
+                "DiLoCo requires, too"
             )
         super().__init__(*check_identity(rank, world_size), Timing(), CHUNK_BYTES)
         self._manager = manager
@@ -92,7 +97,8 @@ class ManagerExchange(ExchangeInMemory):
         self._healed = False
 
     def _schemas(self, schema: Schema) -> tuple[Schema, Sequence[Schema]]:
-        # A MockManager compares them when the replicas meet. With other managers they meet at every sync, and compare there.
+        # A MockManager compares them when the replicas meet. With other managers they meet at every
+        # sync, and compare there.
         if isinstance(self._manager, MockManager):
             self._manager.meet(schema)
         elif callable(getattr(self._manager, "register_state_dict_fn", None)):
@@ -100,11 +106,15 @@ class ManagerExchange(ExchangeInMemory):
         self._items = compared(schema)
         return schema, ()
 
-    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who takes part
-        """Meet the replicas that take part. ``finish()`` compares, averages, votes and updates; ``ready()`` is always true.
+    # The manager knows who takes part
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002
+        """Meet the replicas that take part.
+
+        ``finish()`` compares, averages, votes and updates; ``ready()`` is always true.
 
         Raises:
-            MismatchError: By ``finish()``: the replicas differ in what must be equal, or the others are further than this one.
+            MismatchError: By ``finish()``: the replicas differ in what must be equal, or the others
+                are further than this one.
         """
         return self._syncs.begin(job.name, self._sync(job), nullcontext)
 
@@ -133,7 +143,10 @@ class ManagerExchange(ExchangeInMemory):
         """Nothing to do: the manager belongs to the caller."""
 
     def abort(self, error: BaseException) -> None:  # noqa: ARG002 - a manager cannot be told
-        """Give up a sync that is under way. The manager belongs to the caller, and is not told of the error."""
+        """Give up a sync that is under way.
+
+        The manager belongs to the caller, and is not told of the error.
+        """
         self._syncs.give_up()
 
     def _begin(self, job: SyncJob) -> None:
@@ -162,9 +175,10 @@ class ManagerExchange(ExchangeInMemory):
         self._committed += committed
         if not committed:
             _log.warning(
-                "rank %d: the manager has voted against the sync of fragment %s after %d outer steps. What this replica has "
-                "learned in the fragment since its last sync is dropped, and the fragment goes back to the values of that sync. "
-                "The log of the manager says why.",
+                "rank %d: the manager has voted against the sync of fragment %s after %d outer "
+                "steps. What this replica has learned in the fragment since its last sync is "
+                "dropped, and the fragment goes back to the values of that sync. The log of the "
+                "manager says why.",
                 self.rank,
                 job.name,
                 self._committed,
@@ -174,23 +188,29 @@ class ManagerExchange(ExchangeInMemory):
     def _average_and_vote(self, items: Sequence[Compared], sums: Sequence[torch.Tensor]) -> bool:
         """Compare, average if all replicas agree, and vote. Returns whether the step counts."""
         mean = numbers(items)
-        # The comparison comes first, since the sums of replicas that differ may have different sizes.
+        # The comparison comes first, since the sums of replicas that differ may have different
+        # sizes.
         self._manager.allreduce(mean).wait()
         difference = first_difference(items, mean)
         if difference is None:
             for work in [self._manager.allreduce(total) for total in sums]:
                 work.wait()
-        # Managers hide errors of averages until the vote. If the vote is no, the averages mean nothing.
+        # Managers hide errors of averages until the vote. If the vote is no, the averages mean
+        # nothing.
         committed = self._manager.should_commit()
         if committed and difference is not None:
             raise MismatchError(
-                f"the replicas of this manager differ in the {difference.name}. Rank {self.rank} has {difference.shown()}. Each "
-                f"replica raises this error and shows what it has: compare these errors. {difference.advice}"
+                f"the replicas of this manager differ in the {difference.name}. Rank {self.rank} "
+                f"has {difference.shown()}. Each replica raises this error and shows what it has: "
+                f"compare these errors. {difference.advice}"
             )
         return committed
 
     def _start_step(self, job: SyncJob) -> list[torch.Tensor]:
-        """Meet the replicas that take part. Meanwhile the manager may heal this replica. Returns what it contributes."""
+        """Meet the replicas that take part.
+
+        Meanwhile the manager may heal this replica. Returns what it contributes.
+        """
         layout = job.layout
         _check_rules(layout)
         sums = [
@@ -206,23 +226,27 @@ class ManagerExchange(ExchangeInMemory):
         reached = self._manager.current_step()
         if reached != step:
             raise MismatchError(
-                f"rank {self.rank} has come too late: it was at step {step} of the manager, and the others are at step "
-                f"{reached}. Over a torchft manager all replicas have to begin together, since the manager does not transfer the "
-                "outer optimizer's state. The others go on without this one. If replicas are to come later, or to come back, "
-                "use connect(..., min_replicas=...)."
+                f"rank {self.rank} has come too late: it was at step {step} of the manager, and "
+                f"the others are at step {reached}. Over a torchft manager all replicas have to "
+                "begin together, since the manager does not transfer the outer optimizer's state. "
+                "The others go on without this one. If replicas are to come later, or to come "
+                "back, use connect(..., min_replicas=...)."
             )
         if self._healed:
             for total in sums:
                 total.zero_()  # what this replica has learned started from other values
             _log.warning(
-                "rank %d: the manager has healed this replica, which goes on with the initial values of another one. What it had "
-                "learned before is dropped.",
+                "rank %d: the manager has healed this replica, which goes on with the initial "
+                "values of another one. What it had learned before is dropped.",
                 self.rank,
             )
         return sums
 
     def give_up(self) -> None:
-        """Make a sync that another thread carries out end soon, over a :class:`MockManager`. Other managers cannot do this."""
+        """Make a sync that another thread carries out end soon, over a :class:`MockManager`.
+
+        Other managers cannot do this.
+        """
         if isinstance(self._manager, MockManager):
             self._manager.exchange.give_up()
 
@@ -230,7 +254,10 @@ class ManagerExchange(ExchangeInMemory):
         return [list(fragment.copy) for fragment in self._fragments]
 
     def _heal(self, state: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Take over another replica's global copies. The manager calls this inside ``start_quorum``."""
+        """Take over another replica's global copies.
+
+        The manager calls this inside ``start_quorum``.
+        """
         if [[_kind(copy) for copy in copies] for copies in state] != [
             [_kind(copy) for copy in copies] for copies in self._state()
         ]:
@@ -253,15 +280,16 @@ def _kind(copy: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
 def _check_rules(layout: Layout) -> None:
     if any(group.rule is Rule.FIRST for group in layout.groups):
         raise ConfigurationError(
-            "a torchft manager can only average, but integer buffers are taken from rank 0 (with buffers='rank0', all buffers "
-            "are): pass buffers='none'"
+            "a torchft manager can only average, but integer buffers are taken from rank 0 (with "
+            "buffers='rank0', all buffers are): pass buffers='none'"
         )
 
 
 _VALUES = " with values "
 _SYNCED = " in fragment "
 _DIGEST_BYTES = 8
-# Far above the rounding error of an average of squared bytes, and far below what one replica in a million changes in it.
+# Far above the rounding error of an average of squared bytes, and far below what one replica in a
+# million changes in it.
 _TOLERANCE = 1e-7
 _SHOWN = 400
 
@@ -325,8 +353,9 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
         if values is not None:
             digest.update(view(values))
     advice = (
-        "Load the same checkpoint on all replicas, or build the model from the same seed: a manager brings the initial values "
-        "only to replicas that it heals at the first step (init_sync=True in torchft)."
+        "Load the same checkpoint on all replicas, or build the model from the same seed: a "
+        "manager brings the initial values only to replicas that it heals at the first step "
+        "(init_sync=True in torchft)."
         if not committed
         else "Some replicas have taken outer steps that others have not. Start all replicas again from the same checkpoint."
     )
@@ -346,7 +375,10 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
         Compared(
             "outer learning rate",
             f"{rates or 'none'} for outer step {committed + 1}",
-            "outer_lr must return the same number on all replicas for the same outer step: a manager only averages.",
+            (
+                "outer_lr must return the same number on all replicas for the same outer step: a "
+                "manager only averages."
+            ),
         ),
     ]
 

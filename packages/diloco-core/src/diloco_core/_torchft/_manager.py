@@ -26,7 +26,10 @@ class Manager(Protocol):
         """Begin a step."""
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Any:
-        """Average a tensor over the replicas, in place. The result has a ``wait()`` that waits until this is done."""
+        """Average a tensor over the replicas, in place.
+
+        The result has a ``wait()`` that waits until this is done.
+        """
 
     def should_commit(self) -> bool:
         """Vote on the step; True if it counts."""
@@ -46,8 +49,9 @@ class Manager(Protocol):
 class MockManager:
     """Takes the place of a ``torchft.Manager`` over any of our exchanges, so that torchft's DiLoCo runs over an object store.
 
-    Membership is fixed: each average is over all replicas or raises an error, so every step commits. Averages are computed
-    at once, in the order of the calls, which must be the same on all replicas. Not thread-safe.
+    Membership is fixed: each average is over all replicas or raises an error, so every step
+    commits. Averages are computed at once, in the order of the calls, which must be the same on all
+    replicas. Not thread-safe.
 
     Args:
         exchange: From :func:`connect` or :func:`in_process`.
@@ -87,12 +91,13 @@ class MockManager:
         """Average a floating-point tensor over all replicas, in place.
 
         Raises:
-            ConfigurationError: ``should_quantize`` is True. The manager's averages have no codec, and full precision would not
-                be what was asked for.
+            ConfigurationError: ``should_quantize`` is True. The manager's averages have no codec,
+                and full precision would not be what was asked for.
         """
         if should_quantize:
             raise ConfigurationError(
-                "should_quantize=True is not supported, since this manager averages in full precision: pass False"
+                "should_quantize=True is not supported, since this manager averages in full "
+                "precision: pass False"
             )
         self.start_quorum()
         job = Mean([tensor], self.exchange.world_size)
@@ -115,7 +120,10 @@ class MockManager:
     def register_state_dict_fn(
         self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
     ) -> None:
-        """Keep the functions in ``state_dict_fns``. They are never called: with fixed membership no replica recovers."""
+        """Keep the functions in ``state_dict_fns``.
+
+        They are never called: with fixed membership no replica recovers.
+        """
         self.state_dict_fns[key] = (load_state_dict, state_dict)
 
 

@@ -2,10 +2,12 @@
 
 What is in such a file::
 
-    header | the outer optimizer's tensors, encoded | update, encoded | values | checksum of the values | ...
+    header | the outer optimizer's tensors, encoded | update, encoded | values | checksum of the
+    values | ...
 
-The end is as in :mod:`._published`. In most files the values are left out, but their checksum is there: who adds the update to
-the values before must come to it. Values that take no outer step, such as buffers, are in the update as they are.
+The end is as in :mod:`._published`. In most files the values are left out, but their checksum is
+there: who adds the update to the values before must come to it. Values that take no outer step,
+such as buffers, are in the update as they are.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class EncodedUpdate:
         start = self.start(reader.size)
         if start < LENGTH_BYTES:
             raise CorruptedObjectError(
-                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for another model"
+                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for "
+                "another model"
             )
         data = torch.empty(
             section_bytes(self._layout, self.section), dtype=torch.uint8, device="cpu"
@@ -84,8 +87,8 @@ class EncodedUpdate:
         ending = bytes(padding_bytes(self.size)) + sum_bytes(checksum)
         if bytes(whole[self.size :]) != ending:
             raise CorruptedObjectError(
-                f"{origin}, section update: the checksum is wrong. The object is damaged, or it was written for another run, "
-                "model or sync."
+                f"{origin}, section update: the checksum is wrong. The object is damaged, or it "
+                "was written for another run, model or sync."
             )
         return data[: self.size]
 
@@ -147,22 +150,28 @@ class CodedShard(Shard):
         """How many bytes of a file of this size are before the update: header and outer state."""
         return self._update.start(size)
 
-    def announce(self, reader: ObjectReader, origin: str) -> None:  # noqa: ARG002 - the signature of Shard
+    # The signature of Shard
+    def announce(self, reader: ObjectReader, origin: str) -> None:  # noqa: ARG002
         """Announce that the update in a file will be read, for stores that fetch ahead."""
         self._update.announce(reader)
 
-    def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:  # noqa: ARG002 - the signature of Shard
-        """Add the update in a file to the values of the sync before. Returns the checksums of the file.
+    # The signature of Shard
+    def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:  # noqa: ARG002
+        """Add the update in a file to the values of the sync before.
+
+        Returns the checksums of the file.
 
         Raises:
             CorruptedObjectError: The update in the file is damaged. Nothing was added.
-            DivergedError: The sum is not what the owner of the shard holds. It replaces the values before.
+            DivergedError: The sum is not what the owner of the shard holds. It replaces the values
+                before.
         """
         return self._add(reader, origin, None)
 
     def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
         sums = as_recorded(end_sums(reader, origin), expected, origin)
-        # All of it is read and verified before any of it is added: values to which a part was added could not be restored.
+        # All of it is read and verified before any of it is added: values to which a part was added
+        # could not be restored.
         data = self._update.read(reader, origin, self.chunk_bytes)
         digest = xxhash.xxh3_64(seed=self.values().seed)
         offset = 0
@@ -174,9 +183,10 @@ class CodedShard(Shard):
             self.job.adopt(chunk, values)
         if digest.intdigest() != sums.values:
             raise DivergedError(
-                f"with the update in {origin}, this replica does not come to the values of the replica that published it: the "
-                "two held different values before. The memory of one of them is damaged, or something has changed the tensors "
-                "of its global copy. Start all ranks again with resume=True, which loads the values from the store."
+                f"with the update in {origin}, this replica does not come to the values of the "
+                "replica that published it: the two held different values before. The memory of "
+                "one of them is damaged, or something has changed the tensors of its global copy. "
+                "Start all ranks again with resume=True, which loads the values from the store."
             )
         return sums
 
@@ -187,7 +197,10 @@ class CodedShard(Shard):
     def load(
         self, reader: ObjectReader, origin: str, scratch: Scratch, expected: Sums | None = None
     ) -> Sums:
-        """Adopt the values of a file if it holds them; otherwise add its update. Raises as :meth:`adopt` does."""
+        """Adopt the values of a file if it holds them; otherwise add its update.
+
+        Raises as :meth:`adopt` does.
+        """
         if not self.full:
             return self._add(reader, origin, expected)
         return as_recorded(super().adopt(reader, origin, scratch), expected, origin)
@@ -195,7 +208,9 @@ class CodedShard(Shard):
     def check(
         self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
     ) -> Sums:
-        """Verify the update and the values of a file, and with ``whole`` also the rest. Returns its checksums.
+        """Verify the update and the values of a file, and with ``whole`` also the rest.
+
+        Returns its checksums.
 
         Raises:
             CorruptedObjectError: The file is damaged.

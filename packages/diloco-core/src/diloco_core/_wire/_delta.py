@@ -4,11 +4,11 @@ What is in such a file::
 
     header | norms of the tensors | shard, its checksums | shard, its checksums | ...
 
-Norms are there only if contributions are clipped. They are there once, and not in every section: a tensor may be in several
-shards, and most shards hold parts of several tensors.
+Norms are there only if contributions are clipped. They are there once, and not in every section: a
+tensor may be in several shards, and most shards hold parts of several tensors.
 
-The size of a file, and where everything is in it, follow from the tensors, the groups that it carries and its contributor. So
-readers do not need the header, which is for people and other tools.
+The size of a file, and where everything is in it, follow from the tensors, the groups that it
+carries and its contributor. So readers do not need the header, which is for people and other tools.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from ._delta_reader import Again, Chunk, DeltaReader, Place, checksum, once
 from ._sections import Section, header, padding_bytes, section_bytes, section_starts, seed, view
 
 SUMMED_BYTES = CHUNK_BYTES
-"""Bytes of values that have a checksum of their own. Other than buffers, it is the same for all replicas of all runs."""
+"""Bytes of values that have a checksum of their own.
+
+Other than buffers, it is the same for all replicas of all runs.
+"""
 
 
 class ChangedError(Exception):
@@ -42,7 +45,10 @@ class Named(Protocol):
 
     @property
     def key(self) -> str:
-        """The key of the file. Its checksums begin with it, so that no file is valid under another key."""
+        """The key of the file.
+
+        Its checksums begin with it, so that no file is valid under another key.
+        """
 
     @property
     def rank(self) -> int:
@@ -78,10 +84,11 @@ class DeltaFormat:
     Args:
         job: What is synced.
         omit: Returns the shards that a rank leaves out of its contributions; they are only checked.
-        sends_first: Returns whether a rank sends the groups of which only the values of one rank are used.
-        verify_first: Whether readers verify every chunk before it is used, and read it again if it does not match; or a shard
-            when all of it was used. Over a network, the former takes one more request for a shard that is larger than what one
-            request reads.
+        sends_first: Returns whether a rank sends the groups of which only the values of one rank
+            are used.
+        verify_first: Whether readers verify every chunk before it is used, and read it again if it
+            does not match; or a shard when all of it was used. Over a network, the former takes one
+            more request for a shard that is larger than what one request reads.
     """
 
     job: SyncJob
@@ -112,13 +119,16 @@ class DeltaFormat:
         scratch: Scratch,
         published: Callable[[int], tuple[int, int]] | None = None,
     ) -> Iterator[Buffer]:
-        """The parts of the file of this replica's contribution. All values are checked before the file is complete.
+        """The parts of the file of this replica's contribution.
+
+        All values are checked before the file is complete.
 
         Args:
             named: Which contribution it is.
             scratch: Buffers.
-            published: Returns what the values of a shard of the global copy should have: the seed of their checksum, and the
-                checksum. They are compared on the way, since they are in the processor's cache anyway.
+            published: Returns what the values of a shard of the global copy should have: the seed
+                of their checksum, and the checksum. They are compared on the way, since they are in
+                the processor's cache anyway.
 
         Raises:
             ChangedError: The global copy is not what was published.
@@ -156,7 +166,8 @@ class DeltaFormat:
             shards: The shards, in the order in which they will be read.
             origin: What the file is called in errors.
             open_file: Opens the file, given its size.
-            again: Calls a function that reads something, and calls it again after errors that may pass.
+            again: Calls a function that reads something, and calls it again after errors that may
+                pass.
         """
         plan, rank, layout = self._plan(named.groups, named.rank), named.rank, self._layout
 

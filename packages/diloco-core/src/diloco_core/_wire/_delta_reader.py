@@ -1,8 +1,9 @@
 """Reading the file of a contribution (:mod:`._delta`).
 
-The owner of a shard adds contributions up and updates its own copy as it goes. Where that cannot be undone, every chunk is
-verified before it is used, which takes the checksums at the end of its section first; then a chunk that does not match is read
-again, so a bit that flips in transit costs one more request. Otherwise the checksums are read with the last values.
+The owner of a shard adds contributions up and updates its own copy as it goes. Where that cannot be
+undone, every chunk is verified before it is used, which takes the checksums at the end of its
+section first; then a chunk that does not match is read again, so a bit that flips in transit costs
+one more request. Otherwise the checksums are read with the last values.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class DeltaReader(Closing):
     def announce(self, sizes: Mapping[int, int], block_bytes: int) -> None:
         """Tell the store what will be read next, if it can make use of that: for each shard, this number of bytes.
 
-        What lies side by side in the file becomes one request; ``block_bytes`` is the most that one request reads.
+        What lies side by side in the file becomes one request; ``block_bytes`` is the most that one
+        request reads.
         """
         if self._expect is None:
             return
@@ -147,8 +149,8 @@ class DeltaReader(Closing):
         """Fill a contiguous CPU tensor with the next elements, and return it.
 
         Raises:
-            CorruptedObjectError: They cannot be read, also after further attempts; where they are verified first, that they
-                do not match their checksum.
+            CorruptedObjectError: They cannot be read, also after further attempts; where they are
+                verified first, that they do not match their checksum.
         """
         filled = 0
         while filled < out.numel():
@@ -194,7 +196,8 @@ class DeltaReader(Closing):
             found = checksum(data, place.seed, chunk.number)
             if not self.verify_first:
                 if chunk.number == place.sums - 1:
-                    # They were fetched with the last values, whose memory is needed for what is read next.
+                    # They were fetched with the last values, whose memory is needed for what is
+                    # read next.
                     self._read_sums(reader, chunk.shard)
                 self._found.setdefault(chunk.shard, bytearray()).extend(found)
             elif not self._sums[chunk.shard].startswith(found, CHECKSUM_BYTES * chunk.number):
@@ -225,7 +228,8 @@ class DeltaReader(Closing):
             if reader.size != self.size:
                 reader.close()
                 raise CorruptedObjectError(
-                    f"{self.origin} has {reader.size} bytes, but should have {self.size}: it is truncated or damaged"
+                    f"{self.origin} has {reader.size} bytes, but should have {self.size}: it is "
+                    "truncated or damaged"
                 )
             self._reader = reader
             # Looked up once per reader, because isinstance() with a protocol is slow.
@@ -234,8 +238,8 @@ class DeltaReader(Closing):
 
     def _wrong(self, place: Place) -> CorruptedObjectError:
         return CorruptedObjectError(
-            f"{self.origin}, section {place.name}: a checksum is wrong. The object is damaged, or it was written for another "
-            "run, model or sync."
+            f"{self.origin}, section {place.name}: a checksum is wrong. The object is damaged, or "
+            "it was written for another run, model or sync."
         )
 
 

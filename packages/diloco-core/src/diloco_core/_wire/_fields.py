@@ -12,7 +12,9 @@ LARGEST = 2**63 - 1
 
 
 class Fields:
-    """The fields of one record, which are read one by one. Each method raises CorruptedObjectError for a wrong field.
+    """The fields of one record, which are read one by one.
+
+    Each method raises CorruptedObjectError for a wrong field.
 
     Args:
         fields: The record: names and values.
@@ -107,7 +109,8 @@ class Fields:
         value = self._take(name)
         if value != expected or type(value) is not type(expected):
             raise self.wrong(
-                f"field {name!r} is {_shown(value)}, but according to the record's key it must be {expected!r}"
+                f"field {name!r} is {_shown(value)}, but according to the record's key it must be "
+                f"{expected!r}"
             )
 
     def wrong(self, fault: str) -> CorruptedObjectError:
@@ -131,7 +134,8 @@ class Fields:
             pattern is not None and re.fullmatch(pattern, value, re.ASCII) is None
         ):
             raise self.wrong(
-                f"{name} must be text{f' that matches {pattern}' if pattern else ''}, not {_shown(value)}"
+                f"{name} must be text{f' that matches {pattern}' if pattern else ''}, not "
+                f"{_shown(value)}"
             )
         return value
 

@@ -42,11 +42,13 @@ class Inputs(Closing):
     Attributes:
         sources: For every member, a source that gives its contribution chunk by chunk.
         block_bytes: As given.
-        clipping: How contributions are clipped; None if they are not. The sources are clipped already.
+        clipping: How contributions are clipped; None if they are not. The sources are clipped
+            already.
 
     Raises:
         ObjectNotFoundError: A contribution is gone.
-        CorruptedObjectError: A contribution does not have the size that it should have, or its norms are damaged.
+        CorruptedObjectError: A contribution does not have the size that it should have, or its
+            norms are damaged.
     """
 
     def __init__(

@@ -1,11 +1,14 @@
 """Published shards: the content of such a file, and how it is written and read.
 
-The values of the shard are at the end of the file, so that they are located from there, and not by what a header says::
+The values of the shard are at the end of the file, so that they are located from there, and not by
+what a header says::
 
-    header | the outer optimizer's tensors | values | checksum of the values | checksum of the rest | checksum of both
+    header | the outer optimizer's tensors | values | checksum of the values | checksum of the rest
+    | checksum of both
 
-The checksum of the rest covers every byte of the header and, through their own checksums, the outer optimizer's tensors. It is
-next to the values, so that a replica that adopts the values also gets this checksum, without another request.
+The checksum of the rest covers every byte of the header and, through their own checksums, the outer
+optimizer's tensors. It is next to the values, so that a replica that adopts the values also gets
+this checksum, without another request.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class Sums(NamedTuple):
 
 
 class ValuesReader:
-    """Reads the values of a published file piece by piece and verifies them at the end. Not thread-safe.
+    """Reads the values of a published file piece by piece and verifies them at the end.
+
+    Not thread-safe.
 
     Args:
         reader: The open file.
@@ -76,7 +81,10 @@ class ValuesReader:
             reader.expect(start, reader.size)
 
     def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next elements. They must not be trusted before :meth:`verify`."""
+        """Fill a contiguous CPU tensor with the next elements.
+
+        They must not be trusted before :meth:`verify`.
+        """
         self._section.read(out)
 
     def verify(self) -> Sums:
@@ -88,8 +96,8 @@ class ValuesReader:
         sums = end_sums(self._reader, self._origin, self._section.padding)
         if sums.values != self._section.digest:
             raise CorruptedObjectError(
-                f"{self._origin}: the checksum of its values is wrong. The object is damaged, or it was written for another "
-                "run, model or sync."
+                f"{self._origin}: the checksum of its values is wrong. The object is damaged, or "
+                "it was written for another run, model or sync."
             )
         return sums
 
@@ -113,7 +121,10 @@ class Shard:
     def parts(
         self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None
     ) -> Generator[Buffer, None, Sums]:
-        """The bytes of the file. Returns its checksums, with which ``written`` is called after the last byte was yielded."""
+        """The bytes of the file.
+
+        Returns its checksums, with which ``written`` is called after the last byte was yielded.
+        """
         rest = yield from self._before_values(metadata)
         sums = Sums((yield from self._values_parts()), rest)
         yield ending(sums)
@@ -134,10 +145,12 @@ class Shard:
     ) -> tuple[Callable[[Piece], None], Callable[[], int]]:
         """Computes what :meth:`rest` returns chunk by chunk, for callers that have each chunk in the processor's cache anyway.
 
-        If the outer state is published encoded, it is another checksum, since memory holds what was decoded.
+        If the outer state is published encoded, it is another checksum, since memory holds what was
+        decoded.
 
         Returns:
-            A function that adds the next chunk of the shard, and one that returns the checksum after the last one.
+            A function that adds the next chunk of the shard, and one that returns the checksum
+            after the last one.
         """
         beginning, names = self._beginning(metadata)
         sums = {name: xxhash.xxh3_64(seed=self.outer(name).seed) for name in names}
@@ -198,11 +211,13 @@ class Shard:
         """Adopt the values of a file. Returns its checksums.
 
         Raises:
-            CorruptedObjectError: The values in the file are damaged. The shard's values in memory are then undefined.
+            CorruptedObjectError: The values in the file are damaged. The shard's values in memory
+                are then undefined.
         """
         values = self._values_of(reader, origin)
 
-        def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
+        # The signature of a source
+        def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
             values.read(out)
             return out
 
@@ -229,7 +244,9 @@ class Shard:
     def check(
         self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
     ) -> Sums:
-        """Verify the values of a file, and with ``whole`` also the rest. Returns its checksums; nothing is adopted.
+        """Verify the values of a file, and with ``whole`` also the rest.
+
+        Returns its checksums; nothing is adopted.
 
         Raises:
             CorruptedObjectError: The file is damaged.
@@ -249,7 +266,8 @@ class Shard:
         Args:
             reader: The open file.
             origin: What the file is called in errors.
-            expected: What :attr:`Sums.rest` must be, if that is known; otherwise the file's own checksum is taken.
+            expected: What :attr:`Sums.rest` must be, if that is known; otherwise the file's own
+                checksum is taken.
 
         Raises:
             CorruptedObjectError: The file is damaged.
@@ -279,8 +297,8 @@ class Shard:
             rest.update(sum_bytes(section.digest))
         if rest.intdigest() != (end_sums(reader, origin).rest if expected is None else expected):
             raise CorruptedObjectError(
-                f"{origin}: the checksum of its header and outer state is wrong. It is damaged, or it is not what the record "
-                "of its sync says."
+                f"{origin}: the checksum of its header and outer state is wrong. It is damaged, or "
+                "it is not what the record of its sync says."
             )
         return fields["__metadata__"], chunks, scalars
 
@@ -358,9 +376,9 @@ class Shard:
         return [chunk for chunk in self._outer_chunks() if self.job.keeps_outer(chunk, name)]
 
     def _is_outer(self, piece: Piece) -> bool:
-        # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0, but if the outer loop was
-        # loaded, there is outer state already. All that takes an outer step must be finite. So must plain means, which have
-        # no outer state.
+        # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0,
+        # but if the outer loop was loaded, there is outer state already. All that takes an outer
+        # step must be finite. So must plain means, which have no outer state.
         return self.job.must_be_finite(piece)
 
 
@@ -405,7 +423,9 @@ def ending(sums: Sums) -> bytes:
 
 
 def end_sums(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
-    """The checksums at the end of a file, which follow so many zeros after the values. What they cover is not read.
+    """The checksums at the end of a file, which follow so many zeros after the values.
+
+    What they cover is not read.
 
     Raises:
         CorruptedObjectError: They are damaged.

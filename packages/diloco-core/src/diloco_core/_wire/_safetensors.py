@@ -1,7 +1,8 @@
 """Writing and reading the header of a safetensors file: https://huggingface.co/docs/safetensors.
 
-It consists of eight bytes that hold the length of the following JSON, and the JSON: for each tensor its dtype, its shape, and
-where it is in the data after the header. A header must not be trusted before the checksum of its file was verified.
+It consists of eight bytes that hold the length of the following JSON, and the JSON: for each tensor
+its dtype, its shape, and where it is in the data after the header. A header must not be trusted
+before the checksum of its file was verified.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads."""
 
-# The largest header that is read here. Those that we write are smaller, and a damaged length must not take much memory.
+# The largest header that is read here. Those that we write are smaller, and a damaged length must
+# not take much memory.
 _MOST_READ_BYTES = 2**20
 _ALIGNMENT = 64
 
@@ -63,7 +65,9 @@ def entry(dtype: torch.dtype, shape: Sequence[int], start: int, stop: int) -> di
 def header_bytes(
     tensors: Mapping[str, object], metadata: Mapping[str, str], least: int = 0
 ) -> bytes:
-    """The bytes of a header, including its length. The data after it begins at a multiple of 64 bytes.
+    """The bytes of a header, including its length.
+
+    The data after it begins at a multiple of 64 bytes.
 
     Args:
         tensors: An :func:`entry` for each tensor by its name, in the order of the data.
@@ -93,12 +97,15 @@ def parse_header(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"it is a {type(fields).__name__}, not a JSON object")  # noqa: TRY004 - the file is wrong, not the caller
+        # The file is wrong, not the caller
+        raise ValueError(f"it is a {type(fields).__name__}, not a JSON object")  # noqa: TRY004
     return fields
 
 
 def check_extent(reader: ObjectReader, origin: str) -> int:
-    """Check that the tensors in a file's header fill the file, before all of it is read. Returns its size in bytes.
+    """Check that the tensors in a file's header fill the file, before all of it is read.
+
+    Returns its size in bytes.
 
     A file that is as small as a record is read whatever it holds, so it is not checked here.
 
@@ -124,7 +131,9 @@ def check_extent(reader: ObjectReader, origin: str) -> int:
 def read_header(
     reader: ObjectReader, origin: str, most: int = _MOST_READ_BYTES
 ) -> tuple[bytes, dict[str, Any]]:
-    """The header of an open file: its bytes, including its length, and its JSON. Nothing is verified.
+    """The header of an open file: its bytes, including its length, and its JSON.
+
+    Nothing is verified.
 
     Args:
         reader: The file.

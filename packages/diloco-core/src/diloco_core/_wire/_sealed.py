@@ -1,8 +1,8 @@
 """Small records in the store: JSON for people, and a checksum over every byte for programs.
 
-A record ends with the xxh3-128 of all bytes before it. The seed of the checksum is made from the record's key, so a valid
-record under another key fails, too. A record is verified before it is parsed, so that nothing is ever decided by bytes that
-were not checked.
+A record ends with the xxh3-128 of all bytes before it. The seed of the checksum is made from the
+record's key, so a valid record under another key fails, too. A record is verified before it is
+parsed, so that nothing is ever decided by bytes that were not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from .._store._api import RECORD_BYTES
 from ._fields import Fields
 
 FORMAT = 8
-"""Version of the format of all objects in a run's store. It increases with each change that an older version would misread."""
+"""Version of the format of all objects in a run's store.
+
+It increases with each change that an older version would misread.
+"""
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 _END = re.compile(rb',\n "xxh3_128": "([0-9a-f]{32})"\n}\n\Z')
@@ -38,7 +41,8 @@ def seal(kind: str, key: str, fields: Mapping[str, Any]) -> bytes:
         key: The key under which it will be stored.
         fields: Its content: names, and values that JSON can express.
     """
-    # Not with ``indent``: that encoder is written in Python, and records of large models took it 40 ms.
+    # Not with ``indent``: that encoder is written in Python, and records of large models took it 40
+    # ms.
     lines = [
         f" {_ENCODER.encode(name)}: {_ENCODER.encode(value)}"
         for name, value in {"kind": kind, "format": FORMAT, **fields}.items()
@@ -57,12 +61,14 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
         origin: What it is called in errors.
 
     Raises:
-        CorruptedObjectError: The record is damaged, or it was written under another key or as another kind.
+        CorruptedObjectError: The record is damaged, or it was written under another key or as
+            another kind.
         FormatError: Another version of diloco-core has written the record.
     """
     if len(data) > RECORD_BYTES:
         raise CorruptedObjectError(
-            f"{origin} has {len(data)} bytes, but a record has at most {RECORD_BYTES}: it is damaged"
+            f"{origin} has {len(data)} bytes, but a record has at most {RECORD_BYTES}: it is "
+            "damaged"
         )
     end = _END.search(data)
     if end is None:
@@ -74,7 +80,8 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
         )
     if _checksum(data[: end.start()], key) != end[1].decode():
         raise CorruptedObjectError(
-            f"{origin}: the checksum is wrong. The record is damaged, or it was written under another key."
+            f"{origin}: the checksum is wrong. The record is damaged, or it was written under "
+            "another key."
         )
     try:
         record: dict[str, Any] = json.loads(data)
@@ -101,6 +108,7 @@ def _checksum(body: bytes, key: str) -> str:
 
 def _other_format(origin: str, record_format: object) -> FormatError:
     return FormatError(
-        f"{origin} has format {record_format!s:.60}, and this version of diloco-core reads format {FORMAT} only. Continue with "
-        "the version that the run was begun with, or begin a new run on another prefix."
+        f"{origin} has format {record_format!s:.60}, and this version of diloco-core reads format "
+        f"{FORMAT} only. Continue with the version that the run was begun with, or begin a new run "
+        "on another prefix."
     )

@@ -1,12 +1,17 @@
-"""The two kinds of payload objects: deltas and state shards. Both are valid safetensors files with checksums.
+"""The two kinds of payload objects: deltas and state shards.
 
-A file is a sequence of *sections*. A section consists of one tensor per piece, zeros up to a multiple of eight bytes, and
-eight bytes with the xxh3-64 of the bytes of the pieces (little endian). The checksum comes after its data, so that a writer
-needs only one pass, and a single ranged read fetches both. Its seed is made from the run's schema, the sync, the writer and
-the shard, so a valid section in the wrong place fails, too. In contributions, every chunk has such a checksum.
+Both are valid safetensors files with checksums.
 
-The position of a section, in published shards counted from the end of the file, follows from the layout alone, so readers do
-not depend on the header. The header is for people and other tools, and for what :mod:`._published` puts into it.
+A file is a sequence of *sections*. A section consists of one tensor per piece, zeros up to a
+multiple of eight bytes, and eight bytes with the xxh3-64 of the bytes of the pieces (little
+endian). The checksum comes after its data, so that a writer needs only one pass, and a single
+ranged read fetches both. Its seed is made from the run's schema, the sync, the writer and the
+shard, so a valid section in the wrong place fails, too. In contributions, every chunk has such a
+checksum.
+
+The position of a section, in published shards counted from the end of the file, follows from the
+layout alone, so readers do not depend on the header. The header is for people and other tools, and
+for what :mod:`._published` puts into it.
 """
 
 from __future__ import annotations
@@ -34,9 +39,11 @@ Parts: TypeAlias = Generator[Buffer, None, int]
 """Bytes of a file, one buffer after the other, and at their end a checksum, which is returned."""
 CHECKSUM_BYTES = 8
 NUMBER_BYTES = 8
-# Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file, whatever its dtype.
+# Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file,
+# whatever its dtype.
 _ALIGNMENT = 8
-# The dtypes of most tensors. For others, another tensor is made first, which takes as long as the rest.
+# The dtypes of most tensors. For others, another tensor is made first, which takes as long as the
+# rest.
 _OF_NUMPY = {torch.float32, torch.float64, torch.uint8}
 
 
@@ -50,7 +57,8 @@ class Section:
         seed: Seed of its checksum.
         sums: The number of checksums at its end, of eight bytes each.
         codec: How its values are encoded.
-        numbers: The number of float64 numbers before its pieces, little endian; its checksums cover them too.
+        numbers: The number of float64 numbers before its pieces, little endian; its checksums cover
+            them too.
     """
 
     name: str
@@ -130,7 +138,9 @@ def section_bytes(layout: Layout, section: Section) -> int:
 
 
 def fill(codec: Codec, out: torch.Tensor, read_into: Callable[[memoryview], None]) -> memoryview:
-    """Read the bytes of a chunk, and fill a contiguous CPU tensor with its values. Returns the bytes.
+    """Read the bytes of a chunk, and fill a contiguous CPU tensor with its values.
+
+    Returns the bytes.
 
     Args:
         codec: How they are encoded.
@@ -167,7 +177,8 @@ class SectionReader:
     ) -> None:
         if start < LENGTH_BYTES:
             raise CorruptedObjectError(
-                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for another model"
+                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for "
+                "another model"
             )
         self._reader = reader
         self._start = self._offset = start
@@ -181,14 +192,18 @@ class SectionReader:
         self._origin = f"{origin}, section {section.name}"
 
     def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next elements. They must not be trusted before :meth:`verify`."""
+        """Fill a contiguous CPU tensor with the next elements.
+
+        They must not be trusted before :meth:`verify`.
+        """
         offset = self._offset
         codec = self._codecs[bisect_right(self._ends, offset)]
         buffer = fill(codec, out, lambda into: self._reader.read_into(offset, into))
         self._hash.update(buffer)
         self._offset += len(buffer)
         if self._offset == self._end:
-            self._read_ending()  # it was fetched with the last piece, whose memory is needed for what is read next
+            # It was fetched with the last piece, whose memory is needed for what is read next
+            self._read_ending()
 
     @property
     def digest(self) -> int:
@@ -210,8 +225,8 @@ class SectionReader:
             self._read_ending()
         if self._ending != bytes(self.padding) + sum_bytes(self.digest):
             raise CorruptedObjectError(
-                f"{self._origin}: the checksum is wrong. The object is damaged, or it was written for another run, model or "
-                "sync."
+                f"{self._origin}: the checksum is wrong. The object is damaged, or it was written "
+                "for another run, model or sync."
             )
 
     def _read_ending(self) -> None:
@@ -219,7 +234,9 @@ class SectionReader:
 
 
 def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Parts:
-    """The bytes of a section, chunk by chunk, and then its checksum. The buffer of a chunk may be reused for the next one.
+    """The bytes of a section, chunk by chunk, and then its checksum.
+
+    The buffer of a chunk may be reused for the next one.
 
     Args:
         section: The section.

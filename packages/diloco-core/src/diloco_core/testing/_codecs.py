@@ -18,8 +18,8 @@ _ALIGNMENT = 16
 class CodecConformance:
     """Tests of a codec, for pytest or any other runner that calls the methods whose names begin with ``test_``.
 
-    Derive a class, and return the codec from :meth:`make`. If the codec states how far a decoded value may be from the
-    original, return that from :meth:`error`, and it is tested, too::
+    Derive a class, and return the codec from :meth:`make`. If the codec states how far a decoded
+    value may be from the original, return that from :meth:`error`, and it is tested, too::
 
         class TestMyCodec(CodecConformance):
             def make(self):
@@ -57,8 +57,8 @@ class CodecConformance:
             assert data.dtype is torch.uint8
             says = codec.size(values.dtype, values.numel())
             assert data.shape == (says,), (
-                f"{codec.name}: encode() made {data.numel()} bytes of {values.numel()} values of {values.dtype}, and size() says "
-                f"{says}"
+                f"{codec.name}: encode() made {data.numel()} bytes of {values.numel()} values of "
+                f"{values.dtype}, and size() says {says}"
             )
             assert data.is_contiguous()
             assert data.device.type == "cpu"
@@ -74,13 +74,15 @@ class CodecConformance:
             for step in (unit, 2 * unit):
                 chunks = [codec.encode(chunk) for chunk in _cut(values, step)]
                 assert b"".join(bytes(chunk.tolist()) for chunk in chunks) == whole, (
-                    f"{codec.name}: what encode() makes of {len(values)} values is not what it makes of them cut after every "
-                    f"{step} values, one piece after the other. Each block of {codec.block} values has to be encoded by itself, "
-                    "with all that it needs, such as its scale, beside it"
+                    f"{codec.name}: what encode() makes of {len(values)} values is not what it "
+                    f"makes of them cut after every {step} values, one piece after the other. Each "
+                    f"block of {codec.block} values has to be encoded by itself, with all that it "
+                    "needs, such as its scale, beside it"
                 )
                 sizes = [codec.size(dtype, len(chunk)) for chunk in _cut(values, step)]
                 assert sum(sizes) == len(whole), (
-                    f"{codec.name}: size() says {sizes} for the pieces of {len(values)} values, and {len(whole)} for all of them"
+                    f"{codec.name}: size() says {sizes} for the pieces of {len(values)} values, "
+                    f"and {len(whole)} for all of them"
                 )
                 out = torch.full_like(values, torch.nan)
                 for chunk, part in zip(chunks, _cut(out, step), strict=True):

@@ -16,7 +16,8 @@ def run_replicas(
 ) -> list[T | BaseException]:
     """Call ``train(exchange)`` in one thread per exchange; returns what each returned or raised, in their order.
 
-    Torch's global random generator is shared by all threads: give every replica a ``torch.Generator`` of its own.
+    Torch's global random generator is shared by all threads: give every replica a
+    ``torch.Generator`` of its own.
 
     Raises:
         TimeoutError: A thread is still running after ``timeout`` seconds.

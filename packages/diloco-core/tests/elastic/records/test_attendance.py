@@ -136,7 +136,8 @@ class TestAttendance:
         attendance.look([Hint(1, 7, 1, "join").key], 150.0)
         said = attendance.committed(_commit(1, [0, 1, 2]), list, 190.0)
         assert [text for _, text in said] == [
-            "sync 1 goes on without rank 7, which has not contributed in time (last heard from 60.0 s ago)"
+            "sync 1 goes on without rank 7, which has not contributed in time (last heard from "
+            "60.0 s ago)"
         ]
 
     def test_who_was_not_there_itself_accuses_nobody(self):
@@ -156,9 +157,9 @@ class TestAttendance:
         )
         incarnations = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
         assert attendance.describe([1, 2, 3, 4, 5, 6, 7], incarnations, [6], 150.0) == (
-            "contributed from another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
-            "silent: rank 1 (not heard from since this replica began, 50.0 s ago), 4 (last heard from 40.0 s ago), "
-            "5 (last heard from 40.0 s ago)"
+            "contributed from another state: rank 6; left or failed: rank 3; never started: rank "
+            "2, 7; silent: rank 1 (not heard from since this replica began, 50.0 s ago), 4 (last "
+            "heard from 40.0 s ago), 5 (last heard from 40.0 s ago)"
         )
 
 
@@ -244,14 +245,16 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
     assert [level for level, _ in said] == [logging.WARNING] * 2, said
     for _, text in said:
         assert (
-            "rank 1 has failed: sync 4 goes on without it. Its error: RuntimeError: no space for s3://"
-            in text
+            "rank 1 has failed: sync 4 goes on without it. Its error: RuntimeError: no space for "
+            "s3://" in text
         )
         assert "hunter2" not in text
 
 
 def test_the_log_tells_who_is_waited_for(caplog):
-    """Two of three come to a run that needs three: the log says so after a grace, and once a minute until it gives up."""
+    """Two of three come to a run that needs three: the log says so after a grace, and once a minute
+    until it gives up.
+    """
     with caplog.at_level(logging.WARNING, "diloco_core"):
         simulate(
             SimulatedTraining(syncs=3, sizes=(40,)),
@@ -274,7 +277,8 @@ def test_the_log_tells_who_is_waited_for(caplog):
             in said[0]
         )
         assert said[0].endswith(
-            "s. This replica gives up after 150 s (sync_timeout). Contributed: rank 0, 1; never started: rank 2"
+            "s. This replica gives up after 150 s (sync_timeout). Contributed: rank 0, 1; never "
+            "started: rank 2"
         )
 
 

@@ -1,4 +1,6 @@
-"""Records of elastic runs: each is what was written under its key, field by field, or it is refused by name."""
+"""Records of elastic runs: each is what was written under its key, field by field, or it is refused
+by name.
+"""
 
 from dataclasses import replace
 

@@ -148,7 +148,9 @@ def _collect(keys, last, kept, retention=2, keep_deltas=False):
 
 @given(st.integers(1, 9), st.integers(0, 99), st.integers(1, 10**7))
 def test_contributions_and_shards_have_one_writer(world_size, number, sync):
-    """Each rank of a fixed run updates every ``world_size``-th shard, and what is not a rank's own has no writer."""
+    """Each rank of a fixed run updates every ``world_size``-th shard, and what is not a rank's own
+    has no writer.
+    """
     rank = number % world_size
     assert writer(_delta(rank, sync=sync).key, world_size) == rank
     assert writer(shard_key(sync, 0, number, _NONCE), world_size) == rank
@@ -338,7 +340,9 @@ def test_after_a_rollback_only_states_after_it_count():
     st.data(),
 )
 def test_what_an_encoded_state_is_made_of(count, every, at, last, data):
-    """The newest whole state of the fragment that counts, and all of its syncs since that count, whatever was given up."""
+    """The newest whole state of the fragment that counts, and all of its syncs since that count,
+    whatever was given up.
+    """
     rollbacks = []
     for number in sorted(at):
         if not number:
@@ -383,7 +387,9 @@ def test_every_state_is_whole_unless_it_is_encoded():
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(0, 40), st.data())
 def test_what_is_deleted_of_encoded_states_is_needed_by_nobody(count, every, retention, last, data):
-    """The two newest complete states can be made, and whoever lags no more than allowed finds what comes next."""
+    """The two newest complete states can be made, and whoever lags no more than allowed finds what
+    comes next.
+    """
     syncs = range(1, last + 1)
     complete = data.draw(st.sets(st.sampled_from(syncs))) if last else set()
     keys = [shard_key(s, (s - 1) % count, 0, _NONCE) for s in syncs]

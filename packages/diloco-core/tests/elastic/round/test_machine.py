@@ -1,4 +1,6 @@
-"""In whatever order incarnations act, the decision functions keep the rules of the protocol; without a rule, some order breaks it."""
+"""In whatever order incarnations act, the decision functions keep the rules of the protocol;
+without a rule, some order breaks it.
+"""
 
 import random
 
@@ -20,7 +22,9 @@ from diloco_core._run._round._shares import Shares
 
 
 class Incarnations(RuleBasedStateMachine):
-    """Incarnations of two or three ranks that look, stop, wake late, write late, and see listings that are old."""
+    """Incarnations of two or three ranks that look, stop, wake late, write late, and see listings
+    that are old.
+    """
 
     fixed = False
 
@@ -166,7 +170,9 @@ def truncated_contributions_count(monkeypatch):
 
 
 def _counted_steps_count_again(monkeypatch):
-    """By itself it breaks nothing, since such steps are never of the state that a sync starts from: two rules guard that."""
+    """By itself it breaks nothing, since such steps are never of the state that a sync starts from:
+    two rules guard that.
+    """
     real = _membership.valid
     monkeypatch.setattr(
         _membership, "valid", lambda listing, **rest: real(listing, **{**rest, "positions": {}})
@@ -291,7 +297,8 @@ def a_sync_is_decided_without_all(monkeypatch):
     monkeypatch.setattr(_membership, "on_look", on_look)
 
 
-RULES = {  # with the number of the first order that shows it, as a rule, for each policy that has the rule
+# With the number of the first order that shows it, as a rule, for each policy that has the rule
+RULES = {
     truncated_contributions_count: {"elastic": 0, "fixed": 77},
     contributions_from_other_states_count: {"elastic": 0},
     nobody_looks_whether_the_record_is_of_its_own_state: {"elastic": 133},

@@ -1,4 +1,6 @@
-"""What an incarnation decides when it has looked at the contributions to a sync, and when it has read the record."""
+"""What an incarnation decides when it has looked at the contributions to a sync, and when it has
+read the record.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""What is read is compared with what its record says of it, wherever a whole object may be the wrong one."""
+"""What is read is compared with what its record says of it, wherever a whole object may be the
+wrong one.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ _KEY = "state/00000003/000.00000.safetensors"
 
 
 def _with_incarnation(act):
-    """What ``act(incarnation, store)`` returns or raises, after three syncs of a run with one replica."""
+    """What ``act(incarnation, store)`` returns or raises, after three syncs of a run with one
+    replica.
+    """
     training, store, outcomes = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore(), []
 
     def train(node):
@@ -140,7 +144,9 @@ def test_a_shard_that_is_whole_is_compared_with_its_record():
 
 
 def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
-    """One shard of the newest state is damaged, and another one comes out otherwise: this machine rounds differently."""
+    """One shard of the newest state is damaged, and another one comes out otherwise: this machine
+    rounds differently.
+    """
     first, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
     settings = Elastic(2, grace=5.0, topology="gather", publish_every=1)
     simulate(first, Schedule(2, latency=0.01), settings, store=store)
@@ -167,7 +173,9 @@ def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
 
 
 def test_gather_published_values_that_one_replica_alone_holds_are_not_gone_on_from(caplog):
-    """They change in its memory between its contribution and the publication of the state that it was taken from."""
+    """They change in its memory between its contribution and the publication of the state that it
+    was taken from.
+    """
     training = SimulatedTraining(syncs=8, sizes=(40,))
 
     def train(node):

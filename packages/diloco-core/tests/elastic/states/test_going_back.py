@@ -1,4 +1,6 @@
-"""What a user sees of a run that has gone back: the count of outer steps, and the place in the data."""
+"""What a user sees of a run that has gone back: the count of outer steps, and the place in the
+data.
+"""
 
 import logging
 from dataclasses import replace
@@ -32,7 +34,9 @@ def _go_on(store, syncs, before=None, resume="newest-whole"):
 
 @pytest.fixture
 def lost():
-    """A run of four syncs whose last one nothing can compute again, and the inner state that was saved before that."""
+    """A run of four syncs whose last one nothing can compute again, and the inner state that was
+    saved before that.
+    """
     kept = {}
 
     class Keeping(SimulatedStore):
@@ -72,7 +76,9 @@ def test_what_was_given_up_does_not_count(lost):
 
 
 def test_the_batches_of_what_was_given_up_are_learned_again(lost, caplog):
-    """All that was saved is of a sync that was given up: the data loader passes over what the state has counted."""
+    """All that was saved is of a sync that was given up: the data loader passes over what the state
+    has counted.
+    """
     store, before, _ = lost
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
@@ -143,7 +149,9 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
 def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
     topology, when, state, caplog
 ):
-    """Two newer states were complete, so an incarnation that hangs may have listed it for deletion, and delete it at any time."""
+    """Two newer states were complete, so an incarnation that hangs may have listed it for deletion,
+    and delete it at any time.
+    """
     every = 1 if topology == "gather" else None
     settings = Elastic(
         **{

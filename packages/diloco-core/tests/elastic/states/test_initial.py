@@ -1,4 +1,6 @@
-"""The initial state is the only one of a run until a newer one is complete; replicas that have its values keep it whole."""
+"""The initial state is the only one of a run until a newer one is complete; replicas that have its
+values keep it whole.
+"""
 
 import logging
 import re
@@ -15,7 +17,10 @@ SETTINGS = {"grace": 10.0}
 
 
 def train(target, *values):
-    """Steps of a model of two fragments, the same every time; its values at the end. ``values``: what each rank begins with."""
+    """Steps of a model of two fragments, the same every time; its values at the end.
+
+    ``values``: what each rank begins with.
+    """
 
     def replica(node):
         value = values[node.rank % len(values)]
@@ -33,7 +38,9 @@ def train(target, *values):
 
 
 def killed_early(topology):
-    """A store of a run whose replicas died when a sync was decided, and the keys of the initial states without a successor."""
+    """A store of a run whose replicas died when a sync was decided, and the keys of the initial
+    states without a successor.
+    """
     for operation in range(24, 300, 4):
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
         outcome = simulate(
@@ -105,7 +112,9 @@ def test_what_is_damaged_or_gone_is_written_again(topology, caplog):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_one_replica_that_has_the_values_is_enough_whichever_shard_it_is(topology):
-    """As it is by default, where the others adopt rank 0's: nobody but rank 0 can write again what others would look at."""
+    """As it is by default, where the others adopt rank 0's: nobody but rank 0 can write again what
+    others would look at.
+    """
     store, keys = killed_early(topology)
     expected = resumed(copy_of(store), topology)
     for key in keys:

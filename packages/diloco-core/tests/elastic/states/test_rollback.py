@@ -1,4 +1,6 @@
-"""Going on from older states where nothing can make the newest ones again: only if asked for, by all alike, and only once."""
+"""Going on from older states where nothing can make the newest ones again: only if asked for, by
+all alike, and only once.
+"""
 
 import copy
 
@@ -25,7 +27,9 @@ _SIZES = (40, 30)
 
 
 def _stopped(topology="sharded"):
-    """A run that died after sync 5 was decided and before its result was published; a contribution to it is damaged."""
+    """A run that died after sync 5 was decided and before its result was published; a contribution
+    to it is damaged.
+    """
     for operation in range(62, 140, 2):
         training, store = SimulatedTraining(syncs=9, sizes=_SIZES), SimulatedStore()
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
@@ -105,7 +109,9 @@ def test_a_plain_resume_says_exactly_what_to_do(stopped):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topology, caplog):
-    """The newest state was complete; a shard of it is damaged, and so is, by its absence, what it was computed from."""
+    """The newest state was complete; a shard of it is damaged, and so is, by its absence, what it
+    was computed from.
+    """
     settings = Elastic(
         2, grace=5.0, topology=topology, publish_every=1 if topology == "gather" else None
     )
@@ -162,8 +168,8 @@ def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, 
             assert "initial/" not in str(error)
             if how == "gone":
                 assert (
-                    "holds neither an undamaged state of fragment 0 after any sync nor its initial state"
-                    in str(error)
+                    "holds neither an undamaged state of fragment 0 after any sync nor its initial "
+                    "state" in str(error)
                 )
             else:
                 assert "state/00000006/000.00000.safetensors" in str(error)
@@ -200,7 +206,9 @@ def test_a_joiner_and_a_later_resume_follow_it(stopped):
 
 
 def test_it_is_followed_from_its_record_alone(stopped):
-    """Those who decided it leave before they have done anything else, and those who come have not asked for it."""
+    """Those who decided it leave before they have done anything else, and those who come have not
+    asked for it.
+    """
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
     assert len(rollbacks_in(store)) == 1
     assert _last(store) == stopped[3] + 1
@@ -272,8 +280,8 @@ def test_an_earlier_incarnation_stops_unless_it_has_agreed(agreed, caplog):
     if agreed:
         assert outcome.errors() == {}
         assert (
-            "rank 0: the run has returned to an older state, which does not hold the inner steps of this replica from "
-            in caplog.text
+            "rank 0: the run has returned to an older state, which does not hold the inner steps "
+            "of this replica from " in caplog.text
         )
         assert training.agreed == {(0, 2): True, (1, 2): True}
     else:
@@ -301,7 +309,9 @@ def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch)
 
 @pytest.mark.parametrize("more", [0, 2])
 def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
-    """The state before a damaged one may be older than the rollback, and what was given up in between is left out."""
+    """The state before a damaged one may be older than the rollback, and what was given up in
+    between is left out.
+    """
     _, training, before, _ = _resume(stopped, "newest-whole", syncs=0)
     _, training, before, _ = _resume(
         (stopped[0], training, before, 0), True, syncs=_outer_steps(before) + more

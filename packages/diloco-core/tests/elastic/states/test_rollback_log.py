@@ -18,7 +18,9 @@ from diloco_core._run._sync._sync import StoreSync
 
 
 def _alone(act):
-    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its incarnation and the store."""
+    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its
+    incarnation and the store.
+    """
     training, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
 
     def train(node):
@@ -37,7 +39,9 @@ def _alone(act):
 
 
 def test_a_record_that_was_lost_is_not_written_over_a_rollback():
-    """Its number was free, so another incarnation has decided to go back; the record is known here, and was just found missing."""
+    """Its number was free, so another incarnation has decided to go back; the record is known here,
+    and was just found missing.
+    """
     key = commit_key(3)
 
     def act(exchange, incarnation, store):
@@ -62,7 +66,9 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
 
 
 def test_an_earlier_incarnation_looks_what_has_become_of_the_record_that_it_stands_at():
-    """It was lost without a trace, and a rollback has its number; the incarnation slept, and would decide the next sync."""
+    """It was lost without a trace, and a rollback has its number; the incarnation slept, and would
+    decide the next sync.
+    """
     key = commit_key(3)
 
     def act(exchange, incarnation, store):
@@ -110,7 +116,9 @@ def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
 
 @pytest.mark.parametrize("trace", ["state", "deltas"])
 def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
-    """Whoever has seen that record would decide the next number, so the rollback takes that one, and both are closed."""
+    """Whoever has seen that record would decide the next number, so the rollback takes that one,
+    and both are closed.
+    """
     settings = Elastic(1, grace=5.0, topology="sharded", retention=4)
     before, store = SimulatedTraining(syncs=4, sizes=(40,)), SimulatedStore()
     assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished

@@ -1,4 +1,6 @@
-"""A record of the log is lost without a trace and decided again: nobody goes on from the state of the first one."""
+"""A record of the log is lost without a trace and decided again: nobody goes on from the state of
+the first one.
+"""
 
 from dataclasses import replace
 
@@ -21,9 +23,11 @@ LOST = 3
 
 
 def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
-    """Rank 0 sleeps after sync 3, whose record is lost; rank 1 comes back and decides sync 3 alone, and perhaps leaves then.
+    """Rank 0 sleeps after sync 3, whose record is lost; rank 1 comes back and decides sync 3 alone,
+    and perhaps leaves then.
 
-    Returns the store, the training, the outcome and what is wrong, but for the two states after sync 3.
+    Returns the store, the training, the outcome and what is wrong, but for the two states after
+    sync 3.
     """
     store = SimulatedStore()
     training = SimulatedTraining(syncs=syncs, sizes=(40,), sync_every=2, pauses={(0, 6): seconds})
@@ -71,7 +75,8 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
     wrong = [
         text
         for text in violations(outcome, training)
-        # Nor does the log say any more what the sleeper's contribution to the first record counted as.
+        # Nor does the log say any more what the sleeper's contribution to the first record counted
+        # as.
         if not text.startswith((f"after sync {LOST},", f"sync {LOST} counts steps None"))
     ]
     return store, training, outcome, wrong
@@ -89,7 +94,8 @@ def test_a_incarnation_that_slept_does_not_decide_on_a_record_that_was_decided_a
     assert [member.rank for member in log[LOST - 1].members] == [1]
     # What it had learned from the other state is not in the run.
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
-    # As the log says: the next contribution that counts is of later batches, and an incarnation that began after it would not go back.
+    # As the log says: the next contribution that counts is of later batches, and an incarnation
+    # that began after it would not go back.
     assert "does not hold the inner steps of this replica from step 4 on" in caplog.text
     assert (
         "The batches of the steps before 8 are lost, unless this replica is restarted before"

@@ -1,7 +1,9 @@
-"""Damage in what only the next update of a shard reads: the header of its file, and the outer optimizer's state.
+"""Damage in what only the next update of a shard reads: the header of its file, and the outer
+optimizer's state.
 
-It shows when an incarnation begins, is made again at once, and costs nothing. Where it shows later all the same, it costs nothing
-either, as long as the shard can be computed again; otherwise reports and log say what is lost.
+It shows when an incarnation begins, is made again at once, and costs nothing. Where it shows later
+all the same, it costs nothing either, as long as the shard can be computed again; otherwise reports
+and log say what is lost.
 """
 
 import logging
@@ -74,7 +76,9 @@ class _Run:
 
 
 def _reports_are_true(outcome, training):
-    """What the reports call counted is what the log counts, sync by sync, and nothing else is committed."""
+    """What the reports call counted is what the log counts, sync by sync, and nothing else is
+    committed.
+    """
     log, _ = read_log(outcome.store)
     for (rank, incarnation), reports in training.reports.items():
         assert incarnation == 1, "nobody had to be started again"
@@ -98,7 +102,9 @@ def _final(outcome):
 
 
 def _places(data):
-    """Bytes of a shard's file that nothing but the next update reads: of its header and of the outer state, by name."""
+    """Bytes of a shard's file that nothing but the next update reads: of its header and of the
+    outer state, by name.
+    """
     header = 8 + int.from_bytes(data[:8], "little")
     scalars, names = data.index(b"scalars"), data.index(b"fingerprint")
     return {

@@ -1,4 +1,6 @@
-"""Gather: a replica that computes other values than most decides nothing, holds nobody up and learns nothing in vain."""
+"""Gather: a replica that computes other values than most decides nothing, holds nobody up and
+learns nothing in vain.
+"""
 
 import pytest
 from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations

@@ -173,8 +173,8 @@ def test_gather_outer_state_that_one_replica_alone_holds_is_not_gone_on_from(cap
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
     assert (
-        "the outer optimizer's tensors in simulated://run/state/00000003/000.00001.safetensors differ"
-        in caplog.text
+        "the outer optimizer's tensors in simulated://run/state/00000003/000.00001.safetensors "
+        "differ" in caplog.text
     )
     assert "state/00000003/000.done.json" not in outcome.store.decided | outcome.store.objects
 
@@ -236,6 +236,6 @@ def test_sharded_outer_state_that_changed_in_memory_is_read_again(caplog, chunk_
         record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
     ]
     assert (
-        "rank 1: the outer optimizer's state of shard 1 of fragment 0 has changed in memory since sync 3"
-        in message
+        "rank 1: the outer optimizer's state of shard 1 of fragment 0 has changed in memory since "
+        "sync 3" in message
     )

@@ -1,4 +1,6 @@
-"""Folders that are made and given up, power cuts, and what a process finds that was stopped for long."""
+"""Folders that are made and given up, power cuts, and what a process finds that was stopped for
+long.
+"""
 
 import errno
 import os
@@ -133,7 +135,9 @@ class TestPowerCuts:
 
 
 class TestStoppedForLong:
-    """A process that stands still in the middle of an act, while another cleans up, writes and deletes; then it goes on."""
+    """A process that stands still in the middle of an act, while another cleans up, writes and
+    deletes; then it goes on.
+    """
 
     @pytest.fixture
     def other(self, run):
@@ -179,7 +183,10 @@ class TestStoppedForLong:
         assert other.get("commits/1") == b"o" * size
 
     def test_between_creating_and_cleaning_up(self, store, run, other, monkeypatch):
-        """The object has two names then. It must not be written over while the stopped process knows one of them."""
+        """The object has two names then.
+
+        It must not be written over while the stopped process knows one of them.
+        """
         real = os.unlink
 
         def late(path, **options):
@@ -194,7 +201,9 @@ class TestStoppedForLong:
         assert list(run.glob(".tmp-*")) == []
 
     def test_in_a_deletion(self, store, run, other, monkeypatch):
-        """What was deleted by another meanwhile is no loss, and what was written meanwhile under other keys stays."""
+        """What was deleted by another meanwhile is no loss, and what was written meanwhile under
+        other keys stays.
+        """
         for number in range(2):
             store.put(f"deltas/{number}", [b"x" * LARGE])
         real = files.keep_aside

@@ -1,7 +1,8 @@
 """Carrying the newest whole state of a run from one generation to the next: the bytes stay the same, so it is the same run.
 
-Rank 0 chooses the state and writes down which. Each rank carries the shards that it updates, and what belongs to it alone;
-rank 0 carries the records, and the manifest when everything else is there.
+Rank 0 chooses the state and writes down which. Each rank carries the shards that it updates, and
+what belongs to it alone; rank 0 carries the records, and the manifest when everything else is
+there.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def newest_state(incarnation: Incarnation, *, may_go_back: bool) -> int | None:
         lost = [key for key in keys if key not in listing]
         if lost and not may_go_back:
             raise CorruptedObjectError(
-                f"{incarnation.origin(lost[0])} is gone, although later objects show that it was there: something else has deleted it. "
-                f"{GO_BACK}"
+                f"{incarnation.origin(lost[0])} is gone, although later objects show that it was "
+                f"there: something else has deleted it. {GO_BACK}"
             )
         if not lost and (not may_go_back or all(verified(incarnation, key, key) for key in keys)):
             return sync
@@ -167,7 +168,8 @@ def _carry_state(incarnation: Incarnation, store: Patient, key: str) -> None:
     data = verified(incarnation, key, key)
     if data is None:
         raise CorruptedObjectError(
-            f"{incarnation.origin(key)} is damaged or gone, and the run was to continue from it. {GO_BACK}"
+            f"{incarnation.origin(key)} is damaged or gone, and the run was to continue from it. "
+            f"{GO_BACK}"
         )
     store.put(key, lambda: [data])
 

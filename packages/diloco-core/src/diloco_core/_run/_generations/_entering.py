@@ -38,7 +38,8 @@ class Entrance:
         joiner: This process, with fixed membership.
 
     Raises:
-        RunExistsError: There is a run and this process does not resume it, or a process of it is alive.
+        RunExistsError: There is a run and this process does not resume it, or a process of it is
+            alive.
         RendezvousError: There is no run to resume.
         MismatchError: This process does not fit the run.
     """
@@ -58,13 +59,15 @@ class Entrance:
         self._check_manifests(keys)
         if self._begun and not joiner.settings.resume:
             raise RunExistsError(
-                f"{store.uri} holds an earlier run, and this store cannot decide between two processes of a rank, so no rank can "
-                "come back by itself. To continue that run, start all of its ranks again with resume=True. To begin another run, "
-                "use another prefix, or delete everything under this one."
+                f"{store.uri} holds an earlier run, and this store cannot decide between two "
+                "processes of a rank, so no rank can come back by itself. To continue that run, "
+                "start all of its ranks again with resume=True. To begin another run, use another "
+                "prefix, or delete everything under this one."
             )
         if joiner.settings.resume and not self._begun:
             raise RendezvousError(
-                f"{store.uri} holds no run to resume. Check the URI, or leave resume out to begin a new run."
+                f"{store.uri} holds no run to resume. Check the URI, or leave resume out to begin "
+                "a new run."
             )
         if self._begun:
             self._manifest = self._readable_manifest()
@@ -77,19 +80,22 @@ class Entrance:
         Raises as :meth:`._gathering.Gathering.meet`.
         """
         self._gathering = gathering = Gathering(self._store, self._rank, self._joiner.world_size)
-        # Whoever met while this process watched the earlier ones, or waited for its turn, has gone on with the run by now.
+        # Whoever met while this process watched the earlier ones, or waited for its turn, has gone
+        # on with the run by now.
         keys = self._store.list(FOLDER)
         if begun(keys) != self._begun:
             raise RunExistsError(
-                f"the run at {self._store.uri} was continued by other processes while this one (rank {self._rank}) began to. "
-                "Start every rank only once."
+                f"the run at {self._store.uri} was continued by other processes while this one "
+                f"(rank {self._rank}) began to. Start every rank only once."
             )
         number, nonces = gathering.meet(next_number(keys), self._check_undecided)
         self._new = self._generation(folder(number, nonces))
         return self._new
 
     def carry(self, jobs: Sequence[ResumableJob]) -> None:
-        """Carry the run's newest whole state into that folder, together with the others. Nothing is done for a new run.
+        """Carry the run's newest whole state into that folder, together with the others.
+
+        Nothing is done for a new run.
 
         Raises:
             CorruptedObjectError: There is no whole state, or the newest one is damaged.
@@ -143,8 +149,8 @@ class Entrance:
             if sync is not None:
                 return Choice(source, sync)
         raise CorruptedObjectError(
-            f"{self._store.uri} holds no whole state any more. If you have a copy, put it back. Otherwise, begin a new run on "
-            "another prefix."
+            f"{self._store.uri} holds no whole state any more. If you have a copy, put it back. "
+            "Otherwise, begin a new run on another prefix."
         )
 
     def _wait(self, missing: Callable[[], list[int]], what: str) -> None:
@@ -153,7 +159,8 @@ class Entrance:
             new,
             missing,
             lambda ranks: (
-                f"{named_ranks(ranks)} {what} at {new.uri} within {new.timing.join_timeout:g} s. Look at their logs."
+                f"{named_ranks(ranks)} {what} at {new.uri} within {new.timing.join_timeout:g} s. "
+                "Look at their logs."
             ),
             partial(check_failures, new, self._rank, committed_in(self._schema) + 1),
         )
@@ -193,6 +200,7 @@ class Entrance:
         """Refuse to go on if another replica has found that the store can decide."""
         if self._store.read(MANIFEST, lambda _: True):
             raise ConfigurationError(
-                f"this replica (rank {self._rank}) finds that {self._store.uri} lets an object be created twice, but another one "
-                "has found that it does not, and has begun a run there. Use the same driver and the same endpoint for all ranks."
+                f"this replica (rank {self._rank}) finds that {self._store.uri} lets an object be "
+                "created twice, but another one has found that it does not, and has begun a run "
+                "there. Use the same driver and the same endpoint for all ranks."
             )

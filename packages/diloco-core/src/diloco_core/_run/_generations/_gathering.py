@@ -1,12 +1,13 @@
 """How the processes of a fixed run meet where a store cannot decide: each says whom it sees, until all say the same.
 
-Every process draws a nonce, and writes the nonces that it sees under a key that only its rank writes. A process that is dead by
-then cannot have named a nonce that was drawn later. So those who all name one another's nonces are there, and are one process
-of each rank.
+Every process draws a nonce, and writes the nonces that it sees under a key that only its rank
+writes. A process that is dead by then cannot have named a nonce that was drawn later. So those who
+all name one another's nonces are there, and are one process of each rank.
 
-Before, each waits until the processes of the earlier generation have ended: none of its ranks is taken over sooner. A process has
-ended if it has said so, if it is known to be gone from this machine, or if its sign of life has not changed for ``lost_after``
-seconds by the clock of this process.
+Before, each waits until the processes of the earlier generation have ended: none of its ranks is
+taken over sooner. A process has ended if it has said so, if it is known to be gone from this
+machine, or if its sign of life has not changed for ``lost_after`` seconds by the clock of this
+process.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def meeting_key(rank: int) -> str:
 
 
 class Gathering:
-    """Meets the other processes, and shows them that this one is there until :meth:`stop`. To be used by one thread.
+    """Meets the other processes, and shows them that this one is there until :meth:`stop`.
+
+    To be used by one thread.
 
     Args:
         store: The prefix at which they meet.
@@ -95,7 +98,8 @@ class Gathering:
 
         Args:
             number: The lowest number that the next generation may have.
-            look_around: Called from time to time; raises an error if waiting any longer is of no use.
+            look_around: Called from time to time; raises an error if waiting any longer is of no
+                use.
 
         Returns:
             The number of the generation that they begin, and the nonces of its processes by rank.
@@ -126,8 +130,8 @@ class Gathering:
         word = self._read(self._rank)
         if word is not None and word.nonce != self._nonce:
             raise RunExistsError(
-                f"another process has joined the run at {self._store.uri} as rank {self._rank}: process {word.pid} on "
-                f"{word.host}. Start every rank only once."
+                f"another process has joined the run at {self._store.uri} as rank {self._rank}: "
+                f"process {word.pid} on {word.host}. Start every rank only once."
             )
 
     def stop(self) -> None:
@@ -147,8 +151,8 @@ class Gathering:
         timing = self._timing
         patience = max(timing.lost_after, min(2 * word.interval, timing.join_timeout))
         _log.warning(
-            "rank %d: another process of this rank (process %d on %s) was about to meet the others at %s. Watching for %g s "
-            "whether it is still there.",
+            "rank %d: another process of this rank (process %d on %s) was about to meet the "
+            "others at %s. Watching for %g s whether it is still there.",
             self._rank,
             word.pid,
             word.host,
@@ -160,8 +164,8 @@ class Gathering:
             now = self._read(self._rank)
             if now is not None and now.data != word.data:
                 raise RunExistsError(
-                    f"another process of rank {self._rank} is joining the run at {self._store.uri} at this moment: process "
-                    f"{now.pid} on {now.host}. Start every rank only once."
+                    f"another process of rank {self._rank} is joining the run at {self._store.uri} "
+                    f"at this moment: process {now.pid} on {now.host}. Start every rank only once."
                 )
             return now is not None
 
@@ -185,8 +189,9 @@ class Gathering:
                 self._say()
                 self._stays = True
                 raise MismatchError(
-                    f"rank {rank} at {self._store.uri} was started with world_size={len(word.nonces)}, but rank {self._rank} "
-                    f"with world_size={self._size}. Start all ranks with the same one."
+                    f"rank {rank} at {self._store.uri} was started with "
+                    f"world_size={len(word.nonces)}, but rank {self._rank} with "
+                    f"world_size={self._size}. Start all ranks with the same one."
                 )
         seen = ["" if word is None else word.nonce for word in words]
         seen[self._rank] = self._nonce
@@ -217,7 +222,10 @@ class Gathering:
         self._store.put(key, lambda: [seal("meeting", key, fields)])
 
     def _say_again(self) -> None:
-        """Show that this process is there, unless another one has taken the key. Called by another thread."""
+        """Show that this process is there, unless another one has taken the key.
+
+        Called by another thread.
+        """
         word = self._read(self._rank)
         if word is None or word.nonce == self._nonce:
             self._say()
@@ -272,8 +280,8 @@ def check_stopped(store: Patient, rank: int) -> None:
     timing, beats = store.timing, read_beats(store, ranks)
     seconds = max(timing.lost_after, min(2 * max(map(interval_of, beats)), timing.sync_timeout))
     _log.warning(
-        "rank %d: the run at %s is resumed. These ranks have not said how they ended, so their signs of life are watched for "
-        "%g s: %s",
+        "rank %d: the run at %s is resumed. These ranks have not said how they ended, so their "
+        "signs of life are watched for %g s: %s",
         rank,
         store.uri,
         seconds,
@@ -284,10 +292,11 @@ def check_stopped(store: Patient, rank: int) -> None:
         for other, first, now in zip(ranks, beats, read_beats(store, ranks), strict=True):
             if now != first:
                 raise RunExistsError(
-                    f"rank {other} of the run at {store.uri} is alive: it has given a sign of life just now. Only a run that has "
-                    "stopped can be resumed, by all of its ranks together. End that process, or wait until it has ended by "
-                    "itself (when one rank is lost, the others end with an error), and then start all ranks again with "
-                    "resume=True."
+                    f"rank {other} of the run at {store.uri} is alive: it has given a sign of life "
+                    "just now. Only a run that has stopped can be resumed, by all of its ranks "
+                    "together. End that process, or wait until it has ended by itself (when one "
+                    "rank is lost, the others end with an error), and then start all ranks again "
+                    "with resume=True."
                 )
         return True
 
@@ -297,7 +306,8 @@ def check_stopped(store: Patient, rank: int) -> None:
 def watch(store: Patient, seconds: float, is_silent: Callable[[], bool]) -> None:
     """Watch for so many seconds by the clock of this process whether others are silent; end sooner where this returns False.
 
-    Where the store was away for so long that signs were missed, all of them get the whole time again.
+    Where the store was away for so long that signs were missed, all of them get the whole time
+    again.
     """
     timing, downtime = store.timing, store.downtime
     start = timing.clock() - downtime

@@ -1,13 +1,15 @@
 """Where a fixed run lies in a store that cannot decide which of two processes creates an object first.
 
-Each time that all ranks meet there, they begin a *generation*: a folder of its own, in which every key has one writer, or only
-writers of the same bytes. Its name holds what only the processes that have met know, so no other process writes there. A rank
-that dies ends its generation. When all ranks are resumed, they carry the newest whole state into the next one.
+Each time that all ranks meet there, they begin a *generation*: a folder of its own, in which every
+key has one writer, or only writers of the same bytes. Its name holds what only the processes that
+have met know, so no other process writes there. A rank that dies ends its generation. When all
+ranks are resumed, they carry the newest whole state into the next one.
 
-    meetings/{rank}.json                what a process says while it meets the others; see :mod:`._gathering`
-    generations/{number}-{name}/…       a run, as it lies elsewhere at the top; it counts once it has a manifest
-    generations/{number}-{name}/carried.json       from which state it goes on, which rank 0 has chosen
-    generations/{number}-{name}/carried/{rank}     this rank has carried its part of the state there
+    meetings/{rank}.json what a process says while it meets the others; see :mod:`._gathering`
+    generations/{number}-{name}/… a run, as it lies elsewhere at the top; it counts once it has a
+    manifest generations/{number}-{name}/carried.json from which state it goes on, which rank 0 has
+    chosen generations/{number}-{name}/carried/{rank} this rank has carried its part of the state
+    there
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ def headless(keys: Iterable[str]) -> list[str]:
 def without_manifest(store: Store, lost: str) -> str:
     """What errors say of a generation that has lost its manifest."""
     return (
-        f"{store.uri}/{lost}{MANIFEST} and its copy are gone, although the run went on there: something else has deleted them. "
-        "If you have a copy, put it back."
+        f"{store.uri}/{lost}{MANIFEST} and its copy are gone, although the run went on there: "
+        "something else has deleted them. If you have a copy, put it back."
     )
 
 

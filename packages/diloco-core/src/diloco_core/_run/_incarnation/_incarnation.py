@@ -37,8 +37,8 @@ from ._standing import Standing
 T = TypeVar("T")
 
 LOST = (
-    "%s. Writing it again with the same content. Something outside this run deletes or changes its objects: find out "
-    "what does, and stop it."
+    "%s. Writing it again with the same content. Something outside this run deletes or changes its "
+    "objects: find out what does, and stop it."
 )
 """What the log says of an object that is damaged or gone."""
 _log = logging.getLogger("diloco_core")
@@ -56,7 +56,10 @@ class Others(Protocol):
         *,
         final: bool = False,
     ) -> bool:
-        """Look for reasons why some ranks may never do their part. Returns whether the sync's number is taken by now."""
+        """Look for reasons why some ranks may never do their part.
+
+        Returns whether the sync's number is taken by now.
+        """
 
     def compare(self, incarnation: Incarnation, contributions: Iterable[Delta]) -> None:
         """Refuse to go on with ranks that were started with other settings."""
@@ -78,7 +81,9 @@ class _OfRank(logging.LoggerAdapter[logging.Logger]):
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One incarnation of a rank. Its attributes cannot be set; its parts change only by their own methods.
+    """One incarnation of a rank.
+
+    Its attributes cannot be set; its parts change only by their own methods.
 
     Attributes:
         store: The run's prefix.
@@ -91,7 +96,8 @@ class Incarnation:
         claim: The record with which it has claimed that epoch.
         chunk_bytes: Bytes handled at once.
         scratch: Buffers.
-        standing: Where it stands in the log, and what it holds. Moved by loading, replaying and completing a sync.
+        standing: Where it stands in the log, and what it holds. Moved by loading, replaying and
+            completing a sync.
         damage: What is damaged, and what this incarnation could write again.
         handover: What one sync leaves to the next.
         traffic: What the sync in progress has cost.
@@ -166,7 +172,10 @@ class Incarnation:
         return self.manifest.topology == "gather"
 
     def format(self, index: int) -> DeltaFormat:
-        """The format of contributions to a fragment. In fixed runs nobody sends the shards that it updates itself."""
+        """The format of contributions to a fragment.
+
+        In fixed runs nobody sends the shards that it updates itself.
+        """
         if index not in self.formats:
             job, size = self.fragments[index].job, self.manifest.world_size
             if self.fixed:
@@ -222,9 +231,12 @@ class Incarnation:
         return made_of(sync, fragment, len(self.fragments), self.whole_every, rollbacks)
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
-        """Create an object unless it exists, and count its bytes. Returns whether this call created it. Thread-safe.
+        """Create an object unless it exists, and count its bytes.
 
-        The memory behind the parts must not change until this returns: over a network they are sent without a copy.
+        Returns whether this call created it. Thread-safe.
+
+        The memory behind the parts must not change until this returns: over a network they are sent
+        without a copy.
         """
         size = 0
 
@@ -249,7 +261,10 @@ class Incarnation:
         return f"{self.store.uri}/{key}"
 
     def bound(self, key: str) -> str:
-        """A text that names run and key. The seed of an object's checksum is made of it, which binds the object to both."""
+        """A text that names run and key.
+
+        The seed of an object's checksum is made of it, which binds the object to both.
+        """
         return f"{self.run}/{key}"
 
     def shard(self, sync: int, fragment: int, number: int) -> Shard:
@@ -308,7 +323,9 @@ class Incarnation:
         return read_again(self.timing, read)
 
     def watch(self, key: str, own: bytes, parse: Callable[[bytes], T]) -> T | None:
-        """Make sure that an object is there which this incarnation has read or written. If it is damaged or gone, it is written again.
+        """Make sure that an object is there which this incarnation has read or written.
+
+        If it is damaged or gone, it is written again.
 
         Args:
             key: Its key.
@@ -320,7 +337,8 @@ class Incarnation:
         """
 
         def read() -> tuple[T | None] | None:
-            # The time of the last reading, not of the first: the pauses between them may be longer than a grace.
+            # The time of the last reading, not of the first: the pauses between them may be longer
+            # than a grace.
             if key == MANIFEST:
                 self.standing.checked = self.timing.clock()
             data = self.store.get(key)
@@ -367,7 +385,8 @@ class Incarnation:
         if record.full != publishes_whole(job, sync):
             raise CorruptedObjectError(
                 f"{self.origin(key)} is undamaged, but it says that the state is "
-                f"{'whole' if record.full else 'not whole'}, which is not what follows from the run's full_state_every"
+                f"{'whole' if record.full else 'not whole'}, which is not what follows from the "
+                "run's full_state_every"
             )
         return record
 
@@ -383,6 +402,7 @@ class Incarnation:
     def does_not_follow(self, commit: Commit) -> CorruptedObjectError:
         """The error for a record that is not the next one in the log."""
         return CorruptedObjectError(
-            f"{self.origin(commit_key(commit.sync))} is undamaged, but it does not follow the record before it that this replica "
-            "has read: objects of two runs are mixed below this prefix, or records were deleted and written again"
+            f"{self.origin(commit_key(commit.sync))} is undamaged, but it does not follow the "
+            "record before it that this replica has read: objects of two runs are mixed below this "
+            "prefix, or records were deleted and written again"
         )

@@ -14,14 +14,15 @@ from .._records._records import Commit
 class Damage:
     """Which parts of the run are damaged, and which of them this incarnation could write again.
 
-    Loading records the damage that it meets, and replaying the log what it has mended. A sync records which requests for repair
-    it has answered and which record it has created.
+    Loading records the damage that it meets, and replaying the log what it has mended. A sync
+    records which requests for repair it has answered and which record it has created.
 
     Attributes:
-        mending: The fragments whose newest state is damaged, with the sync of that state. It is made again from the state before.
-            Loading begins with none, since it shows them again.
+        mending: The fragments whose newest state is damaged, with the sync of that state. It is
+            made again from the state before. Loading begins with none, since it shows them again.
         reasons: What is wrong with damaged states, by fragment.
-        decided: The last record that this incarnation has created, so that it can write that again if it is damaged or lost.
+        decided: The last record that this incarnation has created, so that it can write that again
+            if it is damaged or lost.
     """
 
     mending: dict[int, int] = field(default_factory=dict)
@@ -49,7 +50,10 @@ class Damage:
         self._bad.pop((index, sync), None)
 
     def is_asked(self, asked: Collection[Hint]) -> bool:
-        """Whether these requests for repair include one that was not answered yet. All of them count as answered from now on."""
+        """Whether these requests for repair include one that was not answered yet.
+
+        All of them count as answered from now on.
+        """
         unanswered = set(asked) - self._answered
         self._answered |= unanswered
         return bool(unanswered)
@@ -57,15 +61,19 @@ class Damage:
 
 @dataclass(slots=True)
 class Handover:
-    """What one sync of an incarnation leaves to the next one. Written by syncs, and by the exchange, which knows how they ended.
+    """What one sync of an incarnation leaves to the next one.
+
+    Written by syncs, and by the exchange, which knows how they ended.
 
     Attributes:
-        open: This incarnation's contribution to a sync whose end it did not wait for; None if there is none.
-        absent: Ranks whose shards others had to update, so that the next sync does not wait for them. The adoption of another
-            result, which shows them anew, forgets them first.
-        former: Hints of incarnations that left before the run was resumed. They are ignored, so that these ranks are waited for.
-        differed: Whether this incarnation has started again because its state differed from the others' or had changed in memory, and
-            has completed no sync since.
+        open: This incarnation's contribution to a sync whose end it did not wait for; None if there
+            is none.
+        absent: Ranks whose shards others had to update, so that the next sync does not wait for
+            them. The adoption of another result, which shows them anew, forgets them first.
+        former: Hints of incarnations that left before the run was resumed. They are ignored, so
+            that these ranks are waited for.
+        differed: Whether this incarnation has started again because its state differed from the
+            others' or had changed in memory, and has completed no sync since.
     """
 
     open: Delta | None = None
@@ -81,7 +89,9 @@ class Handover:
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters of the sync in progress: payload bytes and seconds. The code that reads, writes or waits adds to them.
+    """Counters of the sync in progress: payload bytes and seconds.
+
+    The code that reads, writes or waits adds to them.
 
     Attributes:
         sent: Bytes written.
@@ -100,6 +110,9 @@ class Traffic:
         self.waited = 0.0
 
     def count_sent(self, size: int) -> None:
-        """Count bytes that were written. Thread-safe, since several uploads may end at the same time."""
+        """Count bytes that were written.
+
+        Thread-safe, since several uploads may end at the same time.
+        """
         with self._counting:
             self.sent += size

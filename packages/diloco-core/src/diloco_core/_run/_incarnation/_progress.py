@@ -28,13 +28,16 @@ class Progress:
         sums: Checksums of the shards' values after that sync.
         rests: Checksums of everything else in the shards' files; None if not known (gather).
         commit: The record of that sync; None for the initial state.
-        values_at: For every shard, the sync after which its values in memory are valid; None if they are undefined.
+        values_at: For every shard, the sync after which its values in memory are valid; None if
+            they are undefined.
         outer_at: The same for the outer optimizer's state; None if it is not in memory.
-        outer_sums: For every shard, a checksum of that state in memory, if it is published encoded, so that ``rests`` does not
-            show whether memory has changed; otherwise None.
+        outer_sums: For every shard, a checksum of that state in memory, if it is published encoded,
+            so that ``rests`` does not show whether memory has changed; otherwise None.
         unfinished: The record of the state that is being published (gather only).
-        without: For shards of which a contribution was lost: which one, as the header of the shard says.
-        clipped: The last sync whose contributions this incarnation has clipped, and how; see :attr:`.SyncReport.clipped`.
+        without: For shards of which a contribution was lost: which one, as the header of the shard
+            says.
+        clipped: The last sync whose contributions this incarnation has clipped, and how; see
+            :attr:`.SyncReport.clipped`.
     """
 
     job: ResumableJob
@@ -101,7 +104,8 @@ class Progress:
 
     def forget_outer(self, shard: int, chunk_bytes: int) -> None:
         """Drop a shard's outer state, because another replica has updated it or it has to be read again."""
-        # This is done even if outer_at says that there is none: a load that failed may have left some.
+        # This is done even if outer_at says that there is none: a load that failed may have left
+        # some.
         self.job.forget_outer(self.job.layout.chunks(shard, chunk_bytes))
         self.outer_at[shard] = self.outer_sums[shard] = None
 
@@ -109,7 +113,10 @@ class Progress:
 def published_shard(
     job: ResumableJob, sync: int, number: int, origin: str, chunk_bytes: int
 ) -> Shard:
-    """A shard of a fragment's state after a sync. ``origin`` is the name of the run or, for sync 0, the initial state's nonce."""
+    """A shard of a fragment's state after a sync.
+
+    ``origin`` is the name of the run or, for sync 0, the initial state's nonce.
+    """
     section_seed = partial(published_seed, job.fingerprint, origin, sync)
     if sync and job.coded is not None:
         full = publishes_whole(job, sync)

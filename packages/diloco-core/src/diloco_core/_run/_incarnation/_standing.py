@@ -17,21 +17,25 @@ from ._progress import Progress
 class Standing:
     """Where an incarnation stands in the log. It moves in the log only by the methods below.
 
-    Loading sets it to a state (its fragments and rollbacks, then :meth:`begin`, :meth:`skip` or :meth:`turn_back`).
-    Replaying the log and completing a sync move it on by one number (:meth:`advance`, :meth:`skip`, :meth:`pass_over`,
-    :meth:`turn_back`).
+    Loading sets it to a state (its fragments and rollbacks, then :meth:`begin`, :meth:`skip` or
+    :meth:`turn_back`). Replaying the log and completing a sync move it on by one number
+    (:meth:`advance`, :meth:`skip`, :meth:`pass_over`, :meth:`turn_back`).
 
     Attributes:
         sync: The last sync that the incarnation has adopted.
-        previous: Digest of that sync's record (before the first sync: of the manifest); empty if the sync was given up and not
-            read.
-        members: The members of that sync, as epoch by rank; before the first sync, all ranks with epoch 0.
+        previous: Digest of that sync's record (before the first sync: of the manifest); empty if
+            the sync was given up and not read.
+        members: The members of that sync, as epoch by rank; before the first sync, all ranks with
+            epoch 0.
         rollback: Number of the newest rollback in the log; 0 if there was none.
-        rollbacks: The rollbacks that loading took into account, in the order of the log, each with the digest of its record.
-        seen: When the incarnation has seen the record of that sync, or when it had loaded its state, by its clock in seconds.
-        is_new: Whether the incarnation has completed no sync by a contribution of its own. Once it has, those of earlier incarnations have no
-            say any more.
-        checked: When the incarnation last saw that the prefix still belongs to its run (:func:`.._watch.watch_manifest`).
+        rollbacks: The rollbacks that loading took into account, in the order of the log, each with
+            the digest of its record.
+        seen: When the incarnation has seen the record of that sync, or when it had loaded its
+            state, by its clock in seconds.
+        is_new: Whether the incarnation has completed no sync by a contribution of its own. Once it
+            has, those of earlier incarnations have no say any more.
+        checked: When the incarnation last saw that the prefix still belongs to its run
+            (:func:`.._watch.watch_manifest`).
 
     Args:
         fragments: What the incarnation holds of each fragment.
@@ -101,7 +105,8 @@ class Standing:
     def _counts_on(self, commit: Commit) -> bool:
         """Whether a record's counts continue those of the state before it; True if memory already holds the state after it."""
         progress = self.fragments[commit.fragment]
-        # The loaded state of this fragment may be newer than those of other fragments; the log is replayed from the oldest.
+        # The loaded state of this fragment may be newer than those of other fragments; the log is
+        # replayed from the oldest.
         if commit.sync <= progress.sync:
             return True
         counted = progress.counting(commit.members), progress.outer_steps + 1
@@ -138,14 +143,16 @@ class Standing:
         """Move on by one sync whose result the state in memory holds already.
 
         Raises:
-            CorruptedObjectError: The state after this sync was published for another record with the same number.
+            CorruptedObjectError: The state after this sync was published for another record with
+                the same number.
         """
         progress = self.fragments[commit.fragment]
         if progress.sync == commit.sync and progress.commit != commit:
             raise CorruptedObjectError(
-                f"{self.uri}/{commit_key(commit.sync)} is undamaged, but the state after that sync was published for another "
-                "record with the same number: either that record was lost and the sync decided again, or objects of two runs are "
-                "mixed below this prefix"
+                f"{self.uri}/{commit_key(commit.sync)} is undamaged, but the state after that sync "
+                "was published for another record with the same number: either that record was "
+                "lost and the sync decided again, or objects of two runs are mixed below this "
+                "prefix"
             )
         self._since = self.seen = self.clock()
         self.sync = commit.sync

@@ -1,7 +1,8 @@
 """How a fixed run ends without one of its ranks, and who may go past such an end.
 
-An end takes the number of the next sync in the log, so the store decides between a rank's return and giving it up. Whoever reads
-an end stops. Only ``resume=True`` goes past one, and only past ends that an incarnation saw before it claimed its epoch.
+An end takes the number of the next sync in the log, so the store decides between a rank's return
+and giving it up. Whoever reads an end stops. Only ``resume=True`` goes past one, and only past ends
+that an incarnation saw before it claimed its epoch.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def refuse_again(incarnation: Incarnation) -> None:
     """
     if incarnation.epoch > 1:
         raise RunExistsError(
-            f"rank {incarnation.rank} of {incarnation.store.uri} was taken by an earlier process, and means have no state with which this one "
-            "could go on. Start all ranks again on another prefix."
+            f"rank {incarnation.rank} of {incarnation.store.uri} was taken by an earlier process, "
+            "and means have no state with which this one could go on. Start all ranks again on "
+            "another prefix."
         )
 
 
@@ -58,8 +60,9 @@ def refuse_left(store: Patient, rank: int) -> None:
         is_newest = hint.rank == rank and hint.epoch >= epoch
         if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
-                f"rank {rank} has left the run at {store.uri} after its last sync. To continue that run, start all of its ranks "
-                "again with resume=True. To begin another run, use another prefix, or delete everything under this one."
+                f"rank {rank} has left the run at {store.uri} after its last sync. To continue "
+                "that run, start all of its ranks again with resume=True. To begin another run, "
+                "use another prefix, or delete everything under this one."
             )
 
 
@@ -68,7 +71,8 @@ def refuse_reload(incarnation: Incarnation, reload: ReloadError) -> None:
 
     Raises:
         ReplicaLostError: The run has ended.
-        FencedError: The run went back to older states, or has gone on with a newer incarnation of this rank.
+        FencedError: The run went back to older states, or has gone on with a newer incarnation of
+            this rank.
         CorruptedObjectError: Something is damaged or gone.
         DivergedError: This incarnation does not hold what the others hold.
     """
@@ -81,7 +85,8 @@ def refuse_reload(incarnation: Incarnation, reload: ReloadError) -> None:
         if incarnation.settings.return_within:
             advice = "Start this replica again: it takes the run's newest state"
         raise (DivergedError if differs else CorruptedObjectError)(
-            f"rank {incarnation.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. {advice}"
+            f"rank {incarnation.rank} cannot go on: {str(reload.damage or reload).rstrip('.')}. "
+            f"{advice}"
         )
 
 
@@ -95,7 +100,10 @@ def obey_end(incarnation: Incarnation, record: Rollback) -> None:
     if end is None or record.sync in incarnation.passed_over:
         return
     raise ReplicaLostError(
-        f"the run at {incarnation.store.uri} has ended before sync {record.sync}: {_why(record)}. {_advice(incarnation)}",
+        (
+            f"the run at {incarnation.store.uri} has ended before sync {record.sync}: {_why(record)}. "
+            f"{_advice(incarnation)}"
+        ),
         end.missed,
     )
 
@@ -111,7 +119,8 @@ def give_up(
         known: The epoch of that rank which is gone.
         why: What became of it, as a sentence.
         sync: The sync whose number the end takes: the next one that is not decided.
-        lost: The rank that was lost first, if that is why the other one has failed; otherwise the same.
+        lost: The rank that was lost first, if that is why the other one has failed; otherwise the
+            same.
 
     Returns:
         Whether there is an end at that number now, of whichever incarnation.
@@ -127,12 +136,16 @@ def give_up(
     if not incarnation.settings.decides:
         cannot_return = f"{incarnation.store.uri} ignores conditional writes, so the rank cannot come back by itself. "
         raise ReplicaLostError(
-            f"{why.rstrip('.')}. {'' if incarnation.takes_means else cannot_return}{_advice(incarnation)}",
+            (
+                f"{why.rstrip('.')}. "
+                f"{'' if incarnation.takes_means else cannot_return}{_advice(incarnation)}"
+            ),
             lost,
         )
     states = [progress.sync for progress in incarnation.fragments]
     if sync > incarnation.sync + 1:
-        # The sync that this incarnation is taking is decided, and will be finished by those who resume the run.
+        # The sync that this incarnation is taking is decided, and will be finished by those who
+        # resume the run.
         states[incarnation.index(sync - 1)] = sync - 1
     end = GivenUp(lost, incarnation.rank, why)
     record = Rollback(

@@ -13,13 +13,15 @@ from .._records._farewell import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, farewells, highest_epochs
 from .._records._rules import former_farewells
 
-#: What to look at while ranks are missing: before a rank has claimed its place, nothing in the store tells of it.
+#: What to look at while ranks are missing: before a rank has claimed its place, nothing in the
+#: store tells of it.
 _ABSENT = (
-    "A rank that is missing is still starting, or it failed before it could leave word in the store, for instance because "
-    "DiLoCo(...) refused an argument: look at its log"
+    "A rank that is missing is still starting, or it failed before it could leave word in the "
+    "store, for instance because DiLoCo(...) refused an argument: look at its log"
 )
 
-#: How long a replica that fails waits for the store to tell the others: they find out in any case, only later.
+#: How long a replica that fails waits for the store to tell the others: they find out in any case,
+#: only later.
 TELL_SECONDS = 5.0
 
 
@@ -33,7 +35,8 @@ def meet(incarnation: Incarnation) -> None:
     """
     store, first = incarnation.store, incarnation.manifest.first + 1
     here: dict[int, int] = {}
-    # Those that have failed together with an earlier process of this rank may be back in a moment, as it is.
+    # Those that have failed together with an earlier process of this rank may be back in a moment,
+    # as it is.
     former = former_farewells(store.list(deltas(first)), incarnation.rank, incarnation.epoch)
 
     def has_followed(hint: Hint) -> bool:
@@ -72,7 +75,8 @@ def await_ranks(
         missing: Looks which ranks are missing.
         late: What the error says, given the ranks that are missing after ``join_timeout``.
         look_around: Called from time to time; raises an error if waiting any longer is of no use.
-        notice: What the log says meanwhile, given the ranks that are missing, and the seconds so far.
+        notice: What the log says meanwhile, given the ranks that are missing, and the seconds so
+            far.
 
     Raises:
         RendezvousTimeoutError: Some ranks did not come in time; the error names them.
@@ -95,20 +99,23 @@ def await_all(
     missing: Callable[[], list[int]],
     look_around: Callable[[], None],
 ) -> None:
-    """Wait until all ranks of a run are there, as :func:`await_ranks` does. ``rank`` is that of this replica."""
+    """Wait until all ranks of a run are there, as :func:`await_ranks` does.
+
+    ``rank`` is that of this replica.
+    """
     limit = store.timing.join_timeout
     await_ranks(
         store,
         missing,
         lambda ranks: (
-            f"only {size - len(ranks)} of {size} replicas met at {store.uri} within {limit:g} s; missing: {named_ranks(ranks)}. "
-            f"{_ABSENT}, and check that it was given the same URI and world size. If the ranks only need longer to start, raise "
-            "join_timeout."
+            f"only {size - len(ranks)} of {size} replicas met at {store.uri} within {limit:g} s; "
+            f"missing: {named_ranks(ranks)}. {_ABSENT}, and check that it was given the same URI "
+            "and world size. If the ranks only need longer to start, raise join_timeout."
         ),
         look_around,
         lambda ranks, seconds: (
-            f"rank {rank}: {size - len(ranks)} of {size} replicas have met at {store.uri} after {seconds:.0f} s; waiting for "
-            f"{named_ranks(ranks)}, for up to {limit:g} s. {_ABSENT}."
+            f"rank {rank}: {size - len(ranks)} of {size} replicas have met at {store.uri} after "
+            f"{seconds:.0f} s; waiting for {named_ranks(ranks)}, for up to {limit:g} s. {_ABSENT}."
         ),
     )
 
@@ -126,8 +133,10 @@ def check_failures(
         store: The run's prefix.
         rank: The rank of this replica.
         sync: The number of the first sync.
-        has_followed: Whether another process follows the one that has left this hint, so that it says nothing any more.
-        has_met: Whether an incarnation had met the others before it failed. What that means shows at the sync that lacks its part.
+        has_followed: Whether another process follows the one that has left this hint, so that it
+            says nothing any more.
+        has_met: Whether an incarnation had met the others before it failed. What that means shows
+            at the sync that lacks its part.
 
     Raises:
         ReplicaLostError: A rank has failed.
@@ -150,7 +159,8 @@ def check_failures(
 def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseException) -> None:
     """Tell the others that this replica is refused or fails, before it has joined: they need not wait for it.
 
-    Before it knows the run, it says so only if no other process holds the rank: for that one it does not speak.
+    Before it knows the run, it says so only if no other process holds the rank: for that one it
+    does not speak.
 
     Args:
         store: The run's prefix.

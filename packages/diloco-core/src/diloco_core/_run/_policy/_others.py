@@ -1,8 +1,8 @@
 """What one incarnation of a fixed run does about ranks that it waits for: reports what became of them, and gives them up in the end.
 
-A *beat* is a sign of life: a counter that each replica writes again and again, and the others watch. It holds no time, so clocks
-need not agree: by its own clock, the observer measures how long a beat has not changed. Time in which the observer cannot reach
-the store does not count.
+A *beat* is a sign of life: a counter that each replica writes again and again, and the others
+watch. It holds no time, so clocks need not agree: by its own clock, the observer measures how long
+a beat has not changed. Time in which the observer cannot reach the store does not count.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Beats:
         downtime = self._store.downtime
         now = self._timing.clock() - downtime
         if downtime - self._downtime > self._timing.beat_interval:
-            # The store was away for so long that beats were missed: all ranks get the whole time again.
+            # The store was away for so long that beats were missed: all ranks get the whole time
+            # again.
             self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
         self._downtime = downtime
         return now
@@ -156,8 +157,10 @@ class Others:
 
     Args:
         beats: Their signs of life.
-        settings: What this incarnation was started with, of the settings that may change when the run is resumed.
-        earlier: In an incarnation that continues the run: the highest epochs of all ranks before its own claim, which others follow.
+        settings: What this incarnation was started with, of the settings that may change when the
+            run is resumed.
+        earlier: In an incarnation that continues the run: the highest epochs of all ranks before
+            its own claim, which others follow.
     """
 
     def __init__(
@@ -172,7 +175,9 @@ class Others:
         self._endings: dict[str, Farewell] = {}
 
     def compare(self, incarnation: Incarnation, contributions: Iterable[Delta]) -> None:
-        """Refuse to go on with ranks that were started with other settings than this incarnation. Each of their incarnations is asked once.
+        """Refuse to go on with ranks that were started with other settings than this incarnation.
+
+        Each of their incarnations is asked once.
 
         Raises:
             MismatchError: A rank has other settings.
@@ -203,11 +208,13 @@ class Others:
         (progress,) = incarnation.fragments
         own = schema(incarnation.run, progress.job)
         for delta in filter(None, map(Delta.parse, listing)):
-            # Its base is that of this run, so it is no process of an earlier one that wakes up late.
+            # Its base is that of this run, so it is no process of an earlier one that wakes up
+            # late.
             if delta.rank in missing and delta.base == progress.digest and delta.schema != own:
                 raise MismatchError(
-                    f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank {incarnation.rank}: all replicas must "
-                    "sync the same tensors, with the same shapes and dtypes, in the same order"
+                    f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank "
+                    f"{incarnation.rank}: all replicas must sync the same tensors, with the same "
+                    "shapes and dtypes, in the same order"
                 )
 
     def is_past(self, hint: Hint) -> bool:
@@ -234,7 +241,8 @@ class Others:
             missing: The ranks that it waits for.
             sync: The next sync that is not decided.
             listing: The keys in the folder of that sync.
-            final: Whether this incarnation waits no longer (``sync_timeout``), not even for ranks that may still come back.
+            final: Whether this incarnation waits no longer (``sync_timeout``), not even for ranks
+                that may still come back.
 
         Returns:
             Whether the log holds a record at that number by now, which may be an end.
@@ -257,7 +265,8 @@ class Others:
             del self._gone[rank]
         # Those first that nobody else has made fail.
         ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
-        return any([self._consider(incarnation, rank, gone, sync, final) for rank, gone in ordered])  # noqa: C419 - all of them
+        # All of them
+        return any([self._consider(incarnation, rank, gone, sync, final) for rank, gone in ordered])  # noqa: C419
 
     def _ended(
         self, incarnation: Incarnation, missing: Collection[int], sync: int, listing: Iterable[str]

@@ -1,7 +1,8 @@
 """The initial state of a run: uploaded by the replica that begins it, or by all ranks together if it was loaded.
 
-An outer loop that was loaded has outer state, of which each rank holds only its own shards. So each rank uploads these, under a
-name that follows from what was loaded, and rank 0 writes the manifest when all of them are there.
+An outer loop that was loaded has outer state, of which each rank holds only its own shards. So each
+rank uploads these, under a name that follows from what was loaded, and rank 0 writes the manifest
+when all of them are there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def upload(
     numbers: Sequence[tuple[int, int]],
     chunk_bytes: int,
 ) -> dict[tuple[int, int], Sums]:
-    """Upload shards of the initial state, each given by its fragment and its number. Returns their checksums."""
+    """Upload shards of the initial state, each given by its fragment and its number.
+
+    Returns their checksums.
+    """
 
     def publish(index: int, number: int) -> Sums:
         job = jobs[index]
@@ -72,7 +76,9 @@ def upload_own(
 def sums_of_all(
     store: Patient, jobs: Sequence[ResumableJob], nonce: str, joiner: Joiner
 ) -> dict[tuple[int, int], Sums]:
-    """Upload this rank's shards of a loaded state, and wait for those of the others. Returns the checksums of all.
+    """Upload this rank's shards of a loaded state, and wait for those of the others.
+
+    Returns the checksums of all.
 
     Raises:
         RendezvousTimeoutError: Some ranks did not upload theirs in time.
@@ -97,9 +103,9 @@ def sums_of_all(
         store,
         missing,
         lambda ranks: (
-            f"{named_ranks(ranks)} did not upload their part of the loaded state to {store.uri} within "
-            f"{store.timing.join_timeout:g} s. Look at their logs. All ranks have to load the state that was saved "
-            "at the same moment, each its own."
+            f"{named_ranks(ranks)} did not upload their part of the loaded state to {store.uri} "
+            f"within {store.timing.join_timeout:g} s. Look at their logs. All ranks have to load "
+            "the state that was saved at the same moment, each its own."
         ),
     )
     for (index, number), key in keys.items():

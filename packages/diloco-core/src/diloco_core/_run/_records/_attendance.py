@@ -1,4 +1,7 @@
-"""Which ranks take part in a run, as far as one incarnation has heard. Used only for log messages and errors."""
+"""Which ranks take part in a run, as far as one incarnation has heard.
+
+Used only for log messages and errors.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from ._records import Commit
 
 
 class Attendance:
-    """What one incarnation has heard from the other ranks. Times are seconds of a clock that stops while the store cannot be reached."""
+    """What one incarnation has heard from the other ranks.
+
+    Times are seconds of a clock that stops while the store cannot be reached.
+    """
 
     def __init__(self) -> None:
         self._rank = -1
@@ -24,7 +30,8 @@ class Attendance:
         self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new from a rank was last seen
         self._seen: set[str] = set()  # keys of the sync in progress
-        # Ranks that have contributed to the sync in progress, even if too late or from another state.
+        # Ranks that have contributed to the sync in progress, even if too late or from another
+        # state.
         self._came: set[int] = set()
         self._known: set[int] = set()  # ranks that have been in a sync since this incarnation began
         self._warned: set[tuple[int, int]] = set()  # ranks and epochs whose absence was logged
@@ -79,7 +86,10 @@ class Attendance:
         messages = [
             (
                 logging.INFO,
-                f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes part in sync {commit.sync}",
+                (
+                    f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes part "
+                    f"in sync {commit.sync}"
+                ),
             )
             for rank in sorted(self._gone & members)
         ]
@@ -149,7 +159,10 @@ class Attendance:
         self._warned.add((rank, epoch))
         return (
             level,
-            f"sync {sync} goes on without rank {rank}, which has not contributed in time ({self._silence(rank, now)})",
+            (
+                f"sync {sync} goes on without rank {rank}, which has not contributed in time "
+                f"({self._silence(rank, now)})"
+            ),
         )
 
     def _left_in(self, rank: int) -> int:

@@ -1,6 +1,9 @@
-"""What an incarnation writes when it ends: that it leaves, or why it has failed. The content is only shown in log messages and errors.
+"""What an incarnation writes when it ends: that it leaves, or why it has failed.
 
-That the incarnation ends follows from the key alone (see :class:`._keys.Hint`), and only the key decides whether others wait for it.
+The content is only shown in log messages and errors.
+
+That the incarnation ends follows from the key alone (see :class:`._keys.Hint`), and only the key
+decides whether others wait for it.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
             reason = " ".join(fields.text("reason")[:_LONGEST].split())
             return Farewell(fields.text("event", "left|failed"), reason, cause)
     except (CorruptedObjectError, FormatError):
-        pass  # the hint's key says that the incarnation has ended, and nothing depends on its content
+        # The hint's key says that the incarnation has ended, and nothing depends on its content
+        pass
     return Farewell("left or failed")
 
 

@@ -2,25 +2,26 @@
 
 Keys under the run's prefix::
 
-    beginning.json                                 put     a replica is uploading the initial state; deleted afterwards
-    manifest.json                                  create  what the run is; names the initial state
-    manifest.copy.json                             put     the same, in case that is lost
-    claims/{rank}/{epoch}.json                     create  one incarnation of a rank; the highest epoch is the rightful one
-    deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}].safetensors    put  a contribution
-    deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema}    put     an incarnation asks for other rates from this sync on
-    beats/{rank}                                   put     fixed runs: a counter that shows that the rank is alive
-    deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
-    commits/{sync}.json                            create  the members of a sync, or a rollback: this alone decides
-    state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
-    state/{sync}/{fragment}.done.json              create  all shards of the state are there: an incarnation can start from it
-    initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
-    kept/{key}                                     create  for some syncs: a copy of a state that the run has gone back to
-    inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
-    inner/{rank}/{epoch}.{sync}.residual.safetensors   put     what a codec will have lost if a contribution counts
-    unsynced/{nonce}/{number}.safetensors          put     what belongs to the model and is not synced; never deleted
+    beginning.json put a replica is uploading the initial state; deleted afterwards manifest.json
+    create what the run is; names the initial state manifest.copy.json put the same, in case that is
+    lost claims/{rank}/{epoch}.json create one incarnation of a rank; the highest epoch is the
+    rightful one
+    deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}].safetensors
+    put a contribution deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema} put an
+    incarnation asks for other rates from this sync on beats/{rank} put fixed runs: a counter that
+    shows that the rank is alive deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair put advice;
+    nothing is decided by it commits/{sync}.json create the members of a sync, or a rollback: this
+    alone decides state/{sync}/{fragment}.{shard}.safetensors create parameters and outer state
+    after the sync state/{sync}/{fragment}.done.json create all shards of the state are there: an
+    incarnation can start from it initial/{nonce}/{fragment}.{shard}.safetensors put the state
+    before the first sync kept/{key} create for some syncs: a copy of a state that the run has gone
+    back to inner/{rank}/{epoch}.{sync}.safetensors put what belongs to one replica alone
+    inner/{rank}/{epoch}.{sync}.residual.safetensors put what a codec will have lost if a
+    contribution counts unsynced/{nonce}/{number}.safetensors put what belongs to the model and is
+    not synced; never deleted
 
-Syncs are numbered from 1; sync s is of fragment (s - 1) mod F. Keys that cannot be parsed do not belong to the run, and are
-ignored.
+Syncs are numbered from 1; sync s is of fragment (s - 1) mod F. Keys that cannot be parsed do not
+belong to the run, and are ignored.
 """
 
 from __future__ import annotations
@@ -73,10 +74,13 @@ class Delta:
         stop: One past the last of these steps.
         base: Digest of the fragment's state that it was made from.
         schema: Identifies the run and the fragment together; see :func:`schema`.
-        groups: The groups of values that it carries, as a bit mask; the other groups are as in the state that it was made from.
-        tokens: The tokens of these steps, in runs that weigh contributions by them. The key says nothing if there are none.
-        rate: The digits of the outer learning rates that the sync takes if no replica has ever asked for others: in fixed runs
-            whose rates are functions of the sync, rank 0 names them. Whoever creates the record then writes the same one.
+        groups: The groups of values that it carries, as a bit mask; the other groups are as in the
+            state that it was made from.
+        tokens: The tokens of these steps, in runs that weigh contributions by them. The key says
+            nothing if there are none.
+        rate: The digits of the outer learning rates that the sync takes if no replica has ever
+            asked for others: in fixed runs whose rates are functions of the sync, rank 0 names
+            them. Whoever creates the record then writes the same one.
     """
 
     sync: int
@@ -152,7 +156,8 @@ def farewells(keys: Iterable[str]) -> list[Hint]:
 class Wish:
     """What the key of a wish says: an incarnation asks for another outer learning rate, from a sync on.
 
-    It is put before the incarnation's own contribution, so that whoever sees the contribution sees the wish.
+    It is put before the incarnation's own contribution, so that whoever sees the contribution sees
+    the wish.
 
     Attributes:
         sync: The sync.
@@ -250,7 +255,10 @@ def commit_sync(key: str) -> int | None:
 
 
 def inner_key(rank: int, epoch: int, sync: int) -> str:
-    """Key of the inner state that an incarnation has saved. Keys are ordered by epoch first: what a later incarnation saves is always newer."""
+    """Key of the inner state that an incarnation has saved.
+
+    Keys are ordered by epoch first: what a later incarnation saves is always newer.
+    """
     return f"inner/{rank:05}/{epoch:04}.{sync:08}.safetensors"
 
 

@@ -25,17 +25,21 @@ class Manifest:
         world_size: How many ranks there may be.
         min_replicas: How many replicas must contribute to a sync.
         topology: ``sharded`` or ``gather``.
-        publish_every: The number of syncs of a fragment from one publication of its state to the next (gather).
+        publish_every: The number of syncs of a fragment from one publication of its state to the
+            next (gather).
         retention: How many syncs an incarnation may lag behind without reloading.
         settings: The settings that the outer loops must have in common.
         tensors: A description of every tensor, by name.
-        fragments: In which file, and where in it, every tensor lies; see :attr:`._base.Schema.fragments`.
+        fragments: In which file, and where in it, every tensor lies; see
+            :attr:`._base.Schema.fragments`.
         initial: Nonce of the initial state.
         sums: Checksums of the values in the initial state's shards, by fragment.
         rests: Checksums of everything else in the files of these shards, by fragment.
-        unsynced: What belongs to the model without being synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
+        unsynced: What belongs to the model without being synced, and where it lies; see
+            :meth:`._unsynced.Unsynced.publish`.
         membership: ``elastic``; or ``fixed``, where all ranks are in every sync.
-        rate: The learning rate of the last outer step before the run began, if the run goes on with one that was asked for.
+        rate: The learning rate of the last outer step before the run began, if the run goes on with
+            one that was asked for.
     """
 
     run_id: str
@@ -84,8 +88,9 @@ class Manifest:
         membership = fields.text("membership")
         if membership not in {"elastic", "fixed"}:
             raise RunExistsError(
-                f"{origin} is the manifest of a {membership} run, which an earlier version of diloco-core has begun and this one "
-                "cannot continue: give this run a prefix of its own."
+                f"{origin} is the manifest of a {membership} run, which an earlier version of "
+                "diloco-core has begun and this one cannot continue: give this run a prefix of its "
+                "own."
             )
         world_size = fields.whole("world_size", 1, 100_000)
         tables = fields.items("fragments")

@@ -1,10 +1,12 @@
 """The records of a run: everything in the store except tensors. Their keys are in :mod:`._keys`.
 
-Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before anything is read from it.
+Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before anything is read
+from it.
 
-A prefix may be emptied and used again while an incarnation of the earlier run still writes there. So everything is bound to its run. The
-name of a run is the digest of its manifest: records of the log hold it (:func:`of_run`), keys of contributions have it in their
-``schema``, and checksums of tensors have it in their seeds. The initial state, which the manifest names, is bound to a nonce.
+A prefix may be emptied and used again while an incarnation of the earlier run still writes there.
+So everything is bound to its run. The name of a run is the digest of its manifest: records of the
+log hold it (:func:`of_run`), keys of contributions have it in their ``schema``, and checksums of
+tensors have it in their seeds. The initial state, which the manifest names, is bound to a nonce.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ class Commit:
         base: Digest of the fragment's state before the sync.
         previous: Digest of the record before this one; for the first record, the name of the run.
         members: The contributions that count, in rank order.
-        positions: The inner steps that are counted in the fragment's state after this sync, by rank.
-        rate: The learning rate of this outer step. Everybody takes it from here, also those who take the step again.
-        outer_steps: Outer steps that the fragment's state has taken after this sync, without those that were given up.
+        positions: The inner steps that are counted in the fragment's state after this sync, by
+            rank.
+        rate: The learning rate of this outer step. Everybody takes it from here, also those who
+            take the step again.
+        outer_steps: Outer steps that the fragment's state has taken after this sync, without those
+            that were given up.
         rollback: Number of the newest rollback before this record; 0 if there was none.
         run: Name of the run.
     """
@@ -132,13 +137,16 @@ class Rollback:
 
     It takes the number of a sync in the log, and is decided like one. It deletes nothing.
 
-    A run with fixed membership ends by such a record, too (``end``): it continues from the states that it had then.
+    A run with fixed membership ends by such a record, too (``end``): it continues from the states
+    that it had then.
 
     Attributes:
         sync: Its number in the log.
-        states: For every fragment, the sync from whose state the run continues; 0 for the initial state.
+        states: For every fragment, the sync from whose state the run continues; 0 for the initial
+            state.
         given_up: The syncs that are given up.
-        fence: The highest epoch of every rank at that time. These incarnations stop, unless they have agreed beforehand.
+        fence: The highest epoch of every rank at that time. These incarnations stop, unless they
+            have agreed beforehand.
         rollback: Number of the rollback before this one; 0 if there was none.
         run: Name of the run.
         end: Why the run has ended with this record; None if it has not.
@@ -205,7 +213,8 @@ def read_record(
         rollback = Rollback.from_json(data, sync, origin)
         if fragments not in {None, len(rollback.states)}:
             raise CorruptedObjectError(
-                f"{origin} names {len(rollback.states)} states, but the run has {fragments} fragments"
+                f"{origin} names {len(rollback.states)} states, but the run has {fragments} "
+                "fragments"
             )
         return rollback
     return Commit.from_json(data, sync, origin)
@@ -221,8 +230,8 @@ class Done:
         sums: Checksums of the shards' values.
         rests: Checksums of everything else in the shards' files.
         commit: The record of the sync, so that it can be written again; None for the initial state.
-        full: Whether the files of the shards hold all values, or only how the sync has changed them. The record says so only in
-            the latter case.
+        full: Whether the files of the shards hold all values, or only how the sync has changed
+            them. The record says so only in the latter case.
     """
 
     sync: int
@@ -289,18 +298,20 @@ class Done:
 def of_run(record: T, run: str, origin: str) -> T:
     """Return the record, after checking that it belongs to this run.
 
-    A record of another run does not count as damage that could be repaired: it must not be overwritten, and no replica may
-    continue from it.
+    A record of another run does not count as damage that could be repaired: it must not be
+    overwritten, and no replica may continue from it.
 
     Raises:
         RunExistsError: It belongs to another run.
     """
     if record.run != run:
         raise RunExistsError(
-            f"{origin} is a record of another run (the manifest of that run has the digest {record.run}, and the manifest of "
-            f"this replica's run has {run}). Most likely the prefix was emptied and used again while a replica of the earlier "
-            "run was still running, or objects were copied there. Stop the replicas of the other run. If this is the only object "
-            "of the other run, move it away and resume this run; otherwise begin this run on a prefix that was never used."
+            f"{origin} is a record of another run (the manifest of that run has the digest "
+            f"{record.run}, and the manifest of this replica's run has {run}). Most likely the "
+            "prefix was emptied and used again while a replica of the earlier run was still "
+            "running, or objects were copied there. Stop the replicas of the other run. If this is "
+            "the only object of the other run, move it away and resume this run; otherwise begin "
+            "this run on a prefix that was never used."
         )
     return record
 

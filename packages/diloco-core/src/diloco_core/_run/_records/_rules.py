@@ -1,6 +1,7 @@
 """The rules of elastic membership: which contributions count, which ranks are waited for, and what may be deleted.
 
-They are functions of what was listed, and exactly the rules of the model-checked protocol. Nothing here reads a store or a clock.
+They are functions of what was listed, and exactly the rules of the model-checked protocol. Nothing
+here reads a store or a clock.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ def valid(
 ) -> dict[int, Delta]:
     """At most one valid contribution per rank, that of its highest epoch, in rank order.
 
-    A contribution is valid if it was made from the state that the sync starts from, covers inner steps that have not been
-    counted yet, and is complete.
+    A contribution is valid if it was made from the state that the sync starts from, covers inner
+    steps that have not been counted yet, and is complete.
 
     Args:
         listing: Keys and sizes under the sync's folder.
         base: Digest of the fragment's state before the sync.
         schema: Identifies the run and the fragment in the keys of contributions.
         positions: Inner steps counted so far, by rank.
-        size: Returns the size in bytes of a rank's contribution that carries these groups; None if none may carry them.
+        size: Returns the size in bytes of a rank's contribution that carries these groups; None if
+            none may carry them.
         empty: Whether a contribution may cover no steps.
     """
     newest: dict[int, Delta] = {}
@@ -86,8 +88,9 @@ def expected(
 def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
     """The ``leave`` hints that a new incarnation finds where a stopped run is resumed; empty if no earlier incarnation of its rank left there.
 
-    These incarnations left in the same sync as an earlier incarnation of the new incarnation's own rank. Like it, they may be back in a moment. So
-    the new incarnation waits for them, which costs at most a grace and decides nothing.
+    These incarnations left in the same sync as an earlier incarnation of the new incarnation's own
+    rank. Like it, they may be back in a moment. So the new incarnation waits for them, which costs
+    at most a grace and decides nothing.
     """
     found = farewells(listing)
     own_rank_left = any(hint.rank == rank and hint.epoch < epoch for hint in found)
@@ -98,9 +101,10 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
     """The learning rate of the outer step that a record decides.
 
     Args:
-        standing: The rate of the outer step before; before any wish, what the incarnation itself proposes.
-        listing: Keys under the sync's folder. A wish stands there before the contribution of its incarnation does, so one listing
-            that shows a contribution shows its wish, too.
+        standing: The rate of the outer step before; before any wish, what the incarnation itself
+            proposes.
+        listing: Keys under the sync's folder. A wish stands there before the contribution of its
+            incarnation does, so one listing that shows a contribution shows its wish, too.
         schema: Identifies the run and the fragment in the keys of wishes.
     """
     wishes = (
@@ -111,7 +115,8 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
         and wish.rate.number > standing.number
         and len(wish.rate.values) == len(standing.values)
     )
-    # Two wishes of one incarnation differ in nothing but their values. Any order will do, since the record decides.
+    # Two wishes of one incarnation differ in nothing but their values. Any order will do, since the
+    # record decides.
     return chosen([standing, *sorted(wishes, key=lambda rate: rate.values)])
 
 
@@ -177,7 +182,8 @@ def is_whole(sync: int, fragments: int, every: int) -> bool:
     Args:
         sync: The sync; 0 for the initial state.
         fragments: How many fragments are synced in turn.
-        every: Every so many syncs of a fragment its values are published whole; 1 unless the state is published encoded.
+        every: Every so many syncs of a fragment its values are published whole; 1 unless the state
+            is published encoded.
     """
     return ((sync - 1) // fragments + 1) % every == 0
 
@@ -187,10 +193,12 @@ def made_of(
 ) -> list[int]:
     """The syncs whose published objects make a fragment's state, in order: the newest whole one, and the changes since.
 
-    An incarnation can start only from a whole state, and has to add every change after it that still counts.
+    An incarnation can start only from a whole state, and has to add every change after it that
+    still counts.
 
     Args:
-        sync: The sync after which the fragment has that state, which counts; 0 for the initial state.
+        sync: The sync after which the fragment has that state, which counts; 0 for the initial
+            state.
         index: Index of the fragment.
         fragments: How many fragments are synced in turn.
         every: As for :func:`is_whole`.
@@ -225,7 +233,8 @@ def states_kept_from(
 ) -> list[int]:
     """For every fragment, the newest complete state that is whole and not newer than the one that must stay.
 
-    What must stay is made of this one and of the changes since. It is 0 if there is none after the newest rollback.
+    What must stay is made of this one and of the changes since. It is 0 if there is none after the
+    newest rollback.
 
     Args:
         listing: Keys under ``state/``.
@@ -252,9 +261,10 @@ def kept_from(
 ) -> list[int]:
     """For every fragment, the sync of the older of its two newest complete states, from which the newest could be made again.
 
-    It is 0 if there are fewer than two such states, or fewer than ``count``, of which it is then the oldest. Only states after
-    the newest rollback count, so that nothing that the run went back to is considered unneeded. States after ``last``, up to
-    which the log is known, do not count either: there may be a rollback before them that went back further.
+    It is 0 if there are fewer than two such states, or fewer than ``count``, of which it is then
+    the oldest. Only states after the newest rollback count, so that nothing that the run went back
+    to is considered unneeded. States after ``last``, up to which the log is known, do not count
+    either: there may be a rollback before them that went back further.
     """
     oldest = []
     for states in done_states(listing, fragments):
@@ -273,19 +283,24 @@ def collectable(
     initial: str,
     states_kept: Sequence[int] | None = None,
 ) -> list[str]:
-    """The keys that no incarnation can need any more. What is not needed now will never be needed again, so deleting late is safe.
+    """The keys that no incarnation can need any more.
 
-    Only keys that the run itself has written are returned: keys of other shapes belong to something else, and stay.
+    What is not needed now will never be needed again, so deleting late is safe.
+
+    Only keys that the run itself has written are returned: keys of other shapes belong to something
+    else, and stay.
 
     Args:
         keys: Keys under ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
-        kept: For every fragment, the sync whose state must stay, with everything that was committed after it.
+        kept: For every fragment, the sync whose state must stay, with everything that was committed
+            after it.
         retention: How many syncs an incarnation may lag behind without reloading.
-        keep_deltas: Whether an incarnation that lags behind needs contributions too (gather), and not just published shards.
+        keep_deltas: Whether an incarnation that lags behind needs contributions too (gather), and
+            not just published shards.
         initial: Nonce of the initial state.
-        states_kept: For every fragment, the first of the syncs whose objects that state is made of; see
-            :func:`states_kept_from`. Left out, every state is whole.
+        states_kept: For every fragment, the first of the syncs whose objects that state is made of;
+            see :func:`states_kept_from`. Left out, every state is whole.
     """
     states_kept = kept if states_kept is None else states_kept
     unneeded = []

@@ -1,7 +1,8 @@
 """Which ranks are in a sync: what an incarnation decides after it has listed the contributions, and after it has read the record.
 
-These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was listed, what was read and whether
-time is up are passed in, so that tests can try every order of events. The rules themselves are in :mod:`.._records._rules`.
+These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was
+listed, what was read and whether time is up are passed in, so that tests can try every order of
+events. The rules themselves are in :mod:`.._records._rules`.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ class Round:
     Attributes:
         sync: Number of the sync.
         rank: Rank of the incarnation.
-        base: Digest of the fragment's state that this incarnation holds. For this incarnation, the sync starts from that state.
+        base: Digest of the fragment's state that this incarnation holds. For this incarnation, the
+            sync starts from that state.
         schema: Identifies the run and the fragment in the keys of contributions.
         positions: The inner steps that are counted in that state, by rank.
-        size: Returns the size in bytes of a rank's contribution that carries these groups; None if none may carry them.
+        size: Returns the size in bytes of a rank's contribution that carries these groups; None if
+            none may carry them.
         previous: Digest of the record before this sync's record; empty if it is not known.
         members: The members of that earlier record, as epoch by rank.
         absent: Those of these members that did not do their part after that record.
         former: Hints that do not count; see :func:`.._records._rules.former_farewells`.
         min_replicas: The quorum.
-        differed: Whether this incarnation has started again because its state differed from the others', and completed no sync since.
-        may_leave: Whether it may continue without the sync: a last one, for which too few replicas are left.
-        everybody: In fixed runs: all ranks, each of which is waited for; it may contribute without having taken a step.
+        differed: Whether this incarnation has started again because its state differed from the
+            others', and completed no sync since.
+        may_leave: Whether it may continue without the sync: a last one, for which too few replicas
+            are left.
+        everybody: In fixed runs: all ranks, each of which is waited for; it may contribute without
+            having taken a step.
     """
 
     sync: int
@@ -71,7 +77,8 @@ class Folder:
     """What an incarnation learns from a listing of a sync's folder.
 
     Attributes:
-        chosen: The contributions that count for the incarnation's state, at most one per rank, in rank order.
+        chosen: The contributions that count for the incarnation's state, at most one per rank, in
+            rank order.
         elsewhere: Ranks that contributed from another state, with the digest of that state.
         missing: Ranks that are waited for, in order.
         listing: The keys that were listed.
@@ -104,7 +111,8 @@ class Leave:
     """Continue without the sync.
 
     Attributes:
-        just_looked: Whether the incarnation has just looked for the record. If not, the record may be there by now; then it is obeyed.
+        just_looked: Whether the incarnation has just looked for the record. If not, the record may
+            be there by now; then it is obeyed.
     """
 
     just_looked: bool
@@ -142,7 +150,8 @@ Decision = KeepWaiting | Create | Leave | Differ | Expired
 def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
     """What a listing of the sync's folder says: which contributions count, and which ranks are waited for.
 
-    A rank that has contributed from another state is not waited for: its contribution will never count for this incarnation's state.
+    A rank that has contributed from another state is not waited for: its contribution will never
+    count for this incarnation's state.
     """
     chosen = at.valid(listing)
     if at.everybody:
@@ -173,7 +182,8 @@ def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -
     """
     if folder is not None:
         if overdue or not folder.missing:
-            # An incarnation with another state than most must not decide: its record would start from a state that no other incarnation holds.
+            # An incarnation with another state than most must not decide: its record would start
+            # from a state that no other incarnation holds.
             theirs = _other_state(at, folder)
             if theirs is not None:
                 return Differ(theirs)
@@ -195,13 +205,15 @@ def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -
 def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | NotNext:
     """What an incarnation does after it has read the record of the sync.
 
-    Every incarnation obeys the record, even if the record leaves it out, or names other members than the incarnation itself would have named:
-    there is only one record, and an incarnation that used a list of its own would come to a state that no other incarnation holds.
+    Every incarnation obeys the record, even if the record leaves it out, or names other members
+    than the incarnation itself would have named: there is only one record, and an incarnation that
+    used a list of its own would come to a state that no other incarnation holds.
 
     Args:
         at: What the incarnation knows.
         commit: The record.
-        follows: Whether the record directly follows the last one that the incarnation has obeyed, and continues its counts.
+        follows: Whether the record directly follows the last one that the incarnation has obeyed,
+            and continues its counts.
     """
     if commit.base != at.base and (commit.sync, commit.previous) == (at.sync, at.previous):
         return Differ(commit.base)
@@ -211,8 +223,8 @@ def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | No
 def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: str) -> Fate:
     """What becomes of what an incarnation has learned since the fragment's last sync.
 
-    It is carried to the next sync only if the record names no incarnation of the rank. If it names another incarnation, that one covers the
-    same data, which must not count twice.
+    It is carried to the next sync only if the record names no incarnation of the rank. If it names
+    another incarnation, that one covers the same data, which must not count twice.
 
     Args:
         commit: The record that the incarnation obeys.
@@ -232,8 +244,9 @@ def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: s
 def _other_state(at: Round, folder: Folder) -> str | None:
     """Digest of the state that this incarnation should hold instead of its own; None if it need not start again.
 
-    States can differ only in the gather topology, where every replica computes them itself. If no state has a majority, all
-    incarnations start again from what is published, but only once: an incarnation that still differs then is not believed.
+    States can differ only in the gather topology, where every replica computes them itself. If no
+    state has a majority, all incarnations start again from what is published, but only once: an
+    incarnation that still differs then is not believed.
     """
     if not folder.elsewhere:
         return None

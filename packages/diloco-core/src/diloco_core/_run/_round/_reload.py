@@ -1,6 +1,7 @@
 """What the parts of an exchange raise if the incarnation has to start again from the store.
 
-The need for it appears deep inside reading and writing: while a record is read, while a damaged object is made again.
+The need for it appears deep inside reading and writing: while a record is read, while a damaged
+object is made again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Why(Enum):
 
 
 class ReloadError(Exception):
-    """This incarnation cannot use the state that it holds, and has to load the newest published one. Never leaves the exchange.
+    """This incarnation cannot use the state that it holds, and has to load the newest published one.
+
+    Never leaves the exchange.
 
     Args:
         why: The reason.

@@ -1,8 +1,9 @@
 """Which member computes which shard of a committed sync, and when: what an incarnation decides while it adopts the result.
 
-This is step 11 of the protocol. Shard k belongs to member k mod n of the record. An incarnation that has waited for it too long does
-its owner's work. A shard is created only once, so it does no harm if two incarnations do this at the same time: all incarnations take the
-bytes that are there. Nothing here reads a store or a clock.
+This is step 11 of the protocol. Shard k belongs to member k mod n of the record. An incarnation
+that has waited for it too long does its owner's work. A shard is created only once, so it does no
+harm if two incarnations do this at the same time: all incarnations take the bytes that are there.
+Nothing here reads a store or a clock.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class Shares:
         members: Ranks of the record's members, in order.
         rank: Rank of the incarnation.
         grace: Seconds that it waits for an owner.
-        mending: Whether the result was published before, and a part of it is damaged or gone. Then all incarnations, including the
-            owners, take undamaged shards as they are; any incarnation may compute a missing one, without waiting for its owner.
+        mending: Whether the result was published before, and a part of it is damaged or gone. Then
+            all incarnations, including the owners, take undamaged shards as they are; any
+            incarnation may compute a missing one, without waiting for its owner.
         fixed: Whether nobody but its owner computes a shard.
     """
 
@@ -58,8 +60,8 @@ class Shares:
     def turn(self, shard: int) -> float:
         """Seconds after which the incarnation does the work of a shard's owner.
 
-        The next member's turn comes first, then that of the member after it, and so on, so that not all replicas do the same
-        work at once. An incarnation that the record leaves out comes last.
+        The next member's turn comes first, then that of the member after it, and so on, so that not
+        all replicas do the same work at once. An incarnation that the record leaves out comes last.
         """
         if self.fixed:
             return math.inf
@@ -70,7 +72,10 @@ class Shares:
         return self.grace + (distance - 1) * min(_STAGGER, self.grace / 10)
 
     def late_owners(self, pending: Iterable[int], elapsed: float) -> set[int]:
-        """Ranks that have not published their shards in time. Most likely they are gone: the next sync does not wait for them."""
+        """Ranks that have not published their shards in time.
+
+        Most likely they are gone: the next sync does not wait for them.
+        """
         if elapsed < self.grace:
             return set()
         return {self.members[self.owner(shard)] for shard in pending} - {self.rank}
@@ -88,7 +93,8 @@ class Pending:
         shards: The shards that this incarnation has not adopted.
         published: Those of them that are in the store and were not tried yet in this pass.
         arrived: Whether this incarnation has adopted or computed any shard in this pass.
-        readable: Whether this incarnation can read the contributions from which the shards are computed.
+        readable: Whether this incarnation can read the contributions from which the shards are
+            computed.
     """
 
     shards: tuple[int, ...]
@@ -148,7 +154,8 @@ def on_pending(
         shares: Which member computes which shard, and when.
         pending: What is still missing, as the incarnation has seen it.
         elapsed: Seconds that it had waited at the beginning of this pass.
-        patience: Seconds that it waits for others if it cannot compute; see :meth:`Shares.patience`.
+        patience: Seconds that it waits for others if it cannot compute; see
+            :meth:`Shares.patience`.
     """
     if not pending.shards:
         return Complete()
@@ -172,6 +179,7 @@ def inputs_are_superseded(newest: int, sync: int, *, mending: bool) -> bool:
     Args:
         newest: The newest sync of the fragment whose state is complete.
         sync: The sync that the incarnation adopts.
-        mending: Whether the damaged state is the one after this sync, so that only a newer state helps.
+        mending: Whether the damaged state is the one after this sync, so that only a newer state
+            helps.
     """
     return newest > sync or (newest == sync and not mending)

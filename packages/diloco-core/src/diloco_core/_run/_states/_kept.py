@@ -1,8 +1,8 @@
 """Copies of the states that a run has gone back to, because an incarnation that does not know of the rollback may still delete them.
 
-An incarnation that deletes what is no longer needed lists first and deletes later, and any time may pass in between. Only keys that it
-has never seen are safe from it. So a state that it may be about to delete is copied before the run goes back to it, and written
-again if it is gone.
+An incarnation that deletes what is no longer needed lists first and deletes later, and any time may
+pass in between. Only keys that it has never seen are safe from it. So a state that it may be about
+to delete is copied before the run goes back to it, and written again if it is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _FOLDER = "kept/"
 
 
 def keep(incarnation: Incarnation, index: int, sync: int) -> bool:
-    """Copy all that a fragment's state is made of. Returns False if a part of it is already gone or damaged."""
+    """Copy all that a fragment's state is made of.
+
+    Returns False if a part of it is already gone or damaged.
+    """
     for key in keys_of(incarnation, index, sync):
         data = verified(incarnation, key, key)
         if data is None:
@@ -31,7 +34,10 @@ def keep(incarnation: Incarnation, index: int, sync: int) -> bool:
 
 
 def bring_back(incarnation: Incarnation) -> bool:
-    """Write objects again that are gone, but of which there are copies. Returns whether there were any."""
+    """Write objects again that are gone, but of which there are copies.
+
+    Returns whether there were any.
+    """
     kept = _copies(incarnation)
     if not kept:
         return False
@@ -44,14 +50,18 @@ def bring_back(incarnation: Incarnation) -> bool:
 
 
 def mend_from_copies(incarnation: Incarnation, index: int, sync: int) -> bool:
-    """Write objects of a fragment's state again that are damaged and have an undamaged copy. Returns whether there were any."""
+    """Write objects of a fragment's state again that are damaged and have an undamaged copy.
+
+    Returns whether there were any.
+    """
     kept = {key.removeprefix(_FOLDER) for key in _copies(incarnation)}
     damaged = [
         key
         for key in keys_of(incarnation, index, sync)
         if key in kept and verified(incarnation, key, key) is None
     ]
-    return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419 - all of them
+    # All of them
+    return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419
 
 
 def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
@@ -136,7 +146,8 @@ class InMemory(Closing):
         """Fill ``buffer`` from ``offset``; see :meth:`._api.ObjectReader.read_into`."""
         if offset + len(buffer) > self.size:
             raise CorruptedObjectError(
-                f"{self._name} is truncated: it has {self.size} bytes, but at least {offset + len(buffer)} are needed"
+                f"{self._name} is truncated: it has {self.size} bytes, but at least "
+                f"{offset + len(buffer)} are needed"
             )
         buffer[:] = self._data[offset : offset + len(buffer)]
 

@@ -1,11 +1,13 @@
 """Loading what a run's store holds: the newest complete state of every fragment, or the one before it if that is damaged.
 
-The values of a shard are taken from files: from the newest one that holds them whole, and those since that say how they changed.
+The values of a shard are taken from files: from the newest one that holds them whole, and those
+since that say how they changed.
 
-Those of the initial state may also be taken from memory: until a newer state is complete, it is the only one of the run, and
-it cannot be computed again. But most replicas begin with the same values, from the same seed or the same checkpoint. They need
-not read them; and what is damaged or gone in the store, they write again, when they begin and when others ask for it. Later they
-hold other values.
+Those of the initial state may also be taken from memory: until a newer state is complete, it is the
+only one of the run, and it cannot be computed again. But most replicas begin with the same values,
+from the same seed or the same checkpoint. They need not read them; and what is damaged or gone in
+the store, they write again, when they begin and when others ask for it. Later they hold other
+values.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ _TRIES = 8
 
 
 def load(incarnation: Incarnation) -> None:
-    """Load the newest published state of every fragment. Adopting what was committed after it is left to the caller.
+    """Load the newest published state of every fragment.
 
-    If that state is damaged, the state before it is loaded, and ``incarnation.damage`` says which state has to be made again while
-    the log is replayed.
+    Adopting what was committed after it is left to the caller.
+
+    If that state is damaged, the state before it is loaded, and ``incarnation.damage`` says which
+    state has to be made again while the log is replayed.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
@@ -55,14 +59,15 @@ def load(incarnation: Incarnation) -> None:
             if all([_load_newest(incarnation, index, history) for index in range(count)]):  # noqa: C419
                 break
         except CorruptedObjectError:
-            # Perhaps it is not damaged, but was deleted while it was read and its space reused. Then there is a newer state.
+            # Perhaps it is not damaged, but was deleted while it was read and its space reused.
+            # Then there is a newer state.
             if incarnation.newest_done() == history.newest:
                 raise
     else:
         raise CorruptedObjectError(
-            f"the published state in {incarnation.store.uri} was deleted each of the {_TRIES} times that it was read. A run deletes "
-            "states only when newer ones are complete: look for something else that deletes objects below this prefix, or start "
-            "this replica again"
+            f"the published state in {incarnation.store.uri} was deleted each of the {_TRIES} "
+            "times that it was read. A run deletes states only when newer ones are complete: look "
+            "for something else that deletes objects below this prefix, or start this replica again"
         )
     oldest = min(progress.sync for progress in incarnation.fragments)
     for rollback, record in reversed(incarnation.standing.rollbacks):
@@ -80,13 +85,17 @@ def _stand(incarnation: Incarnation, sync: int) -> None:
     log_entry = read_commit(incarnation, sync, decided=True)
     if log_entry is None:
         raise CorruptedObjectError(
-            f"{incarnation.origin(commit_key(sync))} is gone, although a run never deletes commit records: something else has deleted it"
+            f"{incarnation.origin(commit_key(sync))} is gone, although a run never deletes commit "
+            "records: something else has deleted it"
         )
     incarnation.standing.skip(*log_entry)
 
 
 def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool:
-    """Load the newest state of a fragment that is not damaged. Returns False if the states were deleted in the meantime."""
+    """Load the newest state of a fragment that is not damaged.
+
+    Returns False if the states were deleted in the meantime.
+    """
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
@@ -95,7 +104,8 @@ def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool
                 incarnation.standing.rollbacks and mend_from_copies(incarnation, index, sync)
             ):
                 raise CorruptedObjectError(
-                    f"the state of fragment {index} after sync {sync} in {incarnation.store.uri} is damaged: {found}"
+                    f"the state of fragment {index} after sync {sync} in {incarnation.store.uri} "
+                    f"is damaged: {found}"
                 )
             missing = _load_or_mend(incarnation, index, sync)
             if missing is None:
@@ -108,7 +118,8 @@ def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool
                 raise _initial_gone(incarnation, index, missing)
         except CorruptedObjectError as error:
             if incarnation.fixed and sync:
-                raise  # it cannot be made again: what each rank keeps of its own contribution is gone
+                # It cannot be made again: what each rank keeps of its own contribution is gone
+                raise
             if first_error is None:
                 first_error = error
                 incarnation.damage.make_again(index, sync, str(error))
@@ -121,7 +132,10 @@ def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool
 
 
 def _load_or_mend(incarnation: Incarnation, index: int, sync: int) -> str | None:
-    """Load a fragment's state as :func:`_load_fragment`. If it is damaged and there are copies, mend it and load it again."""
+    """Load a fragment's state as :func:`_load_fragment`.
+
+    If it is damaged and there are copies, mend it and load it again.
+    """
     try:
         return _load_fragment(incarnation, index, sync)
     except CorruptedObjectError:
@@ -136,8 +150,9 @@ def _initial_gone(incarnation: Incarnation, index: int, missing: str) -> Corrupt
     if not recorded:
         return CorruptedObjectError(f"{incarnation.origin(missing)} is gone")
     return CorruptedObjectError(
-        f"the run's log goes up to sync {recorded}, but {incarnation.store.uri} holds neither an undamaged state of fragment {index} "
-        "after any sync nor its initial state: something else has deleted objects below state/"
+        f"the run's log goes up to sync {recorded}, but {incarnation.store.uri} holds neither an "
+        f"undamaged state of fragment {index} after any sync nor its initial state: something else "
+        "has deleted objects below state/"
     )
 
 
@@ -203,7 +218,10 @@ def _load_shard(
     *,
     begun: bool,
 ) -> str | None:
-    """Load a shard. Returns the key of a file that is missing, such as one that was deleted in the meantime."""
+    """Load a shard.
+
+    Returns the key of a file that is missing, such as one that was deleted in the meantime.
+    """
     if not (incarnation.gather and fresh.sync):
         return read_values(incarnation, fresh, number, opened, begun=begun)
     key, shard = incarnation.file(fresh, number)
@@ -231,14 +249,15 @@ def read_values(
 ) -> str | None:
     """Read the values of a shard of the state that ``progress`` describes into memory, and verify them.
 
-    If any file is damaged, all are read again, from the one that holds the values whole: a change cannot be added twice.
+    If any file is damaged, all are read again, from the one that holds the values whole: a change
+    cannot be added twice.
 
     Args:
         incarnation: The incarnation that reads them.
         progress: The state; memory need not hold anything of it.
         number: Number of the shard.
-        opened: The files that the values are made of (:meth:`.Incarnation.made_of`), if they are open already. They are used first,
-            and closed.
+        opened: The files that the values are made of (:meth:`.Incarnation.made_of`), if they are
+            open already. They are used first, and closed.
         begun: Whether memory holds the values of the first of these files already.
 
     Returns:
@@ -274,7 +293,10 @@ def _take(
     number: int,
     opened: ObjectReader | None,
 ) -> bool:
-    """Take the values in a file, or add its change to the values. Returns False if it does not exist."""
+    """Take the values in a file, or add its change to the values.
+
+    Returns False if it does not exist.
+    """
     key, shard = incarnation.file(progress, number, sync)
     expected = progress.expected(number) if sync == progress.sync else None
 
@@ -287,8 +309,8 @@ def _take(
         return incarnation.store.read(key, use, opened) or False
     except DivergedError as error:
         raise CorruptedObjectError(
-            f"{incarnation.origin(key)} does not fit the states before it: with the change in it, the values are not those of the "
-            "replica that published it"
+            f"{incarnation.origin(key)} does not fit the states before it: with the change in it, "
+            "the values are not those of the replica that published it"
         ) from error
 
 
@@ -304,9 +326,9 @@ def shards_in_memory(incarnation: Incarnation, done: Done) -> set[int]:
 def shards_to_look_at(incarnation: Incarnation, held: Iterable[int]) -> set[int]:
     """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
 
-    When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica that cannot read one of the
-    others asks for it. If there are syncs already, a rank checks all shards: it will replay the syncs, and then no longer hold
-    these values.
+    When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica
+    that cannot read one of the others asks for it. If there are syncs already, a rank checks all
+    shards: it will replay the syncs, and then no longer hold these values.
     """
     if incarnation.recorded():
         return set(held)
@@ -318,7 +340,8 @@ def shards_to_look_at(incarnation: Incarnation, held: Iterable[int]) -> set[int]
 def mend_initial(incarnation: Incarnation, *, gone: bool = True) -> None:
     """Check and mend the initial states whose values are still in memory, because another replica cannot read something.
 
-    ``gone=False``: what is not there stays away. It may have been deleted since it was no longer needed.
+    ``gone=False``: what is not there stays away. It may have been deleted since it was no longer
+    needed.
     """
     listing = {} if gone else incarnation.store.list("initial/")
     for index, progress in enumerate(incarnation.fragments):
@@ -370,7 +393,9 @@ def _is_collected(incarnation: Incarnation, index: int) -> bool:
     )[index]:
         return True
     if incarnation.whole_every > 1:
-        return False  # contributions are deleted when any newer state is complete, and this one when a whole one is
+        # Contributions are deleted when any newer state is complete, and this one when a whole one
+        # is
+        return False
     first_sync = index + 1
     return incarnation.store.peek(commit_key(first_sync)) is not None and not any(
         map(Delta.parse, incarnation.store.list(deltas(first_sync)))

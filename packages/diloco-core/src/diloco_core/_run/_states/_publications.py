@@ -11,7 +11,9 @@ from ..._store._api import InBackground, Store
 
 
 class Publications:
-    """Uploads in the background, a few at a time. Their results are used in the thread that began the uploads, in order.
+    """Uploads in the background, a few at a time.
+
+    Their results are used in the thread that began the uploads, in order.
 
     What an upload reads must not change before its result was used.
 
@@ -24,7 +26,10 @@ class Publications:
         self._begun: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
     def add(self, upload: Callable[[], None], use: Callable[[], None]) -> None:
-        """Upload an object. ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones."""
+        """Upload an object.
+
+        ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones.
+        """
         if self._store is None:
             upload()
             use()

@@ -30,10 +30,13 @@ def write_done(incarnation: Incarnation, commit: Commit) -> None:
 
 
 def publish_previous(incarnation: Incarnation, commit: Commit, member: int | None) -> None:
-    """Gather: publish the state that a sync starts from if its publication is due. Memory still holds that state.
+    """Gather: publish the state that a sync starts from if its publication is due.
 
-    By now all members have agreed on the state, since the record of the sync names its digest. Member k publishes the shards k,
-    k + members, …. The fragment's next sync checks whether all shards arrived; if not, the next publication makes up for it.
+    Memory still holds that state.
+
+    By now all members have agreed on the state, since the record of the sync names its digest.
+    Member k publishes the shards k, k + members, …. The fragment's next sync checks whether all
+    shards arrived; if not, the next publication makes up for it.
     """
     progress = incarnation.fragments[commit.fragment]
     unfinished, progress.unfinished = progress.unfinished, None
@@ -85,7 +88,10 @@ def publish_when_asked(incarnation: Incarnation) -> None:
         done = _own_done(incarnation, progress, progress.commit)
         if _publish_whole(incarnation, progress, done, range(progress.job.layout.shards)):
             incarnation.say.error(
-                "published the state after sync %d before its time, because another replica has asked for it",
+                (
+                    "published the state after sync %d before its time, because another replica has "
+                    "asked for it"
+                ),
                 progress.sync,
             )
             _create_done(incarnation, done)
@@ -96,8 +102,8 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
 
     Args:
         incarnation: The incarnation.
-        writers: In fixed runs: the ranks of whose contributions and shards this deletes; None stands for everything else. If
-            left out, all of it is deleted.
+        writers: In fixed runs: the ranks of whose contributions and shards this deletes; None
+            stands for everything else. If left out, all of it is deleted.
     """
     states = incarnation.store.list("state/")
     keys = [*incarnation.store.list("deltas/"), *states]
@@ -105,7 +111,8 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
     kept = kept_from(states, count, last=incarnation.sync, rollback=incarnation.rollback)
     whole = kept
     if incarnation.gather:
-        # Fragments publish in turn, so two states of the whole model need three of those that were published first.
+        # Fragments publish in turn, so two states of the whole model need three of those that were
+        # published first.
         whole = kept_from(
             states,
             count,
@@ -117,7 +124,8 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
     recent = (
         incarnation.manifest.retention + count * max(incarnation.manifest.publish_every, every) * 3
     )
-    # After that only now and then, for objects that had to stay so long or were left by an incarnation that died.
+    # After that only now and then, for objects that had to stay so long or were left by an
+    # incarnation that died.
     if incarnation.sync - incarnation.rollback <= recent or incarnation.sync % LOOK_AGAIN == 0:
         keys += incarnation.store.list("initial/")
         if incarnation.rollback:
@@ -134,14 +142,18 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
         initial=incarnation.manifest.initial,
     )
     if unneeded:
-        # A reader that lags far behind may see other bytes in these objects. Checksums show that, and it loads a newer state.
+        # A reader that lags far behind may see other bytes in these objects. Checksums show that,
+        # and it loads a newer state.
         incarnation.store.delete(unneeded, unread=True)
 
 
 def _publish_whole(
     incarnation: Incarnation, progress: Progress, done: Done, missing: Sequence[int]
 ) -> bool:
-    """Gather: publish the shards that are missing, and mend those that are damaged. Returns whether all are published then."""
+    """Gather: publish the shards that are missing, and mend those that are damaged.
+
+    Returns whether all are published then.
+    """
     shards = range(progress.job.layout.shards)
     # Incarnations that do this at the same time begin at different shards.
     start = incarnation.rank % len(shards)
@@ -156,7 +168,10 @@ def _publish_whole(
 def _publish(
     incarnation: Incarnation, progress: Progress, shards: Iterable[int]
 ) -> dict[int, Sums]:
-    """Publish shards of the state in memory. Returns the checksums of those that this call wrote."""
+    """Publish shards of the state in memory.
+
+    Returns the checksums of those that this call wrote.
+    """
     sync, index = progress.sync, incarnation.index(progress.sync)
     metadata = shard_metadata(progress.job, sync)
     written: dict[int, Sums] = {}
@@ -183,10 +198,13 @@ def _own_done(
     commit: Commit,
     written: Mapping[int, Sums] | None = None,
 ) -> Done:
-    """The record of the state in memory after a sync. ``written`` has the checksums of files that this incarnation has just written.
+    """The record of the state in memory after a sync.
 
-    Gather: outer state takes no part in the digest on which the members agree. So its checksums are computed here from memory,
-    and compared with what others have published. That costs one pass over the outer state per publication.
+    ``written`` has the checksums of files that this incarnation has just written.
+
+    Gather: outer state takes no part in the digest on which the members agree. So its checksums are
+    computed here from memory, and compared with what others have published. That costs one pass
+    over the outer state per publication.
     """
     rests = progress.rests
     if incarnation.gather:
@@ -212,8 +230,9 @@ def _compare_done(incarnation: Incarnation, own_done: Done) -> None:
     done = readable_done(incarnation, own_done.sync, own_done.fragment)
     if done is not None and done != own_done:
         incarnation.say.error(
-            "the published state that %s describes is not what this replica has computed: the values or the outer "
-            "optimizer's tensors differ. Check the memory of the machines before this run is continued.",
+            "the published state that %s describes is not what this replica has computed: the "
+            "values or the outer optimizer's tensors differ. Check the memory of the machines "
+            "before this run is continued.",
             incarnation.origin(done_key(own_done.sync, own_done.fragment)),
         )
 
@@ -236,8 +255,9 @@ def _is_own(incarnation: Incarnation, done: Done, shard: int, stored: Sums | Non
         return stored is not None
     differing_part = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"
     incarnation.say.error(
-        "the %s in %s differ from what this replica has computed. No replica will begin from this state; a later one "
-        "takes its place. If this happens again, check the memory of the machines.",
+        "the %s in %s differ from what this replica has computed. No replica will begin from this "
+        "state; a later one takes its place. If this happens again, check the memory of the "
+        "machines.",
         differing_part,
         incarnation.origin(incarnation.key(done.sync, done.fragment, shard)),
     )
@@ -268,7 +288,9 @@ def _stored_end(incarnation: Incarnation, key: str, size: int) -> Sums | None:
 
 
 def _whole_sums(incarnation: Incarnation, progress: Progress, number: int) -> Sums | None:
-    """The checksums of a published shard, after verifying all of it. If it is damaged, it is written again from memory.
+    """The checksums of a published shard, after verifying all of it.
+
+    If it is damaged, it is written again from memory.
 
     None if it was deleted because there is a newer state.
     """
@@ -282,5 +304,6 @@ def _whole_sums(incarnation: Incarnation, progress: Progress, number: int) -> Su
 
 def _create_done(incarnation: Incarnation, done: Done) -> None:
     if not incarnation.store.create(done_key(done.sync, done.fragment), done.to_json):
-        # Another incarnation was faster. Reading its record raises an error if that incarnation belongs to another run.
+        # Another incarnation was faster. Reading its record raises an error if that incarnation
+        # belongs to another run.
         readable_done(incarnation, done.sync, done.fragment)

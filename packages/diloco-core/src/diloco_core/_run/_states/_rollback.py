@@ -35,8 +35,10 @@ class History:
         incarnation: The incarnation that reads the store.
 
     Attributes:
-        recorded: The numbers that have a record in the log. If a lower number is missing, its record is lost.
-        rollbacks: The rollbacks that are known, in the order of the log, each with the digest of its record.
+        recorded: The numbers that have a record in the log. If a lower number is missing, its
+            record is lost.
+        rollbacks: The rollbacks that are known, in the order of the log, each with the digest of
+            its record.
         known: These rollbacks without the digests.
     """
 
@@ -106,8 +108,9 @@ def ends_in_log(incarnation: Incarnation) -> list[Rollback]:
 def close_gaps(incarnation: Incarnation, history: History) -> None:
     """Write a record for every number before the newest rollback whose record is lost, so that no incarnation decides it once more.
 
-    A sync that still counts gets the same record again, if the record of its state holds a copy. A sync that was given up gets a
-    rollback to the states before it instead. The rollback that gave it up is newer, so no incarnation begins from these states.
+    A sync that still counts gets the same record again, if the record of its state holds a copy. A
+    sync that was given up gets a rollback to the states before it instead. The rollback that gave
+    it up is newer, so no incarnation begins from these states.
 
     Raises:
         CorruptedObjectError: So many are lost that the rollback cannot be one of this run.
@@ -116,8 +119,9 @@ def close_gaps(incarnation: Incarnation, history: History) -> None:
     lost_records = newest - 1 - sum(number < newest for number in history.recorded)
     if lost_records > _MOST_LOST:
         raise CorruptedObjectError(
-            f"{incarnation.origin(commit_key(newest))} is a rollback, but {lost_records} of the records before it are gone, and at most "
-            f"{_MOST_LOST} can be made up for. If this run has not written it, delete it; otherwise put the others back."
+            f"{incarnation.origin(commit_key(newest))} is a rollback, but {lost_records} of the "
+            f"records before it are gone, and at most {_MOST_LOST} can be made up for. If this run "
+            "has not written it, delete it; otherwise put the others back."
         )
     rollbacks = history.known
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
@@ -139,8 +143,8 @@ def close_gaps(incarnation: Incarnation, history: History) -> None:
         previous = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
         closing = Rollback(lost, states, (), giving_up.fence, previous, run=incarnation.run)
         incarnation.say.error(
-            "the record of sync %d is lost, and the run has given that sync up. Writing a rollback in its place, so "
-            "that its number is not used again.",
+            "the record of sync %d is lost, and the run has given that sync up. Writing a "
+            "rollback in its place, so that its number is not used again.",
             lost,
         )
         incarnation.store.create(commit_key(lost), closing.to_json)
@@ -154,8 +158,9 @@ def _last_before(sync: int, index: int, count: int) -> int:
 def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[tuple[Rollback, str]]:
     """The rollbacks that can be read, in the order of the log.
 
-    Every record names the newest rollback before it. So this goes from the end of the log back from one rollback to the next,
-    and other records that are lost do not stop it. If a record cannot be read, the record before it is read instead.
+    Every record names the newest rollback before it. So this goes from the end of the log back from
+    one rollback to the next, and other records that are lost do not stop it. If a record cannot be
+    read, the record before it is read instead.
     """
     newest = max(recorded, default=0)
     while (
@@ -195,15 +200,17 @@ def roll_back(
 ) -> None:
     """Decide, in the way a sync is decided, that the run continues from the newest undamaged state of every fragment.
 
-    The record is created once under the number of the next sync: either this record or that of a sync is there, and all incarnations
-    obey it. Afterwards the caller has to load again, whichever incarnation was faster.
+    The record is created once under the number of the next sync: either this record or that of a
+    sync is there, and all incarnations obey it. Afterwards the caller has to load again, whichever
+    incarnation was faster.
 
     Raises:
-        CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to the same states already.
+        CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to
+            the same states already.
         NonFiniteUpdateError: The run has gone back to the same states already.
     """
-    # The log is listed before anything else is read. So whatever is decided from now on takes the number that this incarnation would
-    # take, and only one of the two can be created.
+    # The log is listed before anything else is read. So whatever is decided from now on takes the
+    # number that this incarnation would take, and only one of the two can be created.
     history = History(incarnation)
     last = _last_decided(incarnation, history.recorded)
     if history.newest_rollback > (
@@ -218,23 +225,27 @@ def roll_back(
             return  # another incarnation has decided something meanwhile
         if newest_whole is None:
             if History(incarnation).recorded != history.recorded:
-                return  # the others have gone on meanwhile, and deleted what they do not need any more
+                # The others have gone on meanwhile, and deleted what they do not need any more
+                return
             raise CorruptedObjectError(
-                f"{str(reason).rstrip('.')}. All states of fragment {index} are damaged or gone: there is nothing to go back to. "
-                "Restore the lost objects from copies, or begin a new run on another prefix."
+                f"{str(reason).rstrip('.')}. All states of fragment {index} are damaged or gone: "
+                "there is nothing to go back to. Restore the lost objects from copies, or begin a "
+                "new run on another prefix."
             ) from reason
         going_back.append(newest_whole)
     if last - min(going_back) > _MOST_GIVEN_UP:
         raise CorruptedObjectError(
-            f"{str(reason).rstrip('.')}. The newest number in the names of commits/ and state/ is {last}, and the newest "
-            f"undamaged state is that after sync {min(going_back)}: a run does not lose so many syncs. Remove what "
-            "the run has not written."
+            f"{str(reason).rstrip('.')}. The newest number in the names of commits/ and state/ is "
+            f"{last}, and the newest undamaged state is that after sync {min(going_back)}: a run "
+            "does not lose so many syncs. Remove what the run has not written."
         ) from reason
     given_up = history.given_up(going_back, last)
     if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
-        raise reason  # the run has gone back to these states already; doing so once more would not help
+        # The run has gone back to these states already; doing so once more would not help
+        raise reason
     for index, state in enumerate(going_back):
-        # If two newer states have ever been complete, another incarnation may be about to delete this one.
+        # If two newer states have ever been complete, another incarnation may be about to delete
+        # this one.
         if sum(incarnation.index(sync) == index for sync in given_up) >= 2 and not keep(
             incarnation, index, state
         ):
@@ -245,8 +256,9 @@ def roll_back(
         last + 1, tuple(going_back), tuple(given_up), fence, previous, run=incarnation.run
     )
     incarnation.say.error(
-        "%s. Because of resume='newest-whole', the run continues from the states after %s. Given up: %s. Replicas that "
-        "were started earlier will stop, unless they have agreed to this too.",
+        "%s. Because of resume='newest-whole', the run continues from the states after %s. Given "
+        "up: %s. Replicas that were started earlier will stop, unless they have agreed to this "
+        "too.",
         str(reason).rstrip("."),
         named_syncs(going_back),
         named_syncs(given_up),
@@ -257,7 +269,8 @@ def roll_back(
 def _last_decided(incarnation: Incarnation, recorded: set[int]) -> int:
     """The last number of the log that is known to have been taken, even if its record is lost.
 
-    Published states and contributions show it: an incarnation that has written them is past that number and would take the next.
+    Published states and contributions show it: an incarnation that has written them is past that
+    number and would take the next.
     """
     published = [sync for sync, _ in states(incarnation.store.list("state/"))]
     contributions = filter(None, map(Delta.parse, incarnation.store.list("deltas/")))
@@ -278,18 +291,20 @@ def saying_what_to_do(incarnation: Incarnation, *, going_back: bool) -> Iterator
     except CorruptedObjectError as error:
         if isinstance(error, NothingWholeError):
             raise CorruptedObjectError(
-                f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it again, and every older "
-                f"state in {incarnation.store.uri} is damaged or gone: nothing can be exported, and resume='newest-whole' has nothing "
-                "to go back to. Restore the lost objects from copies, or begin a new run on another prefix, from a checkpoint or "
-                "an earlier export."
+                f"{str(error).rstrip('.')}. Neither this replica nor another running one could "
+                f"make it again, and every older state in {incarnation.store.uri} is damaged or "
+                "gone: nothing can be exported, and resume='newest-whole' has nothing to go back "
+                "to. Restore the lost objects from copies, or begin a new run on another prefix, "
+                "from a checkpoint or an earlier export."
             ) from error
         if going_back:
             raise
         raise CorruptedObjectError(
-            f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it again, and the run cannot "
-            f"continue without it. export() writes the newest undamaged state in {incarnation.store.uri} to a file. Replicas that are "
-            "started with resume='newest-whole' continue from that state: they give up the syncs after it, name these in the "
-            "log, and stop replicas that were started before."
+            f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it "
+            "again, and the run cannot continue without it. export() writes the newest undamaged "
+            f"state in {incarnation.store.uri} to a file. Replicas that are started with "
+            "resume='newest-whole' continue from that state: they give up the syncs after it, name "
+            "these in the log, and stop replicas that were started before."
         ) from error
 
 
@@ -307,9 +322,10 @@ def obey_rollback(incarnation: Incarnation, rollback: Rollback) -> None:
         incarnation.rank, 0
     ):
         raise FencedError(
-            f"the run at {incarnation.store.uri} continues from older states, because the results of later syncs could not be read any "
-            f"more{given_up}. This incarnation of rank {incarnation.rank} (epoch {incarnation.epoch}) began before that, so it stops. Start the "
-            "replica again to take part.",
+            f"the run at {incarnation.store.uri} continues from older states, because the results "
+            f"of later syncs could not be read any more{given_up}. This incarnation of rank "
+            f"{incarnation.rank} (epoch {incarnation.epoch}) began before that, so it stops. "
+            "Start the replica again to take part.",
             incarnation.rank,
             incarnation.epoch,
         )
@@ -349,7 +365,8 @@ def _is_whole(incarnation: Incarnation, index: int, sync: int, recorded: set[int
                 ):
                     return False
     except ReloadError as reload:
-        # If the rollback was there from the beginning, the record was lost, and the rollback was written in its place.
+        # If the rollback was there from the beginning, the record was lost, and the rollback was
+        # written in its place.
         if reload.rollback is not None and reload.rollback.sync in recorded:
             return False
         raise

@@ -27,15 +27,16 @@ from ._result import Result, adopt_listed, listed
 class Adoption:
     """One incarnation's adoption of one sync. Used once.
 
-    Sharded: the k-th member owns the shards k, k + members, …: it updates and publishes them, and all incarnations read them. If an
-    owner is late by one grace, the next member does its work. Since a shard is created only once, a race does no harm: all
-    incarnations adopt what is there.
+    Sharded: the k-th member owns the shards k, k + members, …: it updates and publishes them, and
+    all incarnations read them. If an owner is late by one grace, the next member does its work.
+    Since a shard is created only once, a race does no harm: all incarnations adopt what is there.
     Gather: every incarnation updates all shards, and some syncs are published.
 
     Args:
         incarnation: The incarnation.
         commit: The record, to be obeyed as it is.
-        local: Whether the record names this incarnation's own contribution, so that it need not be read from the store.
+        local: Whether the record names this incarnation's own contribution, so that it need not be
+            read from the store.
     """
 
     def __init__(self, incarnation: Incarnation, commit: Commit, local: bool) -> None:
@@ -61,7 +62,8 @@ class Adoption:
 
         Raises:
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state.
-            ReloadError: Contributions are gone because a newer state is complete, or memory does not hold what it should.
+            ReloadError: Contributions are gone because a newer state is complete, or memory does
+                not hold what it should.
             SyncTimeoutError: A shard was not published in time.
         """
         shards = range(self._result.layout.shards)
@@ -93,8 +95,9 @@ class Adoption:
         def notice(seconds: float) -> str:
             owners = named_ranks(self._owners(missing))
             return (
-                f"rank {incarnation.rank}: sync {self._commit.sync} is decided, and has been waiting for the shards of {owners} for "
-                f"{seconds:.0f} s, and gives up after {incarnation.timing.sync_timeout:g} s"
+                f"rank {incarnation.rank}: sync {self._commit.sync} is decided, and has been "
+                f"waiting for the shards of {owners} for {seconds:.0f} s, and gives up after "
+                f"{incarnation.timing.sync_timeout:g} s"
             )
 
         incarnation.handover.absent = set()
@@ -104,7 +107,8 @@ class Adoption:
             incarnation.handover.absent |= shares.late_owners(missing, elapsed)
             published = listed(self._result, missing)
             pending = Pending(tuple(missing), tuple(published), readable=self._unreadable is None)
-            # One pass: first the published shards, then the late ones. If any arrived, more may have, so look again at once.
+            # One pass: first the published shards, then the late ones. If any arrived, more may
+            # have, so look again at once.
             while True:
                 decision = on_pending(shares, pending, elapsed=elapsed, patience=patience)
                 if isinstance(decision, Adopt):
@@ -164,7 +168,10 @@ class Adoption:
             ask_for_repair(incarnation)
 
     def _stand_in(self, shards: Sequence[int]) -> list[int]:
-        """Compute shards whose owners are late. Returns those that are done: it stops if a contribution cannot be read."""
+        """Compute shards whose owners are late.
+
+        Returns those that are done: it stops if a contribution cannot be read.
+        """
         done: list[int] = []
         for shard in shards:
             try:
@@ -178,16 +185,21 @@ class Adoption:
     def _leave_to_others(self, error: CorruptedObjectError) -> None:
         """Leave shards to others, because a contribution cannot be read.
 
-        The incarnation that made the contribution holds it in memory, and does the work of owners that are late.
+        The incarnation that made the contribution holds it in memory, and does the work of owners
+        that are late.
 
         Raises:
-            CorruptedObjectError: No incarnation could do it, since this is an earlier sync, whose members have gone on.
+            CorruptedObjectError: No incarnation could do it, since this is an earlier sync, whose
+                members have gone on.
         """
         if self._result.mending or not self._local or self._incarnation.fixed:
             raise error
         self._unreadable = error
         self._incarnation.say.error(
-            "%s. Leaving the shards that need it to the other replicas, and waiting for them for %g s.",
+            (
+                "%s. Leaving the shards that need it to the other replicas, and waiting for them for "
+                "%g s."
+            ),
             str(error).rstrip("."),
             2 * self._incarnation.settings.grace,
         )
@@ -200,7 +212,8 @@ class Adoption:
             return None
         (owner,) = self._owners([found])
         return CorruptedObjectError(
-            f"{damaged[found].rstrip('.')}. Rank {owner}, which had the values, has not written them again"
+            f"{damaged[found].rstrip('.')}. Rank {owner}, which had the values, has not written "
+            "them again"
         )
 
     def _owners(self, shards: Sequence[int]) -> list[int]:
@@ -210,8 +223,9 @@ class Adoption:
     def _late(self, missing: Sequence[int]) -> SyncTimeoutError:
         incarnation, ranks = self._incarnation, self._owners(missing)
         return SyncTimeoutError(
-            f"sync {self._commit.sync} at {incarnation.store.uri} is decided, but the shards of ranks {ranks} were not published within "
-            f"{incarnation.timing.sync_timeout:g} s (sync_timeout). Look at the logs of these ranks. The run can be resumed from its "
+            f"sync {self._commit.sync} at {incarnation.store.uri} is decided, but the shards of "
+            f"ranks {ranks} were not published within {incarnation.timing.sync_timeout:g} s "
+            "(sync_timeout). Look at the logs of these ranks. The run can be resumed from its "
             "prefix.",
             ranks,
         )

@@ -33,7 +33,8 @@ def catch_up(incarnation: Incarnation, *, first: bool = False) -> None:
 
     Args:
         incarnation: The incarnation.
-        first: Whether the incarnation begins here. Only then may it go back to older states, if its settings allow that.
+        first: Whether the incarnation begins here. Only then may it go back to older states, if its
+            settings allow that.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
@@ -53,7 +54,8 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
     """Take what is published, because this incarnation cannot use the state that it holds.
 
     Raises:
-        DivergedError: The incarnation's state is wrong although it has started again before for that reason.
+        DivergedError: The incarnation's state is wrong although it has started again before for
+            that reason.
         FencedError: The run went back to older states, and this incarnation had not agreed to that.
     """
     if reload.rollback is not None:
@@ -63,9 +65,10 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
             raise diverged(incarnation.rank)
         if incarnation.handover.differed:
             raise DivergedError(
-                f"the global copy of rank {incarnation.rank} has changed in memory between two syncs, and did so again after it was "
-                "reloaded. Nothing of it was sent. Either something in this process writes to it, or the machine's memory is "
-                "faulty: check the training code, or resume the run on another machine."
+                f"the global copy of rank {incarnation.rank} has changed in memory between two "
+                "syncs, and did so again after it was reloaded. Nothing of it was sent. Either "
+                "something in this process writes to it, or the machine's memory is faulty: check "
+                "the training code, or resume the run on another machine."
             )
         incarnation.handover.differed = True
     elif reload.damage is not None:
@@ -87,7 +90,8 @@ def _take_mended(
 ) -> None:
     """Ask other replicas to mend what this incarnation cannot read, and wait for them for a grace; then go back, if that is agreed."""
     problem: CorruptedObjectError | NonFiniteUpdateError | None = error
-    # If a committed sync would make a tensor infinite, it would do so on every replica, so asking would not help.
+    # If a committed sync would make a tensor infinite, it would do so on every replica, so asking
+    # would not help.
     for _ in asking(incarnation, error, _ASKING) if isinstance(error, CorruptedObjectError) else ():
         problem = _take_newest(incarnation)
         if problem is None:
@@ -103,7 +107,10 @@ def _take_mended(
 
 
 def _take_newest(incarnation: Incarnation) -> CorruptedObjectError | NonFiniteUpdateError | None:
-    """Load the newest state and replay the log. Returns None, or the error that says what could not be read or computed."""
+    """Load the newest state and replay the log.
+
+    Returns None, or the error that says what could not be read or computed.
+    """
     damage: CorruptedObjectError | StoreUnavailableError | None = None
     why = None
     for pause in _PAUSES:
@@ -125,7 +132,8 @@ def _take_newest(incarnation: Incarnation) -> CorruptedObjectError | NonFiniteUp
     if damage is not None:
         raise damage
     return CorruptedObjectError(
-        f"the state in {incarnation.store.uri} changed each of the {len(_PAUSES)} times that it was read: start this replica again"
+        f"the state in {incarnation.store.uri} changed each of the {len(_PAUSES)} times that it "
+        "was read: start this replica again"
     )
 
 
@@ -159,28 +167,32 @@ def replay(incarnation: Incarnation) -> None:
         if incarnation.fixed:
             check_not_later(incarnation, commit)
         if commit.base != progress.digest:
-            # A shard that was deleted may have been created again with other bytes; a newer state is whole then.
+            # A shard that was deleted may have been created again with other bytes; a newer state
+            # is whole then.
             raise ReloadError(Why.DIFFERS)
         Adoption(incarnation, commit, local=False).run()
         incarnation.standing.advance(commit, record)
         if incarnation.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(incarnation, commit.fragment)
             incarnation.damage.mended(commit.fragment, commit.sync)
-    # Several records in a row may be lost. The next one may just have been decided, so read it once more.
+    # Several records in a row may be lost. The next one may just have been decided, so read it once
+    # more.
     newest = max(incarnation.recorded(), default=0)
     has_gap = newest > incarnation.sync + 1 and incarnation.log(incarnation.sync + 1) is None
     if incarnation.sync < published or has_gap:
         raise CorruptedObjectError(
-            f"{incarnation.origin(commit_key(incarnation.sync + 1))} is gone, although later objects are there. A run never deletes commit "
-            "records: something else has deleted it, or a replica of another run writes below this prefix"
+            f"{incarnation.origin(commit_key(incarnation.sync + 1))} is gone, although later "
+            "objects are there. A run never deletes commit records: something else has deleted it, "
+            "or a replica of another run writes below this prefix"
         )
 
 
 def _hold_own_part(incarnation: Incarnation) -> None:
     """Read the outer optimizer's state of every N-th shard: of those that this rank updates if all N ranks take part.
 
-    So it need not be read at the next sync. This also shows damage before any replica trains: loading reads only the values,
-    but if all ranks are there, each part of the rest is read by one of them. What is damaged is made again at once.
+    So it need not be read at the next sync. This also shows damage before any replica trains:
+    loading reads only the values, but if all ranks are there, each part of the rest is read by one
+    of them. What is damaged is made again at once.
 
     Raises:
         ReloadError: It is damaged, and the whole state has to be made again.
@@ -228,7 +240,8 @@ def _hold_or_make_again(
 
     damage: CorruptedObjectError | None = None
     try:
-        # Only two attempts, since the others may be waiting. If the file is not damaged after all, the same is computed again.
+        # Only two attempts, since the others may be waiting. If the file is not damaged after all,
+        # the same is computed again.
         if incarnation.read_file(key, use, opened, most=2):
             return
     except CorruptedObjectError as error:
@@ -246,7 +259,8 @@ def _hold_or_make_again(
 def diverged(rank: int) -> DivergedError:
     """The error for a replica that computes other values than the others."""
     return DivergedError(
-        f"rank {rank} computes other values than most other replicas, even from the published state. Different kinds of "
-        "processors round differently: run all replicas on the same kind, or begin a new run with topology='sharded', where "
-        "every shard is computed once and all replicas read the same bytes."
+        f"rank {rank} computes other values than most other replicas, even from the published "
+        "state. Different kinds of processors round differently: run all replicas on the same "
+        "kind, or begin a new run with topology='sharded', where every shard is computed once and "
+        "all replicas read the same bytes."
     )

@@ -23,8 +23,8 @@ from ._held import begin_to_hold, hold, note_outer, state_before, watched
 from ._result import Result, adopt
 
 _IF_ENCODED = (
-    " that does not need this one. If the run is going on, start this replica again when the values of the fragment have been "
-    "published whole once more (full_state_every)"
+    " that does not need this one. If the run is going on, start this replica again when the "
+    "values of the fragment have been published whole once more (full_state_every)"
 )
 
 
@@ -33,7 +33,8 @@ class Computation:
 
     Args:
         result: The result whose shards are computed.
-        local: Whether the record names this incarnation's own contribution, so that it need not be read from the store.
+        local: Whether the record names this incarnation's own contribution, so that it need not be
+            read from the store.
     """
 
     def __init__(self, result: Result, *, local: bool) -> None:
@@ -46,14 +47,19 @@ class Computation:
         self._inputs: Inputs | None = None
 
     def run(self, batches: Sequence[Sequence[int]]) -> None:
-        """Update shards. The shards of a batch are updated together; their publication begins before the next batch is updated.
+        """Update shards.
+
+        The shards of a batch are updated together; their publication begins before the next batch
+        is updated.
 
         Raises:
-            CorruptedObjectError: Contributions are gone or damaged, and there is no newer state; or the values that are computed
-                differ from those that were published.
-            ReloadError: Contributions are gone because a newer state is complete, or the state before is damaged.
+            CorruptedObjectError: Contributions are gone or damaged, and there is no newer state; or
+                the values that are computed differ from those that were published.
+            ReloadError: Contributions are gone because a newer state is complete, or the state
+                before is damaged.
         """
-        # If memory was overwritten since the contribution was made, the contribution has to be read from the store.
+        # If memory was overwritten since the contribution was made, the contribution has to be read
+        # from the store.
         self._local = self._local and all(
             self._progress.values_at[shard] == self._result.previous
             for batch in batches
@@ -74,7 +80,10 @@ class Computation:
             publications.abandon()
 
     def _computes(self, batches: Sequence[Sequence[int]]) -> bool:
-        """Update the first of these batches in memory. Returns False if its result was already published and has been adopted."""
+        """Update the first of these batches in memory.
+
+        Returns False if its result was already published and has been adopted.
+        """
         pauses: Iterator[float | None] = iter((*PAUSES, None))
         batch = batches[0]
         while True:
@@ -83,7 +92,8 @@ class Computation:
                 if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
                     self._update(batch, self._open(batches))
                     return True
-                # A shard had to be made again, so the model no longer holds this incarnation's contribution.
+                # A shard had to be made again, so the model no longer holds this incarnation's
+                # contribution.
                 self._close()
             except ObjectNotFoundError as error:
                 self._close()
@@ -177,8 +187,9 @@ class Computation:
         """An earlier incarnation of this rank took its part of these shards with it, which it did not send."""
         self._result.without.update(dict.fromkeys(batch, f"{own.rank}.{own.epoch}"))
         self._incarnation.say.warning(
-            "sync %d counts a contribution of an earlier incarnation of this rank (epoch %d), whose part of the shards that "
-            "this rank updates is lost with it: what it had learned there, in inner steps %d to %d, counts as nothing.",
+            "sync %d counts a contribution of an earlier incarnation of this rank (epoch %d), "
+            "whose part of the shards that this rank updates is lost with it: what it had learned "
+            "there, in inner steps %d to %d, counts as nothing.",
             self._commit.sync,
             own.epoch,
             own.start,
@@ -192,7 +203,8 @@ class Computation:
 
         Returns for another attempt, and raises the error if this is the end.
         """
-        # An incarnation of a fixed run that has begun to update cannot begin again: nobody else holds its own part.
+        # An incarnation of a fixed run that has begun to update cannot begin again: nobody else
+        # holds its own part.
         if (
             pause is None
             or self._incarnation.fixed
@@ -204,11 +216,15 @@ class Computation:
             # A state that was updated in part can only be restored from what is published.
             raise ReloadError(Why.DAMAGED, damage=error) from error
         if isinstance(error, StoreUnavailableError):
-            # Any read will do: it waits until the store can be reached again, as long as reads wait everywhere.
+            # Any read will do: it waits until the store can be reached again, as long as reads wait
+            # everywhere.
             read_commit(self._incarnation, self._commit.sync)
 
     def _compare(self, batch: Sequence[int]) -> None:
-        """Gather: note what was computed. If a state is mended, check that it is what the record of that state says."""
+        """Gather: note what was computed.
+
+        If a state is mended, check that it is what the record of that state says.
+        """
         result = self._result
         for shard in batch:
             values = result.shard(shard).digest()
@@ -220,10 +236,12 @@ class Computation:
         """Make sure that memory holds the values and the outer state from which the update starts.
 
         Returns:
-            Whether the shard was damaged in the store and has been made again. If so, the model's values of it are lost.
+            Whether the shard was damaged in the store and has been made again. If so, the model's
+            values of it are lost.
 
         Raises:
-            ReloadError: It could not be made again by itself. Loading makes it again from the state before it.
+            ReloadError: It could not be made again by itself. Loading makes it again from the state
+                before it.
         """
         incarnation, progress, index = self._incarnation, self._progress, self._commit.fragment
         if not begin_to_hold(incarnation, progress, shard):
@@ -274,7 +292,8 @@ class Computation:
         def use() -> None:
             if created:
                 result.settle(shard, *written[-1])
-            # Another incarnation was faster: there is only one version, and all incarnations take it.
+            # Another incarnation was faster: there is only one version, and all incarnations take
+            # it.
             elif self._is_same(shard) or adopt(result, shard):
                 pass
             elif shard in result.damaged:
@@ -288,7 +307,8 @@ class Computation:
     def _is_same(self, shard: int) -> bool:
         """Whether another incarnation has published an encoded shard with the values that this incarnation has computed, which it keeps then.
 
-        So nothing has to be read from which the values before could be made, to which a published change is added.
+        So nothing has to be read from which the values before could be made, to which a published
+        change is added.
         """
         incarnation, result = self._incarnation, self._result
         if self._job.coded is None:
@@ -308,8 +328,8 @@ class Computation:
     def _look_again(self, shard: int, missing: object) -> None:
         """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
 
-        If the result is known to be damaged, it does not help that it is published: only a newer state does. Returns if the
-        result is published, and has been adopted.
+        If the result is known to be damaged, it does not help that it is published: only a newer
+        state does. Returns if the result is published, and has been adopted.
 
         Raises:
             CorruptedObjectError: There is neither.
@@ -336,8 +356,9 @@ class Computation:
         elif result.sync < max(newest_done(listing, count)):
             damaged = f"Its result {result.key(shard)} is gone as well. "
         raise CorruptedObjectError(
-            f"sync {result.sync} in {incarnation.store.uri} is decided, but something from which its result is computed is gone: "
-            f"{str(missing).rstrip('.')}. {damaged}No newer state is complete{_IF_ENCODED if every > 1 else ''}."
+            f"sync {result.sync} in {incarnation.store.uri} is decided, but something from which "
+            f"its result is computed is gone: {str(missing).rstrip('.')}. {damaged}No newer state "
+            f"is complete{_IF_ENCODED if every > 1 else ''}."
         )
 
 
@@ -346,11 +367,13 @@ def make_again(
 ) -> bool:
     """Compute a shard of the state in memory again, because its file is damaged or gone, and write the file as it was.
 
-    This needs the state before and the contributions to its sync, which stay in the store until the next state is complete.
-    Nothing else in memory is touched: other shards and fragments keep what they hold and what this replica has learned since.
+    This needs the state before and the contributions to its sync, which stay in the store until the
+    next state is complete. Nothing else in memory is touched: other shards and fragments keep what
+    they hold and what this replica has learned since.
 
     Returns:
-        Whether it was possible. If so, memory holds the values and the outer state of the shard as they were published.
+        Whether it was possible. If so, memory holds the values and the outer state of the shard as
+        they were published.
     """
     progress = incarnation.fragments[index]
     if incarnation.gather or incarnation.fixed or progress.commit is None:

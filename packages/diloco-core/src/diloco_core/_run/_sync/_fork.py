@@ -1,7 +1,8 @@
 """Whether the last record that an incarnation has obeyed is still the one in the log.
 
-A record that is lost without a trace can be decided again, with other members, by incarnations that have not read it. An incarnation that has
-obeyed the first record then holds a state that is not the run's, and must neither decide nor publish anything based on it.
+A record that is lost without a trace can be decided again, with other members, by incarnations that
+have not read it. An incarnation that has obeyed the first record then holds a state that is not the
+run's, and must neither decide nor publish anything based on it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def look_back(incarnation: Incarnation) -> None:
     If it is gone, it is written again, unless another record has its number.
 
     Raises:
-        ReloadError: Something else was decided in its place, or the run went back to older states there.
+        ReloadError: Something else was decided in its place, or the run went back to older states
+            there.
     """
     if not (
         incarnation.late
@@ -34,7 +36,9 @@ def look_back(incarnation: Incarnation) -> None:
         if incarnation.sync == incarnation.rollback:
             entry = incarnation.log(incarnation.sync)
             if entry is None:
-                return  # another incarnation that has obeyed it writes it again, or reports that it is missing
+                # Another incarnation that has obeyed it writes it again, or reports that it is
+                # missing
+                return
         else:
             entry = read_commit(incarnation, incarnation.sync, decided=True)
         if entry is None or entry[1] != incarnation.standing.previous:
@@ -62,10 +66,12 @@ def check_not_later(incarnation: Incarnation, commit: Commit) -> None:
 def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
     """Fixed: look whether the run is past this sync already, when all shards are read and before anything uses them.
 
-    A shard that was deleted long ago may have been created again, with other bytes, by an incarnation that was replaced.
+    A shard that was deleted long ago may have been created again, with other bytes, by an
+    incarnation that was replaced.
 
     Raises:
-        FencedError: The next sync is decided, and only with a newer incarnation of this rank can it be.
+        FencedError: The next sync is decided, and only with a newer incarnation of this rank can it
+            be.
         ReloadError: The run has ended, or went back to older states.
     """
     entry = incarnation.log(commit.sync + 1)
@@ -78,7 +84,8 @@ def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
 def not_next(incarnation: Incarnation, commit: Commit) -> ReloadError:
     """What an incarnation does that has read a record which does not follow the last one that it has obeyed.
 
-    It loads again if the record that it has obeyed was replaced, and the new record follows the replacement.
+    It loads again if the record that it has obeyed was replaced, and the new record follows the
+    replacement.
 
     Raises:
         CorruptedObjectError: It was not: the records of the log do not follow each other.
@@ -105,8 +112,9 @@ def _digest_in_log(incarnation: Incarnation) -> str | None:
 
 def _say(incarnation: Incarnation) -> None:
     incarnation.say.error(
-        "%s is no longer the record that this replica has obeyed: that record was lost, and another one was decided in "
-        "its place while this replica stood still. This replica drops what it holds, which is no longer a state of the run, and "
-        "reloads. Something outside this run deletes its objects: find out what does, and stop it.",
+        "%s is no longer the record that this replica has obeyed: that record was lost, and "
+        "another one was decided in its place while this replica stood still. This replica drops "
+        "what it holds, which is no longer a state of the run, and reloads. Something outside "
+        "this run deletes its objects: find out what does, and stop it.",
         incarnation.origin(commit_key(incarnation.sync)),
     )

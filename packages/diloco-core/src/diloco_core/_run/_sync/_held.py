@@ -1,7 +1,8 @@
 """What an update starts from: the values of a shard after the fragment's last sync, and the outer optimizer's state for it.
 
-Every incarnation holds all values. The outer state of a shard is held only by the incarnation that has updated the shard last. If another incarnation
-updates it next, that incarnation reads the outer state. What is held is compared with what was published.
+Every incarnation holds all values. The outer state of a shard is held only by the incarnation that
+has updated the shard last. If another incarnation updates it next, that incarnation reads the outer
+state. What is held is compared with what was published.
 """
 
 from __future__ import annotations
@@ -100,12 +101,14 @@ def state_before(incarnation: Incarnation, index: int) -> Progress | None:
 def watched(
     result: Result, shards: Sequence[int], first: Source
 ) -> tuple[Source, Callable[[], None]]:
-    """Check that the outer optimizer's state is still what was published. Only its owner can tell if it changed in memory.
+    """Check that the outer optimizer's state is still what was published.
+
+    Only its owner can tell if it changed in memory.
 
     So can it of the values, where state is published encoded.
 
-    Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the update finds it in the
-    processor's cache.
+    Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the
+    update finds it in the processor's cache.
 
     Args:
         result: The result that is computed.
@@ -113,12 +116,13 @@ def watched(
         first: The source that is read first for every chunk.
 
     Returns:
-        A source to be used instead of ``first``, which computes the checksum too; and a function to be called after the last
-        chunk, which raises an error if the state has changed.
+        A source to be used instead of ``first``, which computes the checksum too; and a function to
+        be called after the last chunk, which raises an error if the state has changed.
     """
     incarnation, progress, previous = result.incarnation, result.progress, result.previous
     if incarnation.fixed and result.job.coded is None:
-        # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds its own part.
+        # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds
+        # its own part.
         return first, lambda: None
     # What is published encoded is decoded in memory.
     published = progress.rests if result.job.coded is None else progress.outer_sums
@@ -127,8 +131,9 @@ def watched(
         for shard in shards
         if previous and published[shard] is not None
     }
-    # If state is published as it is, all replicas take whatever values the owner publishes. But a change is added to the values
-    # that each of them holds: if those of the owner were others, nobody would come to the sum that it publishes.
+    # If state is published as it is, all replicas take whatever values the owner publishes. But a
+    # change is added to the values that each of them holds: if those of the owner were others,
+    # nobody would come to the sum that it publishes.
     values = (
         {}
         if result.job.coded is None
@@ -162,8 +167,8 @@ def watched(
 
 def _changed_in_memory(result: Result, shard: int, what: str) -> CorruptedObjectError:
     error = CorruptedObjectError(
-        f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since sync "
-        f"{result.previous}: it is not what was published"
+        f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since "
+        f"sync {result.previous}: it is not what was published"
     )
     result.incarnation.say.error(
         "%s. Reading it again. Check the memory of this machine.",

@@ -67,19 +67,20 @@ def timed_out(incarnation: Incarnation, sync: int, name: str, folder: Folder) ->
         reason = "no rank is missing, so this process itself stood still or was slow. Look at what its machine did."
         if folder.missing:
             reason = (
-                f"it was still waiting for {named_ranks(folder.missing)}. Look at the logs of the missing ranks; if they are "
-                "only slow, raise sync_timeout."
+                f"it was still waiting for {named_ranks(folder.missing)}. Look at the logs of the "
+                "missing ranks; if they are only slow, raise sync_timeout."
             )
         return SyncTimeoutError(
-            f"sync {sync} of fragment {name} at {incarnation.store.uri} was not completed within {incarnation.timing.sync_timeout:g} s; "
-            f"{reason}",
+            f"sync {sync} of fragment {name} at {incarnation.store.uri} was not completed within "
+            f"{incarnation.timing.sync_timeout:g} s; {reason}",
             list(folder.missing),
         )
     return SyncTimeoutError(
-        f"sync {sync} of fragment {name} at {incarnation.store.uri} did not get contributions from {incarnation.manifest.min_replicas} "
-        f"replicas (min_replicas) within {incarnation.timing.sync_timeout:g} s (sync_timeout). Nothing was decided. "
-        f"{_attendance(incarnation, folder)}. Look at the logs of the ranks that are missing. When enough replicas can be started, "
-        "resume the run from its prefix.",
+        f"sync {sync} of fragment {name} at {incarnation.store.uri} did not get contributions "
+        f"from {incarnation.manifest.min_replicas} replicas (min_replicas) within "
+        f"{incarnation.timing.sync_timeout:g} s (sync_timeout). Nothing was decided. "
+        f"{_attendance(incarnation, folder)}. Look at the logs of the ranks that are missing. "
+        "When enough replicas can be started, resume the run from its prefix.",
         list(folder.missing),
     )
 
@@ -100,7 +101,8 @@ def notice(
         name: Name of the fragment.
         folder: What the incarnation has seen last.
         seconds: For how long it has waited.
-        patience: Seconds after which the incarnation continues without the sync; None if it does not.
+        patience: Seconds after which the incarnation continues without the sync; None if it does
+            not.
     """
     quorum = incarnation.manifest.min_replicas
     if incarnation.fixed:
@@ -108,8 +110,8 @@ def notice(
             return ""
         ranks = named_ranks(folder.missing)
         return (
-            f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for {ranks} for {seconds:.0f} s, and gives up "
-            f"after {incarnation.timing.sync_timeout:g} s"
+            f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for {ranks} "
+            f"for {seconds:.0f} s, and gives up after {incarnation.timing.sync_timeout:g} s"
         )
     if len(folder.chosen) >= quorum and seconds < 2 * incarnation.settings.grace:
         return ""  # one of the incarnations that have contributed is about to decide the sync
@@ -117,8 +119,9 @@ def notice(
     if patience is not None:
         end = f"This replica leaves without the sync after {patience:g} s"
     return (
-        f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for contributions from {quorum} replicas "
-        f"(min_replicas) for {seconds:.0f} s. {end}. {_attendance(incarnation, folder)}"
+        f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for "
+        f"contributions from {quorum} replicas (min_replicas) for {seconds:.0f} s. {end}. "
+        f"{_attendance(incarnation, folder)}"
     )
 
 
@@ -143,24 +146,27 @@ def say_what_is_lost(
     Args:
         incarnation: The incarnation.
         commit: The record of the sync.
-        became: What became of what the incarnation had learned; see :func:`.._round._membership.fate`.
-        left_open: The contribution, if it was made earlier and the incarnation had not waited for the end of the sync then.
-        steps: The inner steps that the incarnation has taken for the sync (the first, and one past the last); None if there are none.
+        became: What became of what the incarnation had learned; see
+            :func:`.._round._membership.fate`.
+        left_open: The contribution, if it was made earlier and the incarnation had not waited for
+            the end of the sync then.
+        steps: The inner steps that the incarnation has taken for the sync (the first, and one past
+            the last); None if there are none.
     """
     if steps is None:
         return
     if became == "counted" and left_open and left_open.stop < steps[1]:
         incarnation.say.warning(
-            "inner steps %d to %d are dropped: this replica took them after its contribution to sync %d, for whose end "
-            "it had not waited",
+            "inner steps %d to %d are dropped: this replica took them after its contribution to "
+            "sync %d, for whose end it had not waited",
             left_open.stop,
             steps[1],
             commit.sync,
         )
     if became == "dropped" and incarnation.rank not in {member.rank for member in commit.members}:
         incarnation.say.warning(
-            "sync %d was decided without this replica, which was late. Its inner steps %d to %d are lost because of "
-            "late='drop'.",
+            "sync %d was decided without this replica, which was late. Its inner steps %d to %d "
+            "are lost because of late='drop'.",
             commit.sync,
             *steps,
         )

@@ -1,6 +1,7 @@
 """The result of a committed sync, while one incarnation takes or computes it.
 
-Shards are taken as they were published, so that all incarnations hold the same bytes, whoever computed them.
+Shards are taken as they were published, so that all incarnations hold the same bytes, whoever
+computed them.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ from .._states._load import read_values
 
 @dataclass(slots=True)
 class Result:
-    """The state after a sync, while one incarnation takes or computes it. Written by the code that takes or computes shards.
+    """The state after a sync, while one incarnation takes or computes it.
+
+    Written by the code that takes or computes shards.
 
     Attributes:
         incarnation: The incarnation.
         commit: The sync's record, to be obeyed as it is.
-        progress: What the incarnation holds of the fragment: at first the state before, and then more and more shards of this one.
+        progress: What the incarnation holds of the fragment: at first the state before, and then
+            more and more shards of this one.
         mending: Whether this state was published before, and a part of it is damaged or gone.
-        done: The record of this state, if the state is being mended and the record can be read: only what it says is written.
+        done: The record of this state, if the state is being mended and the record can be read:
+            only what it says is written.
         damaged: What is wrong with damaged shards in the store, by number.
-        without: For shards that this incarnation has computed without its rank's own part: whose part that is.
+        without: For shards that this incarnation has computed without its rank's own part: whose
+            part that is.
         previous: The sync from whose state the result is computed.
     """
 
@@ -117,7 +123,10 @@ def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
 
 
 def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
-    """Adopt shards that :func:`listed` returned, as :func:`adopt` does. Returns those that could be read."""
+    """Adopt shards that :func:`listed` returned, as :func:`adopt` does.
+
+    Returns those that could be read.
+    """
     incarnation = result.incarnation
     sizes = {result.key(shard): size for shard, size in listing.items()}
     numbers = dict(zip(sizes, listing, strict=True))
@@ -137,13 +146,15 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
         False if it is not published, or is damaged and has to be computed again.
 
     Raises:
-        ReloadError: The values in memory, to which a published change is added, are not those that it belongs to.
+        ReloadError: The values in memory, to which a published change is added, are not those that
+            it belongs to.
     """
     incarnation, progress = result.incarnation, result.progress
     key, stored = result.key(shard), result.shard(shard)
 
     if result.job.coded is not None and progress.values_at[shard] != result.previous:
-        # This incarnation has begun to compute the shard, and a change can only be added to the values before.
+        # This incarnation has begun to compute the shard, and a change can only be added to the
+        # values before.
         try:
             if read_values(incarnation, progress, shard) is not None:
                 return False
@@ -158,7 +169,8 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     try:
         if result.mending:  # parts of the file that adopting does not read may be damaged too
             check_shard(incarnation, result.sync, result.index, shard, result.done)
-        # If it was deleted while it was read, and its space reused, then it is gone when it is read again.
+        # If it was deleted while it was read, and its space reused, then it is gone when it is read
+        # again.
         sums = incarnation.read_file(key, use, opened)
     except CorruptedObjectError as error:
         result.damaged[shard] = str(error)
@@ -166,8 +178,9 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
         return False
     except DivergedError:
         changed = CorruptedObjectError(
-            f"the global copy of fragment {result.job.name} has changed in memory since sync {result.previous}: with the change "
-            f"in {incarnation.origin(key)}, it does not become what the owner of the shard holds"
+            f"the global copy of fragment {result.job.name} has changed in memory since sync "
+            f"{result.previous}: with the change in {incarnation.origin(key)}, it does not become "
+            "what the owner of the shard holds"
         )
         incarnation.say.error(
             "%s.%s Check the memory of this machine.",

@@ -1,4 +1,7 @@
-"""One sync: contribute, wait for the record, obey it. The decisions on the way are made in :mod:`.._round`."""
+"""One sync: contribute, wait for the record, obey it.
+
+The decisions on the way are made in :mod:`.._round`.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +37,14 @@ class StoreSync:
     Args:
         incarnation: The incarnation.
         job: The fragment that is synced.
-        patience: Seconds after which this incarnation leaves without the sync (sooner if no rank is left to wait for); None if the
-            sync must be completed in time.
-        hurried: Whether this incarnation shall leave without the sync, as long as the sync is not decided. It may change at any time.
-        window: If replicas contribute by the time: seconds after which they do, counted from when each has seen the record of
-            the sync before; otherwise 0. Patience and grace begin then, also for an incarnation that waits earlier, because it leaves or
-            an earlier incarnation of its rank has contributed: the others are not late yet.
+        patience: Seconds after which this incarnation leaves without the sync (sooner if no rank is
+            left to wait for); None if the sync must be completed in time.
+        hurried: Whether this incarnation shall leave without the sync, as long as the sync is not
+            decided. It may change at any time.
+        window: If replicas contribute by the time: seconds after which they do, counted from when
+            each has seen the record of the sync before; otherwise 0. Patience and grace begin then,
+            also for an incarnation that waits earlier, because it leaves or an earlier incarnation
+            of its rank has contributed: the others are not late yet.
     """
 
     def __init__(
@@ -59,7 +64,8 @@ class StoreSync:
         self._index = incarnation.index(self._sync)
         self._progress = incarnation.fragments[self._index]
         self._base = self._progress.digest
-        # An incarnation contributes only once to a sync, even if it did not wait for its end the first time.
+        # An incarnation contributes only once to a sync, even if it did not wait for its end the
+        # first time.
         self._left_open = incarnation.handover.take_open(self._sync)
         self._own_delta = self._left_open
         self._parts: Callable[[], Iterable[Buffer]] | None = None  # what that holds
@@ -74,7 +80,8 @@ class StoreSync:
 
         Raises:
             NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
-            ReloadError: This incarnation cannot use the state that it holds. Then there is no second half.
+            ReloadError: This incarnation cannot use the state that it holds. Then there is no
+                second half.
         """
         incarnation = self._incarnation
         incarnation.traffic.begin()
@@ -98,7 +105,10 @@ class StoreSync:
             self._incarnation.store.delete([self._own_delta.key])
 
     def _stands_in(self) -> bool:
-        """Fixed: whether an earlier incarnation of this rank has contributed. That stands for the rank, and nothing is sent."""
+        """Fixed: whether an earlier incarnation of this rank has contributed.
+
+        That stands for the rank, and nothing is sent.
+        """
         incarnation = self._incarnation
         looks = incarnation.fixed and incarnation.standing.is_new
         return looks and incarnation.rank in self._round.valid(
@@ -117,7 +127,9 @@ class StoreSync:
         return not isinstance(decision, rounds.KeepWaiting)
 
     def finish(self) -> SyncReport:
-        """The second half. Afterwards this incarnation holds the state after the sync, unless the sync was left out.
+        """The second half.
+
+        Afterwards this incarnation holds the state after the sync, unless the sync was left out.
 
         Raises:
             ReloadError: This incarnation cannot use the state that it holds.
@@ -174,7 +186,8 @@ class StoreSync:
     def after_reloading(self) -> SyncReport:
         """The report of the sync if this incarnation had to start again from the published state.
 
-        The log shows what became of the sync: it may have been decided and adopted with this incarnation's contribution all the same.
+        The log shows what became of the sync: it may have been decided and adopted with this
+        incarnation's contribution all the same.
         """
         commit = self._adopted()
         became = "none" if self._job.contribution.steps is None else "dropped"
@@ -216,9 +229,10 @@ class StoreSync:
             {delta.key: incarnation.format(self._index).size(groups, incarnation.rank) or 0}
         ):
             raise SyncError(
-                f"rank {incarnation.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but the run has "
-                f"already counted its steps up to {progress.positions.get(incarnation.rank, 0)}. Contributions must continue from the "
-                "counted steps, which restore() returned."
+                f"rank {incarnation.rank} would contribute its inner steps {start} to {stop} to "
+                f"sync {self._sync}, but the run has already counted its steps up to "
+                f"{progress.positions.get(incarnation.rank, 0)}. Contributions must continue from "
+                "the counted steps, which restore() returned."
             )
         measure_norms(self._job, incarnation.rank, incarnation.scratch)
         self._ask(self._job.contribution.proposal.wish)
@@ -237,8 +251,9 @@ class StoreSync:
             incarnation.traffic.count_sent(incarnation.store.put(delta.key, parts))
         except ChangedError as error:
             incarnation.say.error(
-                "the global copy of fragment %s has changed in memory since sync %d (shard %s is not what was "
-                "published). Nothing was sent. Reloading the published state. Check the memory of this machine.",
+                "the global copy of fragment %s has changed in memory since sync %d (shard %s is "
+                "not what was published). Nothing was sent. Reloading the published state. Check "
+                "the memory of this machine.",
                 self._job.name,
                 progress.sync,
                 error,
@@ -261,7 +276,10 @@ class StoreSync:
         return Rate(named) if named else self._job.contribution.proposal.standing
 
     def _ask(self, wish: Sequence[float]) -> None:
-        """Ask for another outer learning rate, if this replica wants one. To be called before its contribution is put."""
+        """Ask for another outer learning rate, if this replica wants one.
+
+        To be called before its contribution is put.
+        """
         incarnation = self._incarnation
         if wish:
             rate = Rate(
@@ -273,7 +291,10 @@ class StoreSync:
             incarnation.store.put(Wish(self._sync, rate, self._round.schema).key, lambda: [b"\n"])
 
     def _wait(self) -> tuple[Commit, str] | None:
-        """Wait for the record, and create it when this incarnation may. Returns None if this incarnation continues without the sync."""
+        """Wait for the record, and create it when this incarnation may.
+
+        Returns None if this incarnation continues without the sync.
+        """
         incarnation = self._incarnation
         early = self._early()
         deadline = early + incarnation.settings.grace
@@ -316,7 +337,10 @@ class StoreSync:
         return entry
 
     def _early(self) -> float:
-        """How many seconds before the end of its window this incarnation waits for others. They contribute only then."""
+        """How many seconds before the end of its window this incarnation waits for others.
+
+        They contribute only then.
+        """
         incarnation = self._incarnation
         if not self._window:
             return 0.0
@@ -352,7 +376,10 @@ class StoreSync:
         return self._folder
 
     def _mend_own(self) -> None:
-        """Fixed: write this incarnation's contribution again if the listing shows that it is not whole. Nobody goes on without it."""
+        """Fixed: write this incarnation's contribution again if the listing shows that it is not whole.
+
+        Nobody goes on without it.
+        """
         incarnation, delta, parts = self._incarnation, self._own_delta, self._parts
         if (
             not incarnation.fixed
@@ -365,7 +392,10 @@ class StoreSync:
         incarnation.store.put(delta.key, parts)
 
     def _create(self, members: tuple[Delta, ...]) -> None:
-        """Create the record of the sync, unless another incarnation has. Only the record that is read afterwards counts."""
+        """Create the record of the sync, unless another incarnation has.
+
+        Only the record that is read afterwards counts.
+        """
         incarnation = self._incarnation
         look_back(incarnation)
         commit = Commit(
@@ -397,7 +427,8 @@ class StoreSync:
         """Check that the record follows the state that this incarnation holds.
 
         Raises:
-            CorruptedObjectError: It does not, because the records in the store do not follow each other.
+            CorruptedObjectError: It does not, because the records in the store do not follow each
+                other.
             ReloadError: It does not, because this incarnation's state is not the run's.
         """
         match rounds.on_record(
@@ -410,8 +441,8 @@ class StoreSync:
 
     def _differs(self, theirs: str) -> ReloadError:
         self._incarnation.say.error(
-            "the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
-            "replica, but %s in others.%s",
+            "the state of fragment %s after sync %d is not the one that other replicas hold: its "
+            "digest is %s in this replica, but %s in others.%s",
             self._job.name,
             self._progress.sync,
             self._base,
@@ -425,7 +456,10 @@ class StoreSync:
 
 
 def stands_in(incarnation: Incarnation) -> bool:
-    """Whether an earlier incarnation of this rank has already contributed to the next sync. That contribution counts for the rank."""
+    """Whether an earlier incarnation of this rank has already contributed to the next sync.
+
+    That contribution counts for the rank.
+    """
     at = _round(incarnation, may_leave=False)
     listing = incarnation.store.list(deltas(at.sync))
     incarnation.handover.former = former_farewells(listing, incarnation.rank, incarnation.epoch)
@@ -448,7 +482,8 @@ def _round(incarnation: Incarnation, *, may_leave: bool) -> rounds.Round:
         members=incarnation.standing.members,
         min_replicas=incarnation.manifest.min_replicas,
         absent=frozenset(incarnation.handover.absent),
-        # An incarnation that may leave without the sync does not wait for incarnations that have left before.
+        # An incarnation that may leave without the sync does not wait for incarnations that have
+        # left before.
         former=() if may_leave else frozenset(incarnation.handover.former),
         differed=incarnation.handover.differed,
         may_leave=may_leave,

@@ -1,9 +1,9 @@
 """Ranged reads over a network: fetched in the order in which they will be used, several at a time, and in limited memory.
 
-All readers of a store share one queue and one budget. Readers announce what they are going to read, range by range, in the
-order of use, across all objects. So it makes no difference to speed whether a gigabyte comes from one object or from a
-thousand: there are always as many requests under way as the budget allows, and the range that is needed next is fetched
-first.
+All readers of a store share one queue and one budget. Readers announce what they are going to read,
+range by range, in the order of use, across all objects. So it makes no difference to speed whether
+a gigabyte comes from one object or from a thousand: there are always as many requests under way as
+the budget allows, and the range that is needed next is fetched first.
 """
 
 from __future__ import annotations
@@ -49,16 +49,20 @@ def threads(connections: int) -> Executor:
 
 
 class Transfers:
-    """A store's requests in the background, and the queue of the ranges that its readers will read. Thread-safe.
+    """A store's requests in the background, and the queue of the ranges that its readers will read.
+
+    Thread-safe.
 
     Args:
         settings: How many requests at a time, and in how much memory.
-        background: Given a number of connections, makes the executor that sends the requests; replaced in simulations.
+        background: Given a number of connections, makes the executor that sends the requests;
+            replaced in simulations.
         uri: The store's URI, for errors.
 
     Attributes:
         block_bytes: The most bytes that one request reads.
-        budget: How many bytes of announced ranges may be held or under way; it may be set at any time.
+        budget: How many bytes of announced ranges may be held or under way; it may be set at any
+            time.
     """
 
     def __init__(
@@ -85,12 +89,14 @@ class Transfers:
         """Refuse to send requests from a forked process, in which threads and connections do not work: they would never end.
 
         Raises:
-            StoreUnavailableError: The store was opened by the process that this one was forked from.
+            StoreUnavailableError: The store was opened by the process that this one was forked
+                from.
         """
         if not self.is_own_process():
             raise StoreUnavailableError(
-                f"{self._uri} was opened in another process ({self._process}), from which this one ({os.getpid()}) was "
-                "forked: threads and connections do not work after a fork. Connect after forking, or start processes by spawn "
+                f"{self._uri} was opened in another process ({self._process}), from which this "
+                f"one ({os.getpid()}) was forked: threads and connections do not work after a "
+                "fork. Connect after forking, or start processes by spawn "
                 "(multiprocessing.set_start_method('spawn')).",
                 lasting=True,
             )
@@ -112,8 +118,9 @@ class Transfers:
         with self._lock:
             future = wanted.future
             if future is None:
-                # The ranges are read in another order than was announced. Waiting for this one's turn could last for ever,
-                # since the ranges ahead of it in the queue keep their memory until they are read.
+                # The ranges are read in another order than was announced. Waiting for this one's
+                # turn could last for ever, since the ranges ahead of it in the queue keep their
+                # memory until they are read.
                 self._dropped.add(wanted)
                 future = self._start(wanted)
         try:
@@ -183,7 +190,8 @@ class Transfers:
 class BlockReader(Closing):
     """Reads an object in ranges; see :class:`._api.ObjectReader`. Not thread-safe.
 
-    Ranges that :meth:`expect` announces are fetched before they are read; all others when they are read.
+    Ranges that :meth:`expect` announces are fetched before they are read; all others when they are
+    read.
 
     Args:
         fetch: Fetches the bytes from ``start`` to ``stop``.
@@ -202,7 +210,8 @@ class BlockReader(Closing):
     def __post_init__(self, head: Buffer) -> None:
         self._head = memoryview(head)
         self._expected: deque[Range] = deque()
-        # The block that is being read: its offset in the object, its bytes, and how many of them have not been read yet.
+        # The block that is being read: its offset in the object, its bytes, and how many of them
+        # have not been read yet.
         self._block_start, self._block, self._unread = 0, memoryview(b""), 0
         self._current: Range | None = None
 
@@ -224,7 +233,8 @@ class BlockReader(Closing):
         end = offset + len(buffer)
         if end > self.size:
             raise CorruptedObjectError(
-                f"{self.name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} are needed"
+                f"{self.name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} "
+                "are needed"
             )
         while offset < end:
             into = buffer[len(buffer) - (end - offset) :]
@@ -233,7 +243,8 @@ class BlockReader(Closing):
                 continue
             if not 0 <= offset - self._block_start < len(self._block):
                 self._turn_to(offset, end)
-            # No local variable for the block: it would keep the block in memory while the next one is waited for.
+            # No local variable for the block: it would keep the block in memory while the next one
+            # is waited for.
             count = _copy(self._block, offset - self._block_start, into)
             offset += count
             self._unread -= count

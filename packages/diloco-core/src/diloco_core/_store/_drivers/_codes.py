@@ -1,11 +1,14 @@
 """What the error codes of services mean, and what to do about them. One table for all drivers.
 
-Services are S3 and its kin (MinIO, R2, Ceph, GCS over S3), GCS and Azure.
-The status of an answer is only looked at where a code is unknown or missing: S3 answers faults that pass with 400 and 403, too.
+Services are S3 and its kin (MinIO, R2, Ceph, GCS over S3), GCS and Azure. The status of an answer
+is only looked at where a code is unknown or missing: S3 answers faults that pass with 400 and 403,
+too.
 
 Sources: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, botocore's retries,
-docs.cloud.google.com/storage/docs/xml-api/reference-status, developers.cloudflare.com/r2/api/error-codes,
-learn.microsoft.com/rest/api/storageservices/blob-service-error-codes, and MinIO's cmd/api-errors.go.
+docs.cloud.google.com/storage/docs/xml-api/reference-status,
+developers.cloudflare.com/r2/api/error-codes,
+learn.microsoft.com/rest/api/storageservices/blob-service-error-codes, and MinIO's
+cmd/api-errors.go.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ def verdict_of(status: int | None, code: str | None) -> Verdict | None:
     verdict = _BY_CODE.get(code or "")
     if verdict is not None or status is None:
         return verdict
-    # Another condition than ours, such as a lease. Without a body there is no code, and botocore puts the status in its place.
+    # Another condition than ours, such as a lease. Without a body there is no code, and botocore
+    # puts the status in its place.
     if status == 412 and code not in {None, "412"}:
         return Verdict.PERMANENT
     if 400 <= status < 500 and status not in _PASSING:
@@ -92,8 +96,8 @@ def is_known(code: str | None) -> bool:
 _ADVICE = {
     Verdict.NO_BUCKET: "The bucket does not exist: create it, or correct the URI.",
     Verdict.EXPIRED: "The credentials have ended, or cannot be had at the moment. Use a source that renews them (a role, web "
-    "identity, a credential process, SSO): credentials in environment variables and in files are never renewed. For SSO, log "
-    "in again. If they are new, set this machine's clock.",
+    "identity, a credential process, SSO): credentials in environment variables and in files are "
+    "never renewed. For SSO, log in again. If they are new, set this machine's clock.",
     Verdict.CLOCK: "The clock of this machine is wrong: set it (with NTP, for instance). S3 allows 15 minutes.",
     Verdict.WRONG_PLACE: "The bucket is in another region, or belongs to another endpoint: set AWS_REGION and "
     "AWS_DEFAULT_REGION to its region, or AWS_ENDPOINT_URL.",
@@ -112,14 +116,14 @@ def advice(verdict: Verdict, verb: str, driver: str) -> str:
     """
     if verdict is Verdict.FORBIDDEN:
         conditional = (
-            " If they may write, then a policy of the bucket refuses conditional writes (If-None-Match), which an exclusive "
-            "write needs: allow them."
+            " If they may write, then a policy of the bucket refuses conditional writes "
+            "(If-None-Match), which an exclusive write needs: allow them."
             if verb == "create"
             else ""
         )
         return (
-            f"Access was denied: check that this process's credentials (those that {driver} finds by itself) may put, get, list "
-            f"and delete below the prefix.{conditional}"
+            f"Access was denied: check that this process's credentials (those that {driver} finds "
+            f"by itself) may put, get, list and delete below the prefix.{conditional}"
         )
     if verdict is Verdict.REFUSED:
         return f"The store refuses this kind of request, so it was not tried again. {_way_out(verb, driver)}"
@@ -129,15 +133,16 @@ def advice(verdict: Verdict, verb: str, driver: str) -> str:
 def _way_out(verb: str, driver: str) -> str:
     if verb == "create":
         return (
-            "It is a conditional write (If-None-Match: *), by which replicas agree on who is first. Use a store that has them, "
-            "such as S3, or a folder that all replicas share."
+            "It is a conditional write (If-None-Match: *), by which replicas agree on who is "
+            "first. Use a store that has them, such as S3, or a folder that all replicas share."
         )
     if driver == "obstore":
         other = "deletes objects one by one" if verb == "delete" else "sends other requests"
         return f"Try fsspec+s3:// in place of s3://, which {other}."
     if "s3" in driver:
         return (
-            "If it is the checksum that newer SDKs add, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required and "
+            "If it is the checksum that newer SDKs add, set "
+            "AWS_REQUEST_CHECKSUM_CALCULATION=when_required and "
             "AWS_RESPONSE_CHECKSUM_VALIDATION=when_required; or try obstore+s3://."
         )
     return ""

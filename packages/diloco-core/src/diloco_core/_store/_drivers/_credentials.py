@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class BotocoreCredentials:
-    """Credentials from botocore's chain, which also knows profiles, SSO and credential processes. Thread-safe.
+    """Credentials from botocore's chain, which also knows profiles, SSO and credential processes.
+
+    Thread-safe.
 
     It is called for every request. botocore asks their source again before they end, and only then.
     """
@@ -40,8 +42,9 @@ class BotocoreCredentials:
     def _ask_late(self) -> None:
         """Have sets that last for less than an hour renewed in the last quarter of their time.
 
-        botocore renews every set 15 minutes before its end: sets of 15 minutes, which are the rule where one role assumes
-        another, at every request. The names of its attributes may change: where one is missing, it is left as it is.
+        botocore renews every set 15 minutes before its end: sets of 15 minutes, which are the rule
+        where one role assumes another, at every request. The names of its attributes may change:
+        where one is missing, it is left as it is.
         """
         end = getattr(self._credentials, "_expiry_time", None)
         now = getattr(self._credentials, "_time_fetcher", None)

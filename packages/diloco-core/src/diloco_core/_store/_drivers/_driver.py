@@ -62,7 +62,10 @@ class Sending(NamedTuple):
 
 
 class Driver(Protocol):
-    """Sends single requests to one prefix; keys are relative to it. Thread-safe. It raises the errors of its own library."""
+    """Sends single requests to one prefix; keys are relative to it.
+
+    Thread-safe. It raises the errors of its own library.
+    """
 
     name: str
     near: bool
@@ -106,7 +109,10 @@ class Driver(Protocol):
 
 
 class TooLargeError(Exception):
-    """An object is larger than what may be read in one piece. Raised by drivers; never leaves the store."""
+    """An object is larger than what may be read in one piece.
+
+    Raised by drivers; never leaves the store.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(f"{size} bytes")

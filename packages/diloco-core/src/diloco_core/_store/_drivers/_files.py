@@ -1,7 +1,8 @@
 """Files below a run's folder, reached without following links, so that nothing outside is ever read, written or deleted.
 
-The run's folder itself may be reached through links. Below it every folder must be a real folder, and every object a regular
-file: each one is opened relative to the descriptor of its parent folder, with ``O_NOFOLLOW``.
+The run's folder itself may be reached through links. Below it every folder must be a real folder,
+and every object a regular file: each one is opened relative to the descriptor of its parent folder,
+with ``O_NOFOLLOW``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
-# Errors of network file systems while their server is away, and errors that are over when a resource is released.
+# Errors of network file systems while their server is away, and errors that are over when a
+# resource is released.
 _PASSING = {
     errno.EIO,
     errno.ESTALE,
@@ -59,8 +61,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT}
 _REMEDIES = dict.fromkeys(FULL, "The disk is full, or this user's quota is used up: make room.") | {
     errno.EROFS: "The file system is read-only: make it writable again.",
     errno.EFBIG: (
-        "The file would be larger than the file system allows, or than this process may write (ulimit -f): raise that "
-        "limit. More fragments make smaller files."
+        "The file would be larger than the file system allows, or than this process may write "
+        "(ulimit -f): raise that limit. More fragments make smaller files."
     ),
 }
 
@@ -69,12 +71,14 @@ def split(key: str) -> list[str]:
     """The names of the folders and of the file that a key consists of.
 
     Raises:
-        ConfigurationError: The key would lead out of the run's folder, or to a file that cannot be the run's.
+        ConfigurationError: The key would lead out of the run's folder, or to a file that cannot be
+            the run's.
     """
     names = key.split("/")
     if not is_key(key):
         raise ConfigurationError(
-            f"{key!r} is not a key: the parts between slashes must be printable names that do not begin with a dot"
+            f"{key!r} is not a key: the parts between slashes must be printable names that do not "
+            "begin with a dot"
         )
     return names
 
@@ -86,7 +90,10 @@ def open_run_folder(path: Path) -> int:
 
 @contextlib.contextmanager
 def opened_below(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """The descriptor of a folder below another one, reached without following links. ``make`` creates missing folders."""
+    """The descriptor of a folder below another one, reached without following links.
+
+    ``make`` creates missing folders.
+    """
     current = root
     try:
         for name in names:
@@ -137,7 +144,8 @@ def open_to_read(folder: int, name: str, path: str) -> FileReader:
     """Open an object.
 
     Raises:
-        CorruptedObjectError: It is not a regular file. It was not opened, since that alone has effects on some devices.
+        CorruptedObjectError: It is not a regular file. It was not opened, since that alone has
+            effects on some devices.
     """
     _check_regular(_look(folder, name), path)
     descriptor = os.open(name, os.O_RDONLY | _NO_LINK, dir_fd=folder)
@@ -153,8 +161,8 @@ def _check_regular(status: os.stat_result, path: str) -> None:
     kind = _kind(status)
     if kind is not None:
         raise CorruptedObjectError(
-            f"{path!r} is {kind}, and the objects of a run are regular files: it was not read. Remove what does not belong "
-            "to the run, or use another folder."
+            f"{path!r} is {kind}, and the objects of a run are regular files: it was not read. "
+            "Remove what does not belong to the run, or use another folder."
         )
 
 
@@ -174,13 +182,16 @@ def check_replaceable(folder: int, name: str) -> None:
         if kind is not None:
             raise OSError(
                 errno.EINVAL,
-                f"it is {kind}, and the objects of a run are regular files. Remove what does not belong to the run, or use "
-                "another folder",
+                f"it is {kind}, and the objects of a run are regular files. Remove what does not "
+                "belong to the run, or use another folder",
             )
 
 
 def make_folders(path: Path, made: list[Path]) -> None:
-    """Make a folder and those above it if they are missing. Each one is put into ``made``, so that the deepest comes first."""
+    """Make a folder and those above it if they are missing.
+
+    Each one is put into ``made``, so that the deepest comes first.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another replica was quicker
@@ -207,10 +218,12 @@ def create_file(folder: int, name: str) -> int:
 
 
 def open_to_write_over(folder: int, name: str) -> int | None:
-    """Open an old file to write over it. Returns its descriptor, or None if that is not allowed (:func:`is_ours_alone`).
+    """Open an old file to write over it.
 
-    Otherwise, a backup that was made by hard links would change. The check is made on the open file, so that it cannot be
-    replaced by another one after the check.
+    Returns its descriptor, or None if that is not allowed (:func:`is_ours_alone`).
+
+    Otherwise, a backup that was made by hard links would change. The check is made on the open
+    file, so that it cannot be replaced by another one after the check.
     """
     try:
         descriptor = os.open(name, os.O_WRONLY | _NO_LINK, dir_fd=folder)
@@ -278,10 +291,13 @@ def sync_folder(folder: int) -> None:
 
 
 def sizes(folder: int, folders: list[str]) -> Iterator[tuple[str, int]]:
-    """Names and sizes in bytes of the objects in a folder. The names of its subfolders are appended to ``folders``.
+    """Names and sizes in bytes of the objects in a folder.
 
-    Links, pipes, sockets and devices are left out. So are files whose names begin with a dot (they are our temporary files, or
-    those of the system: ``.nfs...``, ``.snapshot``, ``.DS_Store``) or are not printable text.
+    The names of its subfolders are appended to ``folders``.
+
+    Links, pipes, sockets and devices are left out. So are files whose names begin with a dot (they
+    are our temporary files, or those of the system: ``.nfs...``, ``.snapshot``, ``.DS_Store``) or
+    are not printable text.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -305,8 +321,8 @@ def unavailable(message: str, error: OSError) -> StoreUnavailableError:
 def unreadable(path: str, error: OSError) -> StoreUnavailableError:
     """The error for an object that is there and cannot be read."""
     return unavailable(
-        f"{path!r} cannot be read: {error.strerror or error}. Check that this user may read it, and that the file system is "
-        "mounted.",
+        f"{path!r} cannot be read: {error.strerror or error}. Check that this user may read it, "
+        "and that the file system is mounted.",
         error,
     )
 
@@ -354,7 +370,10 @@ _stores: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary(
 
 
 def new_store_name(store: object) -> str:
-    """A name for a store object of this process. It marks the store's files as in use for as long as the object exists."""
+    """A name for a store object of this process.
+
+    It marks the store's files as in use for as long as the object exists.
+    """
     name = secrets.token_hex(4)
     _stores[name] = store
     return name
@@ -366,13 +385,17 @@ def temporary_name(store_name: str, number: int) -> str:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove the temporary files of processes that are gone. Other processes may do so at the same time.
+    """Remove the temporary files of processes that are gone.
 
-    A file that cannot be removed stays, and so does anything that is not a regular file with a name of ours.
+    Other processes may do so at the same time.
 
-    Nothing is known of the processes of other machines, so their files are removed when they have not been written to for an
-    hour, by the clock of the file system (the last change to the folder itself). If such a process has only slept for so
-    long, its file is missing when it is to become an object: that write fails, and can be repeated.
+    A file that cannot be removed stays, and so does anything that is not a regular file with a name
+    of ours.
+
+    Nothing is known of the processes of other machines, so their files are removed when they have
+    not been written to for an hour, by the clock of the file system (the last change to the folder
+    itself). If such a process has only slept for so long, its file is missing when it is to become
+    an object: that write fails, and can be repeated.
     """
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         now = root.stat().st_mtime
@@ -391,7 +414,8 @@ def remove_leftovers(root: Path) -> None:
 class Spares:
     """The files of one top folder that are kept for reuse, with their sizes in bytes.
 
-    Together they have about as many bytes as were written between two deletions: those of other ranks differ a little in size.
+    Together they have about as many bytes as were written between two deletions: those of other
+    ranks differ a little in size.
     """
 
     def __init__(self) -> None:
@@ -417,8 +441,9 @@ class Spares:
 def _gone(pid: str, store_name: str, made_on: str) -> bool | None:
     """Whether the process that made a temporary file is gone; None if that cannot be known.
 
-    If another process has got its id since, the file stays. Files that bear the id of this process are judged by the name of
-    their store, since in a container the process before this one often had the very same id.
+    If another process has got its id since, the file stays. Files that bear the id of this process
+    are judged by the name of their store, since in a container the process before this one often
+    had the very same id.
     """
     if made_on != host_id():
         return None

@@ -21,26 +21,34 @@ _ADVICE = "Check that this user may read and write the run's folder, and that th
 
 
 class FolderStore:
-    """A folder as an object store; see :class:`._api.Store`. Thread-safe, and safe between processes.
+    """A folder as an object store; see :class:`._api.Store`.
 
-    An object is written to a temporary file, which is then renamed (``put``) or hard-linked (``create``, which POSIX makes
-    exclusive). The files of deleted objects that are no longer read are reused for later objects, since getting fresh pages
-    from the kernel costs more than filling them. The files kept for this hold about as many bytes as are written between two
-    deletions. Only a regular file of this user that has no other name is reused, so backups by hard links do not change.
+    Thread-safe, and safe between processes.
 
-    The folder itself may be reached through symbolic links. A link, a pipe, a socket or a device below it is never followed,
-    read, written, replaced or removed: if it is in the place of an object, an error names it, and listings leave it out.
+    An object is written to a temporary file, which is then renamed (``put``) or hard-linked
+    (``create``, which POSIX makes exclusive). The files of deleted objects that are no longer read
+    are reused for later objects, since getting fresh pages from the kernel costs more than filling
+    them. The files kept for this hold about as many bytes as are written between two deletions.
+    Only a regular file of this user that has no other name is reused, so backups by hard links do
+    not change.
 
-    Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
-    ones are not synced: after a power cut a payload may be missing or incomplete while the record that names it is there. The
-    checksums show that, and damaged objects can be written again from the rest of the run.
+    The folder itself may be reached through symbolic links. A link, a pipe, a socket or a device
+    below it is never followed, read, written, replaced or removed: if it is in the place of an
+    object, an error names it, and listings leave it out.
 
-    A full disk is an outage that may end: the files kept for reuse are deleted, and the write can be repeated.
+    Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and
+    ``create`` return. Larger ones are not synced: after a power cut a payload may be missing or
+    incomplete while the record that names it is there. The checksums show that, and damaged objects
+    can be written again from the rest of the run.
 
-    Temporary files are in the folder itself. Opening the store and deleting unread objects removes those of processes that
-    were killed: at once if they ran on this machine (and in this container), after an hour if they ran on another. A process
-    that was stopped for longer than that finds its file gone when it continues: its write fails with an error that says so,
-    nothing else is affected, and the write can be repeated.
+    A full disk is an outage that may end: the files kept for reuse are deleted, and the write can
+    be repeated.
+
+    Temporary files are in the folder itself. Opening the store and deleting unread objects removes
+    those of processes that were killed: at once if they ran on this machine (and in this
+    container), after an hour if they ran on another. A process that was stopped for longer than
+    that finds its file gone when it continues: its write fails with an error that says so, nothing
+    else is affected, and the write can be repeated.
     """
 
     near = True
@@ -49,7 +57,8 @@ class FolderStore:
     largest: int | None = None
     patience = 60.0
     downtime = 0.0
-    #: Whether it was opened for a run that should be there already: then no folder is left behind that stayed empty.
+    #: Whether it was opened for a run that should be there already: then no folder is left behind
+    #: that stayed empty.
     of_earlier_run = False
 
     def __init__(self, uri: str, *, reading: bool = False) -> None:
@@ -96,8 +105,8 @@ class FolderStore:
             self._written(key, parts, small=small) as (root, temporary, size),
             self._named(
                 f"{self._path(key)!r} cannot be created",
-                "Objects are created by hard link: use a folder that this user may write to, on a file system that has hard "
-                "links (FAT and some network shares do not).",
+                "Objects are created by hard link: use a folder that this user may write to, on a "
+                "file system that has hard links (FAT and some network shares do not).",
             ),
         ):
             try:
@@ -113,7 +122,8 @@ class FolderStore:
                 raise too_large(f"{self.uri}/{key}", reader.size, largest)
             return read_bytes(reader, 0, reader.size)
 
-    def open(self, key: str, size: int | None = None) -> disk.FileReader:  # noqa: ARG002 - the file knows its size
+    # The file knows its size
+    def open(self, key: str, size: int | None = None) -> disk.FileReader:  # noqa: ARG002
         """Open an object for ranged reads; see :meth:`._api.Store.open`."""
         *folders, name = disk.split(key)
         try:
@@ -123,13 +133,15 @@ class FolderStore:
             pass
         except OSError as error:
             raise disk.unreadable(self._path(key), error) from error
-        # Not where the system's error is handled: its text would be looked through for secrets, at every look at the log.
+        # Not where the system's error is handled: its text would be looked through for secrets, at
+        # every look at the log.
         raise ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._api.Store.list`.
 
-        Anything that is not a regular file is left out, and so is a file whose name begins with a dot.
+        Anything that is not a regular file is left out, and so is a file whose name begins with a
+        dot.
         """
         sizes_by_key: dict[str, int] = {}
         top = prefix.strip("/")
@@ -234,8 +246,8 @@ class FolderStore:
     ) -> Iterator[tuple[int, str, int]]:
         """Write an object to a file that no reader sees.
 
-        The context is the descriptor of the run's folder, the file's name and its size in bytes. Unless the file was renamed,
-        it is removed at the end.
+        The context is the descriptor of the run's folder, the file's name and its size in bytes.
+        Unless the file was renamed, it is removed at the end.
         """
         disk.split(key)
         failure = f"{self._path(key)!r} cannot be written"
@@ -267,15 +279,19 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The descriptor of the run's folder. If it is gone it is not made again: it may be a mount that is away for now."""
+        """The descriptor of the run's folder.
+
+        If it is gone it is not made again: it may be a mount that is away for now.
+        """
         try:
             root = disk.open_run_folder(self.root)
         except FileNotFoundError:
             if self._reading:
                 raise
             raise StoreUnavailableError(
-                f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more. "
-                "Mount it again, or put a copy of it back; if you cannot, begin a new run from a checkpoint."
+                f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system "
+                "is not mounted any more. Mount it again, or put a copy of it back; if you cannot, "
+                "begin a new run from a checkpoint."
             ) from None
         try:
             yield root
@@ -305,8 +321,8 @@ class FolderStore:
                 break
         raise FileNotFoundError(
             errno.ENOENT,
-            "its temporary file was removed, as happens when a process has not run for an hour, or the folder is being "
-            "emptied",
+            "its temporary file was removed, as happens when a process has not run for an hour, "
+            "or the folder is being emptied",
         )
 
     @contextlib.contextmanager
@@ -332,7 +348,8 @@ def whole_path(path: str) -> Path:
     expanded = os.path.expanduser(path)  # noqa: PTH111 - which raises nothing
     if expanded.startswith("~"):
         raise ConfigurationError(
-            f"{path!r} begins with {expanded.partition('/')[0]!r}, whose home folder is not known here: write the whole path"
+            f"{path!r} begins with {expanded.partition('/')[0]!r}, whose home folder is not known "
+            "here: write the whole path"
         )
     return Path(expanded).absolute()
 
@@ -343,7 +360,8 @@ def _folder(uri: str) -> Path:
     parsed = urlparse(uri)
     if parsed.netloc not in {"", "localhost"} or not parsed.path:
         raise ConfigurationError(
-            f"{redact_uri(uri)!r} names a host; write a folder as file:///absolute/path, with three slashes"
+            f"{redact_uri(uri)!r} names a host; write a folder as file:///absolute/path, with "
+            "three slashes"
         )
     return Path(unquote(parsed.path))
 

@@ -34,13 +34,16 @@ _PACKAGES = {
     **dict.fromkeys(_AZURE, "diloco-core[azure]"),
 }
 _FIRST_BYTES = 2**20
-# Packages whose pipe_file and put_file send a conditional write for mode="create" (s3fs: If-None-Match, also when a
-# multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
-# base class, which first looks and then writes, or have code of their own that was not examined.
+# Packages whose pipe_file and put_file send a conditional write for mode="create" (s3fs:
+# If-None-Match, also when a multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs:
+# overwrite=False). Other drivers inherit from fsspec's base class, which first looks and then
+# writes, or have code of their own that was not examined.
 _EXCLUSIVE = {"s3fs", "gcsfs", "adlfs"}
-# fsspec's memory file system also first looks and then writes. There is only one per process, so one lock is enough.
+# fsspec's memory file system also first looks and then writes. There is only one per process, so
+# one lock is enough.
 _memory_lock = threading.Lock()
-# The names of errors by which drivers say that there are no credentials. Their classes are not ours to import.
+# The names of errors by which drivers say that there are no credentials. Their classes are not ours
+# to import.
 _NO_CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -58,14 +61,16 @@ _HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
 
 class FsspecDriver:
-    """A prefix of any store that fsspec has a driver for; see :class:`._driver.Driver`. Thread-safe.
+    """A prefix of any store that fsspec has a driver for; see :class:`._driver.Driver`.
 
-    Credentials come from the driver's own chain. Listings are never cached. An object of more than 5 MiB is first written to a
-    temporary file, from which it can be sent in parts, and sent again; so ``$TMPDIR`` needs room for one object. This does not
-    apply to ``memory://``.
+    Thread-safe.
 
-    Exclusive writes are a single step with s3fs, gcsfs, adlfs and ``memory://``. With any other driver :attr:`exclusive` is
-    False, even if the store behind it supports exclusive writes.
+    Credentials come from the driver's own chain. Listings are never cached. An object of more than
+    5 MiB is first written to a temporary file, from which it can be sent in parts, and sent again;
+    so ``$TMPDIR`` needs room for one object. This does not apply to ``memory://``.
+
+    Exclusive writes are a single step with s3fs, gcsfs, adlfs and ``memory://``. With any other
+    driver :attr:`exclusive` is False, even if the store behind it supports exclusive writes.
     """
 
     def __init__(self, uri: str, connections: int = CONNECTIONS) -> None:
@@ -76,7 +81,8 @@ class FsspecDriver:
         self._open()
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self.deletes_many = False
-        self.copies = 2  # s3fs holds a part that it has read from the file, and the request that it makes from it
+        # S3fs holds a part that it has read from the file, and the request that it makes from it
+        self.copies = 2
         self._in_parts = scheme in _S3
         self._renewing = threading.Lock()
 
@@ -127,8 +133,8 @@ class FsspecDriver:
         self._fs.invalidate_cache()
         files = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
         start = len(self._root) + 1
-        # Some drivers leave out the "/" at the end of a placeholder's name. Placeholders are empty, and few other objects are,
-        # so only empty ones are checked.
+        # Some drivers leave out the "/" at the end of a placeholder's name. Placeholders are empty,
+        # and few other objects are, so only empty ones are checked.
         return {
             path[start:]: int(info["size"])
             for path, info in files.items()
@@ -142,7 +148,10 @@ class FsspecDriver:
             return False
 
     def _info(self, path: str) -> Any:
-        """What is known of an object. If that is refused without a reason, one is asked for: HEAD has no room for it."""
+        """What is known of an object.
+
+        If that is refused without a reason, one is asked for: HEAD has no room for it.
+        """
         try:
             return self._fs.info(path)
         except Exception as error:
@@ -211,7 +220,8 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
             else known_implementations.get(scheme, {}).get("err", str(error))
         )
         raise MissingDependencyError(
-            f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is not installed: {advice}"
+            f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is not installed: "
+            f"{advice}"
         ) from without_secrets_in(error, uri)
     except ConfigurationError:
         raise
@@ -226,10 +236,12 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
 def _prepare(fs: Any, scheme: str) -> None:
     """Stop a driver from retrying by itself, since only RemoteStore knows how long to retry.
 
-    The names of the drivers' attributes may change: where one is missing, the driver is left as it is.
+    The names of the drivers' attributes may change: where one is missing, the driver is left as it
+    is.
 
-    s3fs makes its client now, as the other drivers have done already. That takes seconds, which would otherwise be a part of the
-    first request, and of the time in which that is retried. If it fails, the first request meets the same error, and reports it.
+    s3fs makes its client now, as the other drivers have done already. That takes seconds, which
+    would otherwise be a part of the first request, and of the time in which that is retried. If it
+    fails, the first request meets the same error, and reports it.
     """
     with contextlib.suppress(Exception):
         if scheme in _S3:
@@ -248,13 +260,17 @@ def _check_known(uri: str, scheme: str) -> None:
         fsspec.get_filesystem_class(scheme)
     except ValueError:
         raise ConfigurationError(
-            f"{redact_uri(uri)!r} has the unknown scheme {scheme!r}. Use the path of a folder, file://, memory://, s3://, gs:// "
-            "or az://. Other schemes that fsspec knows are possible too; fsspec.available_protocols() lists them."
+            f"{redact_uri(uri)!r} has the unknown scheme {scheme!r}. Use the path of a folder, "
+            "file://, memory://, s3://, gs:// or az://. Other schemes that fsspec knows are "
+            "possible too; fsspec.available_protocols() lists them."
         ) from None
 
 
 def _limits(scheme: str, connections: int) -> dict[str, Any]:
-    """Settings that make a driver give up in time and leave retries to us. Settings of the user take precedence."""
+    """Settings that make a driver give up in time and leave retries to us.
+
+    Settings of the user take precedence.
+    """
     settings = fsspec.config.conf.get(scheme, {})
     if scheme in _S3:
         limits = {
@@ -317,8 +333,9 @@ def _write_at(key: str, descriptor: int, offset: int, block: Buffer) -> None:
 
 def _not_held(key: str, error: OSError) -> str:
     return (
-        f"cannot write object {key!r}: it is first written to the folder for temporary files, which cannot hold it "
-        f"({error.strerror or error}). Nothing was sent. Make room there, or set TMPDIR to another folder."
+        f"cannot write object {key!r}: it is first written to the folder for temporary files, "
+        f"which cannot hold it ({error.strerror or error}). Nothing was sent. Make room there, or "
+        "set TMPDIR to another folder."
     )
 
 
@@ -345,7 +362,8 @@ def _answer(error: BaseException) -> tuple[int | None, str | None, str | None]:
         if type(link).__module__ == "aiohttp.http_exceptions":
             continue  # the answer was cut off, and this "code" was not sent by a server
         if isinstance(link, OSError) and str(link).startswith("Forbidden: "):
-            # gcsfs makes this of every answer with status 403: the URL, and in the next line what the service says.
+            # gcsfs makes this of every answer with status 403: the URL, and in the next line what
+            # the service says.
             limited = "rate limit" in str(link).partition("\n")[2].lower()
             return 403, "rateLimitExceeded" if limited else "forbidden", None
         response = getattr(link, "response", None)

@@ -36,8 +36,8 @@ _CONNECT = timedelta(seconds=CONNECT_SECONDS)
 _ANSWER = timedelta(seconds=ANSWER_SECONDS)
 # Enough for a part of 8 MiB at 70 kB/s, and for the largest shards at 1 MB/s.
 _TRANSFER = timedelta(seconds=120)
-# obstore assembles larger parts in memory that each of our threads then keeps: 2.7 MiB each with parts of 1 MiB, 1.1 MiB with
-# parts of this size.
+# obstore assembles larger parts in memory that each of our threads then keeps: 2.7 MiB each with
+# parts of 1 MiB, 1.1 MiB with parts of this size.
 _PART_OF_RANGE = 2**17
 
 # The process that used obstore first, in which its threads run.
@@ -62,12 +62,14 @@ _LONGEST_BODY = 300
 class ObstoreDriver:
     """A prefix of an S3 bucket; see :class:`._driver.Driver`. Thread-safe.
 
-    Region and endpoint come from obstore's own chain. So do credentials if ``AWS_*`` variables hold them or botocore is not
-    installed (web identity, container and instance roles); otherwise from botocore's chain, which also knows profiles, SSO and
-    credential processes. Source: https://developmentseed.org/obstore/latest/api/store/aws/.
+    Region and endpoint come from obstore's own chain. So do credentials if ``AWS_*`` variables hold
+    them or botocore is not installed (web identity, container and instance roles); otherwise from
+    botocore's chain, which also knows profiles, SSO and credential processes. Source:
+    https://developmentseed.org/obstore/latest/api/store/aws/.
 
-    An object that is created exclusively is sent in one request, whatever its size, since obstore has no conditional multipart
-    upload. All of its blocks are in memory at once, and S3 accepts up to 5 GiB. obstore sends blocks without copying them.
+    An object that is created exclusively is sent in one request, whatever its size, since obstore
+    has no conditional multipart upload. All of its blocks are in memory at once, and S3 accepts up
+    to 5 GiB. obstore sends blocks without copying them.
     """
 
     name = "obstore"
@@ -113,8 +115,8 @@ class ObstoreDriver:
                 return S3Store(
                     bucket,
                     prefix=prefix.strip("/") or None,
-                    # Every payload has checksums of ours; hashing it once more for the signature costs as much as sending
-                    # it.
+                    # Every payload has checksums of ours; hashing it once more for the signature
+                    # costs as much as sending it.
                     unsigned_payload=True,
                     client_options={
                         "connect_timeout": _CONNECT,
@@ -131,8 +133,9 @@ class ObstoreDriver:
         self._little = connect({"timeout": _ANSWER})
         self._down = connect({"timeout": _TRANSFER, "read_timeout": _ANSWER})
         self._up = connect({"timeout": _TRANSFER})
-        # The parts of an upload can only be sent again by obstore, and its patience cannot be changed later. It starts anew
-        # after each part that has succeeded, so the number of retries is hardly limited.
+        # The parts of an upload can only be sent again by obstore, and its patience cannot be
+        # changed later. It starts anew after each part that has succeeded, so the number of retries
+        # is hardly limited.
         backoff: BackoffConfig = {
             "init_backoff": timedelta(seconds=0.2),
             "max_backoff": timedelta(seconds=5),
@@ -175,8 +178,8 @@ class ObstoreDriver:
                     store, key, sent, chunk_size=PART_BYTES, max_concurrency=sending.at_once
                 )
             except Exception:
-                # The last answer may have been lost, or have said that there is no such upload any more, after the object
-                # was written: only the object can tell.
+                # The last answer may have been lost, or have said that there is no such upload any
+                # more, after the object was written: only the object can tell.
                 if not sent.all or not self._holds(key, sent, sending.attempt):
                     raise
 
@@ -217,8 +220,8 @@ class ObstoreDriver:
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
         """Bytes ``start`` to ``stop`` of an object."""
-        # In small parts, into a buffer of ours: obstore would collect a whole range in memory that grows by doubling, and
-        # would keep the freed memory for later.
+        # In small parts, into a buffer of ours: obstore would collect a whole range in memory that
+        # grows by doubling, and would keep the freed memory for later.
         buffer, filled = new_buffer(stop - start), 0
         for part in self._obstore.get(self._down, key, options={"range": (start, stop)}).stream(
             _PART_OF_RANGE
@@ -237,8 +240,8 @@ class ObstoreDriver:
             for batch in self._obstore.list(self._little, prefix)
             for item in batch
         }
-        # obstore leaves out the "/" at the end of a placeholder's name. Placeholders are empty, and few other objects are, so
-        # only empty ones are checked.
+        # obstore leaves out the "/" at the end of a placeholder's name. Placeholders are empty, and
+        # few other objects are, so only empty ones are checked.
         return {key: size for key, size in sizes.items() if size or self._is_there(key)}
 
     def _is_there(self, key: str) -> bool:
@@ -272,15 +275,19 @@ class ObstoreDriver:
         if url is not None and _OF_CREDENTIALS.match(url[1]):
             return (
                 Verdict.EXPIRED,
-                f"{message} (obstore asks there for credentials, since the environment holds none; for a profile, SSO or a "
-                "credential process, install botocore, or use fsspec+s3://)",
+                f"{message} (obstore asks there for credentials, since the environment holds "
+                "none; for a profile, SSO or a credential process, install botocore, or use "
+                "fsspec+s3://)",
             )
         if "Received redirect without LOCATION" in message:
             return Verdict.WRONG_PLACE, message
         if isinstance(error, self._errors.InvalidPathError):
             return (
                 Verdict.PERMANENT,
-                f"{message}. Remove that object, which does not belong to the run, or use fsspec+s3://",
+                (
+                    f"{message}. Remove that object, which does not belong to the run, or use "
+                    "fsspec+s3://"
+                ),
             )
         verdict = verdict_of(status, code)
         if verdict is not None:
@@ -301,8 +308,9 @@ def _check_process(uri: str) -> None:
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise StoreUnavailableError(
-            f"{redact_uri(uri)} cannot be opened: obstore was used in process {_process} before this one ({os.getpid()}) was "
-            "forked from it, and obstore does not work after a fork. Connect only after forking, start processes by spawn "
+            f"{redact_uri(uri)} cannot be opened: obstore was used in process {_process} before "
+            f"this one ({os.getpid()}) was forked from it, and obstore does not work after a "
+            "fork. Connect only after forking, start processes by spawn "
             "(multiprocessing.set_start_method('spawn')), or use fsspec+s3://.",
             lasting=True,
         )

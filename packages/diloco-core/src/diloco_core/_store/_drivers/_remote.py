@@ -1,6 +1,7 @@
 """What every store behind a network needs: retries, creates that are right even if an answer got lost, clear errors.
 
-A :class:`._driver.Driver` sends single requests and says what its errors mean; :class:`RemoteStore` makes a store from a driver.
+A :class:`._driver.Driver` sends single requests and says what its errors mean; :class:`RemoteStore`
+makes a store from a driver.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_o
 T = TypeVar("T")
 
 _PROBE_SECONDS = 5.0
-# How long new credentials are waited for. Processes that write them, and their services, may be away for a while.
+# How long new credentials are waited for. Processes that write them, and their services, may be
+# away for a while.
 _RENEWAL_SECONDS = 300.0
-# A request that a sleeping process had signed long ago is refused like one of a machine with a wrong clock.
+# A request that a sleeping process had signed long ago is refused like one of a machine with a
+# wrong clock.
 _CLOCK_TRIES = 3
 _PROBE_READS = 3
 _HICCUP_SECONDS = 10.0
@@ -40,8 +43,9 @@ _log = logging.getLogger("diloco_core")
 class RemoteStore:
     """A prefix of a store behind a driver; see :class:`._api.Store`. Thread-safe.
 
-    A request that fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an
-    upload has 5 MiB. All open readers and uploads together hold about :attr:`budget` bytes.
+    A request that fails for a reason that may pass is tried again while :attr:`patience` lasts,
+    with jitter. A part of an upload has 5 MiB. All open readers and uploads together hold about
+    :attr:`budget` bytes.
 
     Args:
         uri: The prefix; messages show it without the secrets that may be in it.
@@ -49,8 +53,8 @@ class RemoteStore:
         retries: How often requests that fail are tried again.
         reading: Whether the store is only read: then it need not be writable.
         transfer: How much is transferred at once; if left out, the defaults apply.
-        background: Given a number of connections, makes the executor that sends requests in the background; replaced in
-            simulations.
+        background: Given a number of connections, makes the executor that sends requests in the
+            background; replaced in simulations.
     """
 
     def __init__(
@@ -85,9 +89,9 @@ class RemoteStore:
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._api.Store.create`.
 
-        "Exists" may be the answer to the second try of a request whose first try has succeeded. So an object of less than
-        5 MiB is read and compared: if it holds the very same bytes, it counts as written by this call. A larger object counts
-        as written by another call.
+        "Exists" may be the answer to the second try of a request whose first try has succeeded. So
+        an object of less than 5 MiB is read and compared: if it holds the very same bytes, it
+        counts as written by this call. A larger object counts as written by another call.
         """
         try:
             self._write("create", key, [data] if isinstance(data, bytes) else data)
@@ -130,7 +134,8 @@ class RemoteStore:
             data = self._do("read", key, lambda: self.driver.range(key, start, stop))
             if len(data) != stop - start:
                 raise CorruptedObjectError(
-                    f"{self.uri}/{key}: {stop - start} bytes from {start} on were requested, and the store sent {len(data)}"
+                    f"{self.uri}/{key}: {stop - start} bytes from {start} on were requested, and "
+                    f"the store sent {len(data)}"
                 )
             return data
 
@@ -148,7 +153,8 @@ class RemoteStore:
             return {}
         return {key: keys[key] for key in sorted(keys) if key.startswith(prefix) and is_key(key)}
 
-    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
+    # Nothing to reuse
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002
         """Delete objects; see :meth:`._api.Store.delete`."""
         all_keys = list(keys)
         requests = [all_keys] if self.driver.deletes_many else [[key] for key in all_keys]
@@ -161,7 +167,10 @@ class RemoteStore:
             pass
 
     def close(self) -> None:
-        """End the threads; repeatable, and the store may still be used. Drivers close idle connections by themselves."""
+        """End the threads; repeatable, and the store may still be used.
+
+        Drivers close idle connections by themselves.
+        """
         # The threads may be those of the process that this one was forked from.
         if self._transfers.is_own_process():
             self._transfers.close()
@@ -177,7 +186,8 @@ class RemoteStore:
             else:
                 self._do(verb, key, lambda: self._send_large(verb, key, UploadBlocks(iter(views))))
             return size
-        # An object that is created in one request is held in memory until that request has succeeded.
+        # An object that is created in one request is held in memory until that request has
+        # succeeded.
         held_whole = verb == "create" and not self.driver.copies
         size = 0
 
@@ -235,7 +245,8 @@ class RemoteStore:
                 )
             raise named from without_secrets_in(failed, self._secret)
         finally:
-            # Otherwise the errors and this frame would hold each other, and with them the bytes that were sent.
+            # Otherwise the errors and this frame would hold each other, and with them the bytes
+            # that were sent.
             named = None
             del failed, source
 
@@ -292,14 +303,16 @@ class RemoteStore:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
         except (StoreError, _Exists):
             raise
-        except Exception as error:  # noqa: BLE001 - raised below as an error of ours, without the driver's as its context
+        # Raised below as an error of ours, without the driver's as its context
+        except Exception as error:  # noqa: BLE001
             failed = error
         try:
             raise self._named(failed, verb, key, created) from without_secrets_in(
                 failed, self._secret
             )
         finally:
-            # Otherwise the error and this frame would hold each other, and with them the bytes that were sent.
+            # Otherwise the error and this frame would hold each other, and with them the bytes that
+            # were sent.
             del failed
 
     def _judge(self, error: Exception) -> tuple[Verdict, str]:
@@ -322,7 +335,10 @@ class RemoteStore:
         )
 
     def _probe(self, reading: bool) -> None:
-        """Try each operation once. The patience is short, so that a store that is down is reported soon."""
+        """Try each operation once.
+
+        The patience is short, so that a store that is down is reported soon.
+        """
         patience, self.patience = self.patience, _PROBE_SECONDS
         key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)
         try:
@@ -344,13 +360,16 @@ class RemoteStore:
             self.patience = patience
         if not readable or listed.get(key) != len(token):
             raise StoreUnavailableError(
-                f"{self.uri} does not show an object that was just written there, so replicas could not find each other's "
-                "objects: use a store that shows new objects at once"
+                f"{self.uri} does not show an object that was just written there, so replicas "
+                "could not find each other's objects: use a store that shows new objects at once"
             )
 
 
 class _Exists(Exception):  # noqa: N818 - never leaves this file
-    """The key exists. ``data`` is what should have been written, if that was sent in one request."""
+    """The key exists.
+
+    ``data`` is what should have been written, if that was sent in one request.
+    """
 
     def __init__(self, data: Buffer | None) -> None:
         super().__init__()

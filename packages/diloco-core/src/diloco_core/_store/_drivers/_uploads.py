@@ -35,7 +35,9 @@ class Uploads:
 
     @contextmanager
     def room(self, copies: int) -> Iterator[int]:
-        """Take memory for one upload from the budget. The context is how many of its parts may be under way at once.
+        """Take memory for one upload from the budget.
+
+        The context is how many of its parts may be under way at once.
 
         Args:
             copies: How often a part is held in memory; 0 if it is sent without a copy.
@@ -43,7 +45,8 @@ class Uploads:
         transfers, at_once = self._transfers, self._transfer.connections
         with self._lock:
             if copies:
-                # Only one upload at a time may have memory beyond the budget: with several it would add up.
+                # Only one upload at a time may have memory beyond the budget: with several it would
+                # add up.
                 least = 0 if self._under_way else self._transfer.least_upload()
                 at_once = parts_at_once(
                     self._transfer, transfers.budget - transfers.held, copies, least
@@ -62,7 +65,8 @@ class Uploads:
 class UploadBlocks(Iterator[Any]):
     """The blocks of an upload.
 
-    If making them fails, the error is remembered, since a driver may wrap it in an error of its own.
+    If making them fails, the error is remembered, since a driver may wrap it in an error of its
+    own.
     """
 
     def __init__(self, blocks: Iterator[Buffer], first: Buffer | None = None) -> None:
@@ -119,8 +123,8 @@ class Sent(Iterator[Any]):
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
     """Copies the bytes of all parts into new buffers of ``size`` bytes, since the maker of a part may reuse it.
 
-    Only the last buffer may be shorter. Large buffers are mapped from the system, so their memory goes back to it at once; the
-    C library would keep much of it for later.
+    Only the last buffer may be shorter. Large buffers are mapped from the system, so their memory
+    goes back to it at once; the C library would keep much of it for later.
     """
     block = memoryview(bytearray(min(size, _SMALL)))
     end = 0
@@ -154,7 +158,8 @@ def parts_at_once(transfer: Transfer, free: int, copies: int = 1, least: int | N
         transfer: The store's settings.
         free: Bytes of the budget that are not in use.
         copies: How often a part is held in memory.
-        least: Bytes that the upload may hold even if fewer are free; if left out, those of an upload that is alone.
+        least: Bytes that the upload may hold even if fewer are free; if left out, those of an
+            upload that is alone.
     """
     least = transfer.least_upload() if least is None else least
     fitting = max(free, least) // (copies * PART_BYTES) - 1
