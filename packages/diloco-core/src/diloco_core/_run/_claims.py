@@ -115,7 +115,9 @@ def check_claim(incarnation: Incarnation) -> None:
 
 
 def watch_claim(incarnation: Incarnation) -> None:
-    """Make sure that this incarnation's claim is in the store: without it another incarnation could take the same epoch.
+    """Make sure that this incarnation's claim is in the store.
+
+    Without it another incarnation could take the same epoch.
 
     Raises:
         FencedError: Another incarnation has taken it.
@@ -123,8 +125,7 @@ def watch_claim(incarnation: Incarnation) -> None:
     key = claim_key(incarnation.rank, incarnation.epoch)
 
     def parse(data: bytes) -> bytes:
-        # Raises if the claim is damaged, so that damage is not mistaken for the claim of another
-        # incarnation.
+        # Raises if the claim is damaged, so that damage does not pass for another's claim.
         unseal("claim", key, data, incarnation.origin(key))
         return data
 
@@ -133,7 +134,7 @@ def watch_claim(incarnation: Incarnation) -> None:
 
 
 def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], T]) -> T | None:
-    """What ``parse`` makes of the claim with which an incarnation has claimed its epoch; None if the claim cannot be read."""
+    """Return what ``parse`` makes of an incarnation's claim; None if the claim cannot be read."""
     key = claim_key(rank, epoch)
     data, origin = store.peek(key), f"{store.uri}/{key}"
     try:
@@ -143,12 +144,12 @@ def read_claim(store: Patient, rank: int, epoch: int, parse: Callable[[Fields], 
 
 
 def claimed_settings(store: Patient, rank: int, epoch: int) -> Mapping[str, str] | None:
-    """The settings that an incarnation of a fixed run has claimed its epoch with; None if its claim cannot be read."""
+    """Return the settings in an incarnation's claim in a fixed run; None if it cannot be read."""
     return read_claim(store, rank, epoch, lambda fields: fields.texts_by_name("settings"))
 
 
 def incarnation_is_gone(store: Patient, rank: int, epoch: int) -> bool:
-    """Whether it is certain that the process which has claimed an epoch is gone from this machine."""
+    """Say whether the process that claimed an epoch is certainly gone from this machine."""
 
     def parse(fields: Fields) -> bool:
         return is_gone(fields.whole("pid"), fields.text("host"))
@@ -172,7 +173,10 @@ def fenced(incarnation: Incarnation, successor: str) -> FencedError:
 
 
 def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
-    """Epochs of a rank that appear in objects other than claims; some may be 0 or occur more than once."""
+    """Yield the epochs of a rank that appear in objects other than claims.
+
+    Some may be 0 or occur more than once.
+    """
     for epoch_and_sync in filter(None, map(parse_inner, store.list(f"inner/{rank:05}/"))):
         yield epoch_and_sync[0]
     newest = 0

@@ -1,4 +1,7 @@
-"""Whether a replica fits a run, whose settings and model are fixed when it begins: replicas that join or resume it must match."""
+"""The check that a replica fits a run.
+
+A run's settings and model are fixed when it begins: replicas that join or resume it must match.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The exchange over an object store, with fixed or elastic membership: replicas may die and come back, or join late and leave.
+"""The exchange over an object store, with fixed or elastic membership.
+
+Replicas may die and come back, or join late and leave.
 
 The protocol is a log of syncs: first contributions, then one create-once record that says which of
 them count. The store always holds enough to continue the run: the newest published state, and
@@ -172,9 +174,10 @@ class StoreExchange(Exchange):
 
     @one_thread()
     def join(self, schema: Schema) -> None:
-        """Set what the replicas must have in common; for plain means, repeatable with the same schema.
+        """Set what the replicas must have in common.
 
-        They meet in :meth:`restore`, or before the first of plain means.
+        They meet in :meth:`restore`, or before the first of plain means. For plain means, this may
+        be called again with the same schema.
         """
         self._check_open()
         means = schema.settings.get("operation")
@@ -205,7 +208,9 @@ class StoreExchange(Exchange):
 
     @one_thread()
     def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
-        """Begin or join the run, and take its newest state: published shards, and what was committed after them.
+        """Begin or join the run, and take its newest state.
+
+        The state is the published shards, and what was committed after them.
 
         Args:
             jobs: All fragments, in the order in which they are synced. If this replica begins the
@@ -400,11 +405,17 @@ class StoreExchange(Exchange):
             raise
 
     def give_up(self) -> None:
-        """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
+        """Make a sync in another thread end soon.
+
+        See :meth:`._base.Exchange.give_up`.
+        """
         self._syncs.interrupt()
 
     def hurry(self, hurried: bool) -> None:
-        """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
+        """Say that a sync in another thread need not be decided.
+
+        See :meth:`._base.Exchange.hurry`.
+        """
         # Fixed: all ranks are in every sync. If this one left it and came back, its own part, which
         # it did not send, would no longer count.
         self._hurried = hurried and not self.fixed
@@ -459,7 +470,9 @@ class StoreExchange(Exchange):
 
     @one_thread()
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save the state that belongs to this replica alone, for the next incarnation of its rank; see :func:`._inner.save_inner`.
+        """Save what belongs to this replica alone, for the next incarnation of its rank.
+
+        See :func:`._inner.save_inner`.
 
         Raises:
             FencedError: A newer incarnation of this rank has taken over.
@@ -478,15 +491,20 @@ class StoreExchange(Exchange):
 
     @one_thread()
     def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save what a codec will have lost if the next contribution is counted; see :func:`._inner.save_residual`."""
+        """Save what a codec will have lost if the next contribution is counted.
+
+        See :func:`._inner.save_residual`.
+        """
         save_residual(self._running(), parts)
 
     def saved_residuals(self) -> Iterator[SavedInner]:
-        """What earlier incarnations of this rank have saved before they contributed, the newest first."""
+        """Return what earlier incarnations of this rank saved before contributing, newest first."""
         return saved(self._running(), parse_residual)
 
     def given_up(self, saved: SavedInner) -> bool:
-        """Whether the run has since given up something that the model held then; also true if that cannot be told.
+        """Say whether the run has since given up something that the model held then.
+
+        Also true if that cannot be told.
 
         Raises:
             CorruptedObjectError: The state is damaged.
@@ -528,7 +546,7 @@ class StoreExchange(Exchange):
 
     @property
     def epoch(self) -> int:
-        """The number of this incarnation among those of its rank, from 1; 0 before :meth:`restore`."""
+        """Number of this incarnation among those of its rank, from 1; 0 before :meth:`restore`."""
         return self._incarnation.epoch if self._incarnation else 0
 
     @property
@@ -538,7 +556,10 @@ class StoreExchange(Exchange):
 
     @one_thread()
     def leave(self) -> None:
-        """Tell the others that this replica is done, and make sure that the run can be resumed; repeatable."""
+        """Tell the others that this replica is done, and make sure that the run can be resumed.
+
+        A second call does nothing.
+        """
         if not self._ended:
             self._syncs.check("this replica cannot leave")
             self._ended = "left"
@@ -572,7 +593,7 @@ class StoreExchange(Exchange):
             error.add_note(f"the other replicas could not be told of this failure: {second}")
 
     def _is_awaited(self, error: BaseException) -> bool:
-        """Whether the others wait for a word of this replica, which fails before it has joined them."""
+        """Say whether others wait to hear from this replica, which fails before it has joined."""
         if not self.fixed or isinstance(error, RunExistsError):
             return False
         if self.settings.decides:

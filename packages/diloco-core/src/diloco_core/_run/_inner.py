@@ -39,7 +39,9 @@ def save_inner(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]
 
 
 def save_residual(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]]) -> None:
-    """Save what a codec will have lost if the next contribution is counted, and delete what was saved before.
+    """Save what a codec will have lost if the next contribution is counted.
+
+    Of what was saved earlier, only the newest stays.
 
     Raises:
         FencedError: A newer incarnation of this rank has taken over.
@@ -53,7 +55,10 @@ def save_residual(incarnation: Incarnation, parts: Callable[[str], Iterable[Buff
 
 
 def saved(incarnation: Incarnation, parse: _Parse) -> Iterator[SavedInner]:
-    """What earlier incarnations of this rank have saved under keys that ``parse`` knows, the newest first."""
+    """Yield what earlier incarnations of this rank have saved, the newest first.
+
+    ``parse`` recognises the keys of what is wanted.
+    """
     for (_, sync), key in reversed(_keys(incarnation, parse)):
         data = _read(incarnation, key)
         if data is not None:
@@ -71,13 +76,16 @@ def _save(incarnation: Incarnation, key: str, parts: Callable[[str], Iterable[Bu
 
 
 def _keys(incarnation: Incarnation, parse: _Parse) -> list[tuple[tuple[int, int], str]]:
-    """Epoch and sync of everything of one kind that incarnations of this rank have saved, with its key; the newest last."""
+    """List what this rank has saved of one kind, as epoch and sync with the key, newest last."""
     listed = ((parse(key), key) for key in incarnation.store.list(f"inner/{incarnation.rank:05}/"))
     return sorted((written, key) for written, key in listed if written is not None)
 
 
 def _read(incarnation: Incarnation, key: str) -> bytes | None:
-    """The saved state, read again if it is not as it was written; if it never is, the bytes that were read last."""
+    """Read the saved state, again if it is not as it was written.
+
+    If it never is, the bytes that were read last are returned.
+    """
     data: bytes | None = None
 
     def read() -> bytes | None:

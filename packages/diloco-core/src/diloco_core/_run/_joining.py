@@ -1,4 +1,7 @@
-"""How an incarnation of a rank begins and ends: a new one claims its epoch and has loaded nothing; one that ends tells the others."""
+"""The beginning and the end of an incarnation of a rank.
+
+A new one claims its epoch and has loaded nothing. One that ends tells the others.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ def new_incarnation(
     earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
 
     def check() -> None:
-        """Leave the incarnations of another run alone, which has taken the prefix since the manifest was read."""
+        """Refuse to go on if another run has taken the prefix since the manifest was read.
+
+        The incarnations of that run are left alone.
+        """
         if not settings.fixed or store.peek(MANIFEST) in {manifest.to_json(), None, b""}:
             return
         current = read_manifest(store)  # a bit may have flipped on its way
@@ -97,7 +103,10 @@ def reader_of(
 
 
 def leave_run(incarnation: Incarnation, unsynced: UnsyncedWatch | None) -> None:
-    """Tell the other replicas that this incarnation is done, and make sure that the run can start again from the state that it holds."""
+    """Tell the other replicas that this incarnation is done.
+
+    This also makes sure that the run can start again from the state that it holds.
+    """
     watch_manifest(incarnation)
     _say_goodbye(incarnation, None, incarnation.sync)
     if unsynced is not None:

@@ -95,7 +95,9 @@ def read_commit(
 def commit_again(
     incarnation: Incarnation, sync: int, damage: CorruptedObjectError | None
 ) -> tuple[Commit, str] | None:
-    """Write the damaged record of a sync again; None if neither this incarnation nor the store knows what it said.
+    """Write the damaged record of a sync again.
+
+    Returns None if neither this incarnation nor the store knows what it said.
 
     If ``damage`` is None, the record is lost. If there is another record in its place by now, that
     one stays: while the record was missing, a rollback may have been decided.
@@ -149,7 +151,10 @@ def rewrite_shard(
 
 
 def computed_otherwise(incarnation: Incarnation, key: str) -> CorruptedObjectError:
-    """The error of an incarnation that computes other values than those of a damaged shard, and so cannot replace it."""
+    """Return the error for a damaged shard that this incarnation cannot replace.
+
+    It computes other values than those that were published.
+    """
     return CorruptedObjectError(
         f"{incarnation.origin(key)} or another object of its state is damaged, and rank "
         f"{incarnation.rank} cannot replace it, because the values that it computes are not the "
@@ -159,7 +164,7 @@ def computed_otherwise(incarnation: Incarnation, key: str) -> CorruptedObjectErr
 
 
 def mend_published(incarnation: Incarnation, index: int) -> None:
-    """Check the published shards of the state in memory, and write those again that are damaged or gone.
+    """Check the published shards of the state in memory; write damaged or lost ones again.
 
     Only shards of which memory holds both the values and the outer state are checked, and of
     encoded state only those that this incarnation has computed itself.
@@ -175,7 +180,9 @@ def mend_published(incarnation: Incarnation, index: int) -> None:
 def mend_shard(
     incarnation: Incarnation, progress: Progress, number: int, done: Done | None
 ) -> None:
-    """Check the file of a shard whose values and outer state memory holds; if it is damaged or gone, write it again.
+    """Check the file of a shard that memory holds; write it again if it is damaged or gone.
+
+    Memory holds both its values and its outer state.
 
     Raises:
         CorruptedObjectError: Memory holds other values than those that were published.
@@ -213,7 +220,10 @@ def commit_mended(incarnation: Incarnation, sync: int) -> tuple[Commit, str] | N
 
 
 def asking(incarnation: Incarnation, damage: CorruptedObjectError, times: int) -> Iterator[None]:
-    """Ask the other replicas to write again what cannot be read, and wait for a grace; this yields when to try again."""
+    """Ask the other replicas to write again what cannot be read, and wait for a grace.
+
+    Yields when to try again.
+    """
     grace = incarnation.settings.grace
     incarnation.say.error(
         "%s. Asking the other replicas to write it again, and waiting for them for %g s.",
@@ -239,7 +249,10 @@ def ask_for_repair(incarnation: Incarnation) -> None:
 
 
 def answer(incarnation: Incarnation) -> None:
-    """Answer a request for repair: compare what this incarnation knows for certain with the store, and write damaged objects again.
+    """Answer a request for repair.
+
+    This compares the store with what this incarnation knows for certain, and writes damaged objects
+    again, as they were.
 
     Raises:
         ReloadError: The run has gone back to older states.
@@ -276,7 +289,10 @@ def _mend_done(incarnation: Incarnation, index: int) -> None:
 
 
 def _done_again(incarnation: Incarnation, sync: int, index: int) -> Done | None:
-    """Make the record of a complete state from the commit record and the shards; None if one of these is gone or damaged."""
+    """Make the record of a complete state from the commit record and the shards.
+
+    None if one of these is gone or damaged.
+    """
     entry = read_commit(incarnation, sync, decided=True)
     if entry is None:
         return None
@@ -319,6 +335,9 @@ def check_shard(
 
 
 def _say(incarnation: Incarnation, key: str, damage: object) -> None:
-    """Log that an object is written again, and why: ``damage`` says what is wrong with it; None means that it is gone."""
+    """Log that an object is written again, and why.
+
+    ``damage`` says what is wrong with it; None means that it is gone.
+    """
     why = "it is gone" if damage is None else f"it is damaged: {damage}"
     incarnation.say.error("writing %s again with the same content, because %s", key, why)

@@ -108,7 +108,9 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Settings of fixed membership, where all ranks are in every sync, by the names of :class:`Elastic`.
+    """The settings of fixed membership, where all ranks are in every sync.
+
+    They have the names of :class:`Elastic`.
 
     Attributes:
         min_replicas: All ranks.

@@ -1,4 +1,4 @@
-"""How an incarnation begins: it reads the run's manifest, or begins the run and creates the manifest.
+"""The beginning of an incarnation, which reads the run's manifest or creates it.
 
 The replica that begins a run writes a sign before it uploads anything, and repeats it while the
 upload lasts. No common clock is needed: the others see that the sign has changed, and measure the
@@ -98,7 +98,10 @@ class Opening:
                 upload_own(store, self.jobs, self.loaded, joiner)
 
             def look_around() -> None:
-                """Look whether waiting for rank 0 of a fixed run is of no use: what refuses it silently refuses this rank."""
+                """Raise an error if it is of no use to wait for rank 0 of a fixed run.
+
+                What refuses rank 0 silently refuses this rank, too.
+                """
                 if settings.fixed:
                     check_failures(store, rank, committed_in(schema) + 1)
                     _check_unused(store)
@@ -151,7 +154,10 @@ class Opening:
         return manifest
 
     def _topology(self) -> str:
-        """The topology of a run that this replica begins; refuses settings that have no effect in it."""
+        """Return the topology of a run that this replica begins.
+
+        Settings that have no effect in it are refused.
+        """
         store, terms, settings = self.store, self.schema.terms, self.joiner.settings
         topology = choose_topology(
             settings.topology,
@@ -209,7 +215,10 @@ class Opening:
 
 @contextmanager
 def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
-    """Show the other replicas, as long as this context lasts, that this one uploads the initial state, so that they wait."""
+    """Show the other replicas that this one uploads the initial state, so that they wait.
+
+    It does so as long as this context lasts.
+    """
     nonce, count = secrets.token_hex(8), itertools.count()
 
     def give_sign() -> None:
@@ -273,7 +282,10 @@ def wait_for_manifest(
                 "another replica is uploading the initial state, and gave its last sign "
                 f"{seconds - last_sign_at:.0f} s ago"
             )
-        return f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {progress}"
+        return (
+            f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: "
+            f"{progress}"
+        )
 
     wait = store.wait(timing.join_timeout, timed_out, look_around, notice=notice)
     patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, joiner.world_size))
@@ -294,7 +306,10 @@ def wait_for_manifest(
                 if last_sign_at is None
                 else "the replica that was beginning the run at %s has given no sign"
             )
-            message = f"rank %d: {reason} within the grace of %g s, so this replica begins it with its own initial values"
+            message = (
+                f"rank %d: {reason} within the grace of %g s, so this replica begins it with its "
+                "own initial values"
+            )
             _log.warning(message, rank, store.uri, grace)
             return None
         wait.pause()
@@ -379,7 +394,10 @@ def stored_manifest(store: Patient, key: str = MANIFEST) -> Manifest | None:
 
 
 def _remains(store: Patient, claims: Iterable[str]) -> list[str]:
-    """Keys of objects that a run writes only when its manifest is there; ``claims`` are those under ``claims/``."""
+    """Return the keys of objects that a run writes only when its manifest is there.
+
+    ``claims`` are those under ``claims/``.
+    """
     remains = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
     return remains or [key for key in store.list("state/") if any(states([key]))]
 
@@ -406,7 +424,10 @@ def _check_unused(store: Patient) -> None:
 
 
 def _remove_leftover(store: Patient) -> None:
-    """Delete a copy of an earlier run's manifest, which would be believed if this process died before it has written its own."""
+    """Delete a leftover copy of an earlier run's manifest.
+
+    It would be believed if this process died before it has written its own.
+    """
     key = copy_key(MANIFEST)
     if store.read(key, lambda _: True) and store.peek(MANIFEST) is None:
         store.delete([key])

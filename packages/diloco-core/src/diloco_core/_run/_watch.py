@@ -10,7 +10,9 @@ from ._records._manifest import Manifest
 
 
 def watch_manifest(incarnation: Incarnation) -> None:
-    """Make sure that the run's manifest and its copy are there: without both no replica can join or resume the run.
+    """Make sure that the run's manifest and its copy are there.
+
+    Without both no replica can join or resume the run.
 
     Raises:
         RunExistsError: Another run's manifest has taken its place.
@@ -56,17 +58,15 @@ def _look_at_copy(incarnation: Incarnation, own_manifest: bytes) -> None:
         incarnation.store.put(key, lambda: [own_manifest])
     except (StoreError, OSError) as error:
         incarnation.say.error(
-            (
-                "%s cannot be checked or written again: %s. The run goes on without this copy of its "
-                "manifest."
-            ),
+            "%s cannot be checked or written again: %s. The run goes on without this copy of its "
+            "manifest.",
             origin,
             str(error).rstrip("."),
         )
 
 
 def check_run(incarnation: Incarnation) -> None:
-    """Check that the prefix still belongs to the run, unless that was checked less than a grace ago.
+    """Check that the prefix still belongs to the run, unless that was done less than a grace ago.
 
     An incarnation that has stood still may wake up when the prefix was emptied meanwhile and
     belongs to another run, whose objects it must leave alone. So this is called before everything

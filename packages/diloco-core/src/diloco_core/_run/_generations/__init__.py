@@ -1,1 +1,1 @@
-"""Runs with fixed membership in stores that cannot decide which of two processes creates an object first."""
+"""Runs with fixed membership in stores that cannot decide which process creates an object first."""

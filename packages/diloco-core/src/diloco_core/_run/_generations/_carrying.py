@@ -1,8 +1,8 @@
-"""Carrying the newest whole state of a run from one generation to the next: the bytes stay the same, so it is the same run.
+"""Carrying the newest whole state of a run from one generation to the next.
 
-Rank 0 chooses the state and writes down which. Each rank carries the shards that it updates, and
-what belongs to it alone; rank 0 carries the records, and the manifest when everything else is
-there.
+The bytes stay the same, so it is the same run. Rank 0 chooses the state and writes down which. Each
+rank carries the shards that it updates, and what belongs to it alone. Rank 0 also carries the
+records, and last of all the manifest, when everything else is there.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _CHOICE = "carried.json"
 _MARKS = "carried/"
 _BLOCK = 2**20
 GO_BACK = (
-    'To continue from the state before it, if that is still there, start all ranks again with resume="newest-whole": what the '
-    "run has learned since is lost then."
+    "To continue from the state before it, if that is still there, start all ranks again with "
+    'resume="newest-whole": what the run has learned since is lost then.'
 )
 
 _log = logging.getLogger("diloco_core")
@@ -47,7 +47,9 @@ class Choice(NamedTuple):
 
 
 def newest_state(incarnation: Incarnation, *, may_go_back: bool) -> int | None:
-    """The last sync of the newest whole state that a generation holds; None if it holds none and that is permitted.
+    """Return the last sync of the newest whole state that a generation holds.
+
+    None if it holds none and that is permitted.
 
     Args:
         incarnation: Reads the generation.

@@ -1,4 +1,7 @@
-"""How a process enters a fixed run in a store that cannot decide: it meets the others, and they begin the next generation."""
+"""Entering a fixed run in a store that cannot decide which process creates an object first.
+
+A process meets the others, and they begin the next generation.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +169,7 @@ class Entrance:
         )
 
     def _check_manifests(self, keys: Iterable[str]) -> None:
-        """Refuse to pass over a generation in silence that has gone on with the run, and whose manifest is gone."""
+        """Refuse to ignore a generation that continued the run and has lost its manifest."""
         for lost in headless(keys):
             message = f"{without_manifest(self._store.store, lost)} {GO_BACK}"
             if not self._may_go_back or not self._begun:

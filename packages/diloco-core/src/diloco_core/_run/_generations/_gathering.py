@@ -1,4 +1,6 @@
-"""How the processes of a fixed run meet where a store cannot decide: each says whom it sees, until all say the same.
+"""The meeting of a fixed run's processes where a store cannot decide.
+
+Each says whom it sees, until all say the same.
 
 Every process draws a nonce, and writes the nonces that it sees under a key that only its rank
 writes. A process that is dead by then cannot have named a nonce that was drawn later. So those who
@@ -231,7 +233,7 @@ class Gathering:
             self._say()
 
     def _read(self, rank: int) -> _Word | None:
-        """What the newest process of a rank says; None if it says nothing, or nothing that can be read."""
+        """Read what the newest process of a rank says; None if there is nothing to be read."""
         key = meeting_key(rank)
         origin = f"{self._store.uri}/{key}"
         data = self._store.peek(key, _LARGEST)
@@ -304,10 +306,10 @@ def check_stopped(store: Patient, rank: int) -> None:
 
 
 def watch(store: Patient, seconds: float, is_silent: Callable[[], bool]) -> None:
-    """Watch for so many seconds by the clock of this process whether others are silent; end sooner where this returns False.
+    """Watch, by the clock of this process, whether others stay silent for so many seconds.
 
-    Where the store was away for so long that signs were missed, all of them get the whole time
-    again.
+    Ends sooner if ``is_silent`` returns False. Where the store was away for so long that signs were
+    missed, all of them get the whole time again.
     """
     timing, downtime = store.timing, store.downtime
     start = timing.clock() - downtime

@@ -1,15 +1,16 @@
-"""Where a fixed run lies in a store that cannot decide which of two processes creates an object first.
+"""The place of a fixed run in a store that cannot decide which process creates an object first.
 
 Each time that all ranks meet there, they begin a *generation*: a folder of its own, in which every
 key has one writer, or only writers of the same bytes. Its name holds what only the processes that
 have met know, so no other process writes there. A rank that dies ends its generation. When all
 ranks are resumed, they carry the newest whole state into the next one.
 
-    meetings/{rank}.json what a process says while it meets the others; see :mod:`._gathering`
-    generations/{number}-{name}/… a run, as it lies elsewhere at the top; it counts once it has a
-    manifest generations/{number}-{name}/carried.json from which state it goes on, which rank 0 has
-    chosen generations/{number}-{name}/carried/{rank} this rank has carried its part of the state
-    there
+    meetings/{rank}.json                       what a process says while it meets the others; see
+                                               :mod:`._gathering`
+    generations/{number}-{name}/…              a run, as it lies elsewhere at the top; it counts
+                                               once it has a manifest
+    generations/{number}-{name}/carried.json   from which state it goes on, which rank 0 has chosen
+    generations/{number}-{name}/carried/{rank} this rank has carried its part of the state there
 """
 
 from __future__ import annotations
@@ -33,14 +34,20 @@ def folder(number: int, nonces: Sequence[str]) -> str:
 
 
 def begun(keys: Iterable[str]) -> list[str]:
-    """The folders of the generations that have a manifest, the newest first, given the keys below ``generations/``."""
+    """Return the folders of the generations that have a manifest, the newest first.
+
+    ``keys`` are those below ``generations/``.
+    """
     manifests = {MANIFEST, copy_key(MANIFEST)}
     found = {match[1] for match in filter(None, map(_KEY.fullmatch, keys)) if match[3] in manifests}
     return sorted(found, reverse=True)
 
 
 def headless(keys: Iterable[str]) -> list[str]:
-    """The folders of generations that were begun, as signs of life show, and have lost their manifest since, the newest first."""
+    """Return the folders of generations that have begun and lost their manifest, the newest first.
+
+    Signs of life show that they had begun.
+    """
     listed = list(keys)
     lived = {
         match[1]
@@ -68,15 +75,19 @@ def place_of_run(store: Store) -> Store:
     keys = store.list(FOLDER)
     for lost in headless(keys):
         raise CorruptedObjectError(
-            f'{without_manifest(store, lost)} Otherwise, start all ranks of the run again with resume="newest-whole": they give '
-            "up what it had learned there, and what is left can be exported then."
+            f"{without_manifest(store, lost)} Otherwise, start all ranks of the run again with "
+            'resume="newest-whole": they give up what it had learned there, and what is left can '
+            "be exported then."
         )
     newest = next(iter(begun(keys)), None)
     return store if newest is None else below(store, newest)
 
 
 def next_number(keys: Iterable[str]) -> int:
-    """The number of the next generation: higher than that of any, begun or not, so that what is begun late never counts."""
+    """Return the number of the next generation, which is higher than that of any, begun or not.
+
+    So what is begun late never counts.
+    """
     return 1 + max((int(match[2]) for match in filter(None, map(_KEY.fullmatch, keys))), default=0)
 
 

@@ -1,1 +1,1 @@
-"""One incarnation of a rank: its identity, where it stands in the log, what it holds, and what it remembers from sync to sync."""
+"""One incarnation of a rank: its identity, its place in the log, its state and its memory."""

@@ -1,4 +1,7 @@
-"""One incarnation of a rank in a run: its identity, and what it knows, in parts that each say which code may change them."""
+"""One incarnation of a rank in a run: its identity and what it knows.
+
+What it knows is divided into parts, each of which says which code may change it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ _log = logging.getLogger("diloco_core")
 
 
 class Others(Protocol):
-    """What watches over the ranks that an incarnation of a fixed run waits for; see :class:`.._policy._others.Others`."""
+    """The watcher over the ranks that an incarnation of a fixed run waits for.
+
+    See :class:`.._policy._others.Others`.
+    """
 
     def check(
         self,
@@ -65,7 +71,7 @@ class Others(Protocol):
         """Refuse to go on with ranks that were started with other settings."""
 
     def is_past(self, hint: Hint) -> bool:
-        """Whether the incarnation that has left this hint has ended before this one began to continue the run."""
+        """Say whether the incarnation of this hint ended before this one continued the run."""
 
     def stop(self) -> None:
         """Give no more signs of life; repeatable."""
@@ -138,7 +144,10 @@ class Incarnation:
 
     @property
     def deletes_own(self) -> bool:
-        """Whether each rank deletes what it has written itself, and writes over it next, as where listings cost nothing."""
+        """Say whether each rank deletes what it has written itself, and writes over it next.
+
+        That is so in fixed runs where listings cost nothing.
+        """
         return self.fixed and self.store.near
 
     @property
@@ -163,7 +172,10 @@ class Incarnation:
 
     @property
     def late(self) -> bool:
-        """Whether this incarnation has not moved for a grace, so that the others may have gone on without it."""
+        """Say whether this incarnation has stood still for a grace.
+
+        The others may then have gone on without it.
+        """
         return self.standing.seconds >= self.settings.grace
 
     @property
@@ -188,7 +200,10 @@ class Incarnation:
         return self.formats[index]
 
     def take_mean(self, job: ResumableJob) -> None:
-        """Sync these tensors next, which have no state before and none afterwards: their values just become their mean."""
+        """Sync these tensors next, whose values just become their mean.
+
+        They have no state before and none afterwards.
+        """
         progress = Progress(job, 0, self.sync)
         # In place of checksums, the run: contributions to means of another run have another base.
         progress.sums = [int(self.run[:16], 16)] * job.layout.shards
@@ -213,12 +228,18 @@ class Incarnation:
 
     @property
     def whole_every(self) -> int:
-        """Every so many syncs of a fragment its values are published whole: 1 unless the state is published encoded."""
+        """The number of syncs of a fragment from one whole publication of its values to the next.
+
+        It is 1 unless the state is published encoded.
+        """
         coded = self.fragments[0].job.coded
         return 1 if coded is None else coded.full_every
 
     def newest_done(self) -> list[int]:
-        """For every fragment, the newest sync whose state is complete by now; 0 for the initial state."""
+        """Return for every fragment the newest sync whose state is complete by now.
+
+        It is 0 for the initial state.
+        """
         return newest_done(self.store.list("state/"), len(self.fragments))
 
     def recorded(self) -> set[int]:
@@ -226,7 +247,10 @@ class Incarnation:
         return set(filter(None, map(commit_sync, self.store.list("commits/"))))
 
     def made_of(self, sync: int, fragment: int) -> list[int]:
-        """The syncs whose objects make a fragment's state after a sync, in order; see :func:`.._records._rules.made_of`."""
+        """Return the syncs whose objects make a fragment's state after a sync, in order.
+
+        See :func:`.._records._rules.made_of`.
+        """
         rollbacks = [rollback for rollback, _ in self.standing.rollbacks]
         return made_of(sync, fragment, len(self.fragments), self.whole_every, rollbacks)
 
@@ -273,7 +297,10 @@ class Incarnation:
         return published_shard(job, sync, number, origin, self.chunk_bytes)
 
     def file(self, progress: Progress, number: int, sync: int | None = None) -> tuple[str, Shard]:
-        """Key and content of a shard of a fragment's state: after the sync that ``progress`` describes, or after another one."""
+        """Return the key and the content of a shard of a fragment's state.
+
+        The state is that after ``sync``, or else after the sync that ``progress`` describes.
+        """
         sync = progress.sync if sync is None else sync
         return self.key(sync, progress.index, number), self.shard(sync, progress.index, number)
 

@@ -1,4 +1,7 @@
-"""What an incarnation remembers: what is damaged, what one sync leaves to the next, and what the sync in progress has cost."""
+"""The memory of an incarnation from sync to sync.
+
+It holds what is damaged, what one sync leaves to the next, and what the sync in progress has cost.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,14 @@ class Damage:
     _answered: set[Hint] = field(default_factory=set)
 
     def found(self, index: int, sync: int) -> str:
-        """What is wrong with a fragment's published state in a part that loading it does not read; empty if nothing is."""
+        """Return what is wrong with a part of a published state that loading it does not read.
+
+        Empty if nothing is.
+        """
         return self._bad.get((index, sync), "")
 
     def make_again(self, index: int, sync: int, reason: str) -> None:
-        """Note that the newest state of a fragment is damaged, and has to be made again from the state before."""
+        """Note that a fragment's newest state is damaged: it has to be made from the one before."""
         self.mending[index] = sync
         self.reasons[index] = reason
 
@@ -82,7 +88,7 @@ class Handover:
     differed: bool = False
 
     def take_open(self, sync: int) -> Delta | None:
-        """Take the contribution that was left open: returns it if it is for this sync, and forgets it in any case."""
+        """Return the open contribution if it is for this sync, and forget it in any case."""
         contribution, self.open = self.open, None
         return contribution if contribution is not None and contribution.sync == sync else None
 

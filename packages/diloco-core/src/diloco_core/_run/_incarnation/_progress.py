@@ -60,11 +60,17 @@ class Progress:
 
     @classmethod
     def recorded(cls, job: ResumableJob, done: Done) -> Progress:
-        """The progress of an incarnation that is about to read the state that a record describes, and holds nothing of it yet."""
+        """Make the progress of an incarnation that is about to read the state of a record.
+
+        It holds nothing of that state yet.
+        """
         return cls(job, done.fragment, done.sync, list(done.sums), list(done.rests), done.commit)
 
     def expected(self, number: int) -> Sums:
-        """The checksums of a shard's file that the record of this state names, in an incarnation that was made by :meth:`recorded`."""
+        """Return the checksums of a shard's file that the record of this state names.
+
+        The progress must have been made by :meth:`recorded`.
+        """
         rest = self.rests[number]
         assert rest is not None
         return Sums(self.sums[number], rest)
@@ -103,9 +109,8 @@ class Progress:
         return {**self.positions, **{member.rank: member.stop for member in members}}
 
     def forget_outer(self, shard: int, chunk_bytes: int) -> None:
-        """Drop a shard's outer state, because another replica has updated it or it has to be read again."""
-        # This is done even if outer_at says that there is none: a load that failed may have left
-        # some.
+        """Drop a shard's outer state, which is out of date or has to be read again."""
+        # This is done even if outer_at says that there is none: a failed load may have left some.
         self.job.forget_outer(self.job.layout.chunks(shard, chunk_bytes))
         self.outer_at[shard] = self.outer_sums[shard] = None
 
@@ -125,7 +130,10 @@ def published_shard(
 
 
 def publishes_whole(job: ResumableJob, sync: int) -> bool:
-    """Whether the files of a fragment's state after a sync hold all values; see :func:`.._records._rules.is_whole`."""
+    """Say whether the files of a fragment's state after a sync hold all values.
+
+    See :func:`.._records._rules.is_whole`.
+    """
     return job.coded is None or is_whole(sync, job.coded.fragments, job.coded.full_every)
 
 

@@ -86,14 +86,14 @@ class Standing:
         self.members = dict(self._everybody)
 
     def holds(self, rollback: Rollback) -> bool:
-        """Whether memory holds the states from which the run continues after a rollback, or states after the rollback."""
+        """Say whether memory holds the states that a rollback goes back to, or states after it."""
         pairs = zip(self.fragments, rollback.states, strict=True)
         return all(
             progress.sync == state or progress.sync > rollback.sync for progress, state in pairs
         )
 
     def follows(self, commit: Commit) -> bool:
-        """Whether a record is the next one in the log, as far as this incarnation has read the log."""
+        """Say whether a record is the next in the log, as far as this incarnation has read it."""
         follows = (commit.sync, commit.fragment) == (self.sync + 1, self.index(self.sync + 1))
         if self.previous:
             follows = follows and (commit.previous, commit.rollback) == (
@@ -103,7 +103,10 @@ class Standing:
         return follows and self._counts_on(commit)
 
     def _counts_on(self, commit: Commit) -> bool:
-        """Whether a record's counts continue those of the state before it; True if memory already holds the state after it."""
+        """Say whether a record's counts continue those of the state before it.
+
+        Also true if memory already holds the state after it.
+        """
         progress = self.fragments[commit.fragment]
         # The loaded state of this fragment may be newer than those of other fragments; the log is
         # replayed from the oldest.
@@ -113,7 +116,7 @@ class Standing:
         return (commit.positions, commit.outer_steps) == counted
 
     def pass_over(self, sync: int) -> None:
-        """Pass over a sync that was given up: its record need not be readable, and its result is not needed."""
+        """Pass over a sync that was given up, whose record and result are not needed."""
         self.sync = sync
         self.previous = ""
 

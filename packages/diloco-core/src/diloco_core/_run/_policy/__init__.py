@@ -1,1 +1,4 @@
-"""What differs between runs in which all ranks take part in every sync and runs whose replicas come and go."""
+"""The differences between runs with fixed and with elastic membership.
+
+In fixed runs all ranks take part in every sync. In elastic runs replicas come and go.
+"""

@@ -29,13 +29,14 @@ def refuse_ended(ends: list[Rollback], uri: str, *, means: bool = False) -> None
             + (
                 "Means have no state to go on with: start all ranks again on another prefix."
                 if means
-                else "To continue it, start all of its ranks again with resume=True. To begin another run, use another prefix."
+                else "To continue it, start all of its ranks again with resume=True. To begin "
+                "another run, use another prefix."
             )
         )
 
 
 def refuse_again(incarnation: Incarnation) -> None:
-    """Refuse to come back to a run of plain means, which keeps nothing from which a rank could go on.
+    """Refuse to come back to a run of plain means, which keeps nothing to go on from.
 
     Raises:
         RunExistsError: An earlier process had the rank.
@@ -49,7 +50,7 @@ def refuse_again(incarnation: Incarnation) -> None:
 
 
 def refuse_left(store: Patient, rank: int) -> None:
-    """Refuse to come back to a run that this rank has left, for a replica that was not told to resume it.
+    """Refuse to come back, without being told to resume, to a run that this rank has left.
 
     Raises:
         RunExistsError: The newest incarnation of the rank has said that it has left.
@@ -101,8 +102,8 @@ def obey_end(incarnation: Incarnation, record: Rollback) -> None:
         return
     raise ReplicaLostError(
         (
-            f"the run at {incarnation.store.uri} has ended before sync {record.sync}: {_why(record)}. "
-            f"{_advice(incarnation)}"
+            f"the run at {incarnation.store.uri} has ended before sync {record.sync}: "
+            f"{_why(record)}. {_advice(incarnation)}"
         ),
         end.missed,
     )
@@ -134,7 +135,10 @@ def give_up(
     if epochs.get(rank, 0) > known:
         return False
     if not incarnation.settings.decides:
-        cannot_return = f"{incarnation.store.uri} ignores conditional writes, so the rank cannot come back by itself. "
+        cannot_return = (
+            f"{incarnation.store.uri} ignores conditional writes, so the rank cannot come back by "
+            "itself. "
+        )
         raise ReplicaLostError(
             (
                 f"{why.rstrip('.')}. "

@@ -44,7 +44,7 @@ def meet(incarnation: Incarnation) -> None:
         return past or hint.key in former or hint.epoch < here.get(hint.rank, 0)
 
     def has_met(hint: Hint) -> bool:
-        """Whether this is of an incarnation that had joined: it has met all others, and may have trained before it failed."""
+        """Say whether the incarnation of a hint had met all others, so that it may have trained."""
         return claimed_settings(store, hint.rank, hint.epoch) is not None
 
     def missing() -> list[int]:
@@ -157,7 +157,7 @@ def check_failures(
 
 
 def tell_refusal(store: Patient, rank: int, run: str, sync: int, error: BaseException) -> None:
-    """Tell the others that this replica is refused or fails, before it has joined: they need not wait for it.
+    """Tell the others not to wait for this replica, which fails or is refused before it has joined.
 
     Before it knows the run, it says so only if no other process holds the rank: for that one it
     does not speak.

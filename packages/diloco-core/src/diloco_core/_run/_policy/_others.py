@@ -1,4 +1,6 @@
-"""What one incarnation of a fixed run does about ranks that it waits for: reports what became of them, and gives them up in the end.
+"""The handling of ranks that an incarnation of a fixed run waits for.
+
+It reports what became of them, and gives them up in the end.
 
 A *beat* is a sign of life: a counter that each replica writes again and again, and the others
 watch. It holds no time, so clocks need not agree: by its own clock, the observer measures how long
@@ -32,7 +34,10 @@ _READS_AT_ONCE = 16
 
 
 def read_beats(store: Patient, ranks: Iterable[int]) -> list[bytes]:
-    """The last beats of some ranks; empty where there is none, or something that is too large for one."""
+    """Read the last beats of some ranks.
+
+    A beat is empty where there is none, or something that is too large for one.
+    """
 
     def read(rank: int) -> bytes:
         try:
@@ -94,7 +99,7 @@ class Beats:
         self._stop()
 
     def silent(self, ranks: Collection[int]) -> dict[int, float]:
-        """Those of some ranks whose beat has not changed for ``lost_after``, with the seconds since it has.
+        """Return the ranks whose beat has not changed for ``lost_after``, with the seconds since.
 
         A process that ran on this machine and is gone counts at the second beat that it misses.
         """
@@ -113,7 +118,10 @@ class Beats:
         return found
 
     def _to_read(self, ranks: Iterable[int]) -> list[int]:
-        """A limited number, the next ones each time: while beats are read, this replica does not notice that its wait is over."""
+        """Choose a limited number of ranks, the next ones each time.
+
+        While beats are read, this replica does not notice that its wait is over.
+        """
         ordered = sorted(ranks)
         later = [rank for rank in ordered if rank > self._last_read]
         chosen = (later + ordered)[: min(_MOST_BEATS, len(ordered))]
@@ -121,12 +129,12 @@ class Beats:
         return chosen
 
     def _now(self) -> float:
-        """The time by the clock of this replica, which stands still while it cannot reach the store."""
+        """Return this replica's time, which stands still while it cannot reach the store."""
         downtime = self._store.downtime
         now = self._timing.clock() - downtime
         if downtime - self._downtime > self._timing.beat_interval:
-            # The store was away for so long that beats were missed: all ranks get the whole time
-            # again.
+            # The store was away for so long that beats were missed: all ranks get the whole
+            # time again.
             self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
         self._downtime = downtime
         return now
@@ -198,7 +206,7 @@ class Others:
     def compare_means(
         self, incarnation: Incarnation, missing: Collection[int], listing: Iterable[str]
     ) -> None:
-        """Refuse to wait for a rank that has passed other tensors to a plain mean than this incarnation.
+        """Refuse to wait for a rank whose tensors for a plain mean differ from this incarnation's.
 
         Raises:
             MismatchError: A rank has.
@@ -208,8 +216,7 @@ class Others:
         (progress,) = incarnation.fragments
         own = schema(incarnation.run, progress.job)
         for delta in filter(None, map(Delta.parse, listing)):
-            # Its base is that of this run, so it is no process of an earlier one that wakes up
-            # late.
+            # Its base is that of this run, so it is no process of an earlier one that wakes up.
             if delta.rank in missing and delta.base == progress.digest and delta.schema != own:
                 raise MismatchError(
                     f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank "
@@ -218,7 +225,10 @@ class Others:
                 )
 
     def is_past(self, hint: Hint) -> bool:
-        """Whether an incarnation has ended before this one began to continue the run: others come in its place."""
+        """Say whether an incarnation ended before this one began to continue the run.
+
+        Others come in its place.
+        """
         return 0 < hint.epoch <= self._earlier.get(hint.rank, 0)
 
     def stop(self) -> None:
@@ -263,10 +273,10 @@ class Others:
         for rank in [rank for rank in self._gone if rank not in found]:
             incarnation.say.info("rank %d is back", rank)
             del self._gone[rank]
-        # Those first that nobody else has made fail.
+        # First those whose failure no other rank has caused. A list, so that all are considered.
         ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
-        # All of them
-        return any([self._consider(incarnation, rank, gone, sync, final) for rank, gone in ordered])  # noqa: C419
+        done = [self._consider(incarnation, rank, gone, sync, final) for rank, gone in ordered]
+        return any(done)
 
     def _ended(
         self, incarnation: Incarnation, missing: Collection[int], sync: int, listing: Iterable[str]
@@ -314,7 +324,10 @@ class Others:
 
 
 def changeable(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of a replica's settings that may change when a run is resumed, if all ranks change them in the same way."""
+    """Return those of a replica's settings that may change when a run is resumed.
+
+    All ranks have to change them in the same way.
+    """
     return {
         name: settings[name]
         for name in sorted(MAY_CHANGE - {"committed", "init"})

@@ -1,4 +1,6 @@
-"""The initial state of a run: uploaded by the replica that begins it, or by all ranks together if it was loaded.
+"""The initial state of a run, uploaded by the replica that begins it.
+
+If it was loaded, all ranks upload it together.
 
 An outer loop that was loaded has outer state, of which each rank holds only its own shards. So each
 rank uploads these, under a name that follows from what was loaded, and rank 0 writes the manifest

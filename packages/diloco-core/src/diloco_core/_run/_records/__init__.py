@@ -1,1 +1,1 @@
-"""What a run writes (keys, records, contributions), and, as pure functions, the rules that say which of it counts."""
+"""The keys, records and contributions of a run, and pure functions that say which of them count."""

@@ -74,7 +74,9 @@ class Attendance:
     def committed(
         self, commit: Commit, listing: Callable[[], Iterable[str]], now: float
     ) -> list[tuple[int, str]]:
-        """Levels and texts of what to log when a sync is decided: which ranks are not in it, and which are in it again.
+        """Return levels and texts of what to log when a sync is decided.
+
+        They say which ranks are not in it, and which are in it again.
 
         Args:
             commit: The record of the sync.
@@ -87,8 +89,8 @@ class Attendance:
             (
                 logging.INFO,
                 (
-                    f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes part "
-                    f"in sync {commit.sync}"
+                    f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes "
+                    f"part in sync {commit.sync}"
                 ),
             )
             for rank in sorted(self._gone & members)

@@ -34,7 +34,10 @@ class Farewell(NamedTuple):
 
 
 def farewell(key: str, error: BaseException | None, rank: int | None = None) -> bytes:
-    """The content of the hint that an incarnation of a rank leaves (``error`` is None) or has failed with this error."""
+    """Return the content of the hint that says how an incarnation of a rank has ended.
+
+    It has left the run if ``error`` is None; otherwise it has failed with this error.
+    """
     if error is None:
         return seal("farewell", key, {"event": "left", "reason": ""})
     fields = {"event": "failed", "reason": redact(as_text(error))[:_LONGEST]}

@@ -1,24 +1,38 @@
 """The keys of a run, and what they say.
 
-Keys under the run's prefix::
+Keys under the run's prefix, and whether they are only created or may be put again::
 
-    beginning.json put a replica is uploading the initial state; deleted afterwards manifest.json
-    create what the run is; names the initial state manifest.copy.json put the same, in case that is
-    lost claims/{rank}/{epoch}.json create one incarnation of a rank; the highest epoch is the
-    rightful one
-    deltas/{sync}/{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}].safetensors
-    put a contribution deltas/{sync}/lr.{n}.{rank}.{epoch}.{outer learning rates}.{schema} put an
-    incarnation asks for other rates from this sync on beats/{rank} put fixed runs: a counter that
-    shows that the rank is alive deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair put advice;
-    nothing is decided by it commits/{sync}.json create the members of a sync, or a rollback: this
-    alone decides state/{sync}/{fragment}.{shard}.safetensors create parameters and outer state
-    after the sync state/{sync}/{fragment}.done.json create all shards of the state are there: an
-    incarnation can start from it initial/{nonce}/{fragment}.{shard}.safetensors put the state
-    before the first sync kept/{key} create for some syncs: a copy of a state that the run has gone
-    back to inner/{rank}/{epoch}.{sync}.safetensors put what belongs to one replica alone
-    inner/{rank}/{epoch}.{sync}.residual.safetensors put what a codec will have lost if a
-    contribution counts unsynced/{nonce}/{number}.safetensors put what belongs to the model and is
-    not synced; never deleted
+    beginning.json                                    put     a replica is uploading the initial
+                                                              state; deleted afterwards
+    manifest.json                                     create  what the run is; names the initial
+                                                              state
+    manifest.copy.json                                put     the same, in case that is lost
+    claims/{rank}/{epoch}.json                        create  one incarnation of a rank; the highest
+                                                              epoch is the rightful one
+    deltas/{sync}/{delta}.safetensors                 put     a contribution
+    deltas/{sync}/lr.{n}.{rank}.{epoch}.{rates}.{schema}
+                                                      put     an incarnation asks for other outer
+                                                              learning rates from this sync on
+    deltas/{sync}/hint.{rank}.{epoch}.{event}         put     advice to join, leave or repair;
+                                                              nothing is decided by it
+    beats/{rank}                                      put     fixed runs: a counter that shows that
+                                                              the rank is alive
+    commits/{sync}.json                               create  the members of a sync, or a rollback:
+                                                              this alone decides
+    state/{sync}/{fragment}.{shard}.safetensors       create  parameters and outer state after the
+                                                              sync
+    state/{sync}/{fragment}.done.json                 create  all shards of the state are there: an
+                                                              incarnation can start from it
+    initial/{nonce}/{fragment}.{shard}.safetensors    put     the state before the first sync
+    kept/{key}                                        create  for some syncs: a copy of a state that
+                                                              the run has gone back to
+    inner/{rank}/{epoch}.{sync}.safetensors           put     what belongs to one replica alone
+    inner/{rank}/{epoch}.{sync}.residual.safetensors  put     what a codec will have lost if a
+                                                              contribution counts
+    unsynced/{nonce}/{number}.safetensors             put     what belongs to the model and is not
+                                                              synced; never deleted
+
+``{delta}`` is ``{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}]``.
 
 Syncs are numbered from 1; sync s is of fragment (s - 1) mod F. Keys that cannot be parsed do not
 belong to the run, and are ignored.
@@ -55,9 +69,10 @@ _INNER = re.compile(rf"inner/(\d{{5}})/{_EPOCH}\.(\d{{8}})\.safetensors", re.ASC
 
 
 def schema(run: str, job: SyncJob) -> str:
-    """What the keys of all contributions to a fragment have in common: a digest of the run's name and the fragment's fingerprint.
+    """Return the part that the keys of all contributions to a fragment have in common.
 
-    It also enters the seeds of their checksums, which are made of the keys.
+    It is a digest of the run's name and of the fragment's fingerprint. It also enters the seeds of
+    their checksums, which are made of the keys.
     """
     return fingerprint(run, job.fingerprint)[:16]
 
@@ -124,7 +139,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A hint of an incarnation: to expect it in a sync (``join``), not to expect it any more (``leave``), or to help it (``repair``)."""
+    """A hint to expect an incarnation in a sync, not to expect it any more, or to help it.
+
+    The event is ``join``, ``leave`` or ``repair``.
+    """
 
     sync: int
     rank: int
@@ -154,10 +172,9 @@ def farewells(keys: Iterable[str]) -> list[Hint]:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the key of a wish says: an incarnation asks for another outer learning rate, from a sync on.
+    """The wish of an incarnation for another outer learning rate from a sync on, as its key says.
 
-    It is put before the incarnation's own contribution, so that whoever sees the contribution sees
-    the wish.
+    It is put before the incarnation's own contribution: a replica that sees one sees the other.
 
     Attributes:
         sync: The sync.
@@ -188,7 +205,7 @@ class Wish:
 
     @classmethod
     def parse(cls, key: str) -> Wish | None:
-        """The wish that a key gives; None if it is not the key of one, or a rate is not a positive number."""
+        """Parse a key; None if it is not that of a wish, or a rate is not a positive number."""
         match = _WISH.fullmatch(key)
         values = None if match is None else values_of(match[5])
         if match is None or values is None:
@@ -273,6 +290,6 @@ def parse_residual(key: str) -> tuple[int, int] | None:
 
 
 def parse_inner(key: str) -> tuple[int, int] | None:
-    """Epoch and sync of the saved inner state that has this key; None if it is not the key of such an object."""
+    """Parse the key of a saved inner state into epoch and sync; None if it is not such a key."""
     match = _INNER.fullmatch(key)
     return (int(match[2]), int(match[3])) if match else None

@@ -127,7 +127,10 @@ class Manifest:
 
     @property
     def first(self) -> int:
-        """The number before the first sync: the outer steps that the model had taken when the run began."""
+        """The number of outer steps that the model had taken when the run began.
+
+        The first sync has the next number.
+        """
         return int(self.settings.get("committed", "0"))
 
     def done(self, fragment: int) -> Done:

@@ -133,7 +133,7 @@ class GivenUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The record which says that a run continues from older states, because newer ones are lost and cannot be made again.
+    """The record that a run continues from older states, as newer ones cannot be made again.
 
     It takes the number of a sync in the log, and is decided like one. It deletes nothing.
 
@@ -222,7 +222,7 @@ def read_record(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The record which says that all shards of a fragment's state are published, and which has their checksums.
+    """The record that all shards of a fragment's state are published, with their checksums.
 
     Attributes:
         sync: The sync after which the fragment has this state; 0 for the initial state.
@@ -336,7 +336,7 @@ def _member(fields: Fields, sync: int) -> Delta:
 
 
 def _member_fields(member: Delta) -> dict[str, Any]:
-    """The fields of a contribution in the record that counts it, in the order in which they are stored."""
+    """Return the fields of a contribution in the record that counts it, in the order of storage."""
     fields = {
         "rank": member.rank,
         "epoch": member.epoch,

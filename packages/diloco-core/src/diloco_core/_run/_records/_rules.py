@@ -1,7 +1,7 @@
-"""The rules of elastic membership: which contributions count, which ranks are waited for, and what may be deleted.
+"""The rules of elastic membership, as functions of what was listed.
 
-They are functions of what was listed, and exactly the rules of the model-checked protocol. Nothing
-here reads a store or a clock.
+They say which contributions count, which ranks are waited for, and what may be deleted, and are
+exactly the rules of the model-checked protocol. Nothing here reads a store or a clock.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def expected(
     absent: Collection[int] = (),
     former: Collection[str] = (),
 ) -> set[int]:
-    """The ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
+    """Return the ranks to wait for.
+
+    They are those of the last commit and those that announced themselves, without those that leave.
 
     Args:
         members: The members of the last commit, as epoch by rank.
@@ -86,11 +88,11 @@ def expected(
 
 
 def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
-    """The ``leave`` hints that a new incarnation finds where a stopped run is resumed; empty if no earlier incarnation of its rank left there.
+    """Return the ``leave`` hints that a new incarnation finds where a stopped run is resumed.
 
-    These incarnations left in the same sync as an earlier incarnation of the new incarnation's own
-    rank. Like it, they may be back in a moment. So the new incarnation waits for them, which costs
-    at most a grace and decides nothing.
+    They are of incarnations that left in the same sync as an earlier one of this rank. Like this
+    rank, they may be back in a moment. So the new incarnation waits for them, which costs at most a
+    grace and decides nothing. Empty if no earlier incarnation of this rank has left there.
     """
     found = farewells(listing)
     own_rank_left = any(hint.rank == rank and hint.epoch < epoch for hint in found)
@@ -128,7 +130,10 @@ def may_commit(
     min_replicas: int,
     overdue: bool,
 ) -> bool:
-    """Whether an incarnation may create the commit record: its rank has contributed, the quorum is there, and no rank is waited for."""
+    """Say whether an incarnation may create the commit record.
+
+    Its rank has to have contributed, the quorum to be there, and no rank to be waited for.
+    """
     return (
         rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
     )
@@ -177,7 +182,9 @@ def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
 
 
 def is_whole(sync: int, fragments: int, every: int) -> bool:
-    """Whether the published state after a sync holds all values of its fragment, and not only how the sync has changed them.
+    """Say whether the published state after a sync holds all values of its fragment.
+
+    Otherwise it holds only how the sync has changed them.
 
     Args:
         sync: The sync; 0 for the initial state.
@@ -191,10 +198,10 @@ def is_whole(sync: int, fragments: int, every: int) -> bool:
 def made_of(
     sync: int, index: int, fragments: int, every: int, rollbacks: Collection[Rollback] = ()
 ) -> list[int]:
-    """The syncs whose published objects make a fragment's state, in order: the newest whole one, and the changes since.
+    """Return the syncs whose published objects make a fragment's state, in order.
 
-    An incarnation can start only from a whole state, and has to add every change after it that
-    still counts.
+    They are the newest whole one and the changes since. An incarnation can start only from a whole
+    state, and has to add every change after it that still counts.
 
     Args:
         sync: The sync after which the fragment has that state, which counts; 0 for the initial
@@ -216,7 +223,10 @@ def made_of(
 def newest_whole(
     listing: Iterable[str], fragments: int, every: int, rollbacks: Collection[Rollback] = ()
 ) -> list[int]:
-    """For every fragment, the newest sync whose state is complete and whole; 0 for the initial state."""
+    """Return for every fragment the newest sync whose state is complete and whole.
+
+    It is 0 for the initial state.
+    """
     return [
         max((sync for sync in states if is_whole(sync, fragments, every)), default=0)
         for states in done_states(listing, fragments, rollbacks)
@@ -231,7 +241,7 @@ def states_kept_from(
     every: int,
     rollback: int = 0,
 ) -> list[int]:
-    """For every fragment, the newest complete state that is whole and not newer than the one that must stay.
+    """Return for every fragment the newest complete and whole state up to the one that must stay.
 
     What must stay is made of this one and of the changes since. It is 0 if there is none after the
     newest rollback.
@@ -259,12 +269,13 @@ def states_kept_from(
 def kept_from(
     listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0, count: int = 2
 ) -> list[int]:
-    """For every fragment, the sync of the older of its two newest complete states, from which the newest could be made again.
+    """Return for every fragment the sync of the older of its two newest complete states.
 
-    It is 0 if there are fewer than two such states, or fewer than ``count``, of which it is then
-    the oldest. Only states after the newest rollback count, so that nothing that the run went back
-    to is considered unneeded. States after ``last``, up to which the log is known, do not count
-    either: there may be a rollback before them that went back further.
+    The newest could be made again from it. It is 0 if there are fewer than two such states, or
+    fewer than ``count``, of which it is then the oldest. Only states after the newest rollback
+    count, so that nothing that the run went back to is considered unneeded. States after ``last``,
+    up to which the log is known, do not count either: there may be a rollback before them that went
+    back further.
     """
     oldest = []
     for states in done_states(listing, fragments):

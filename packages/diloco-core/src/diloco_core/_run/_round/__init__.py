@@ -1,1 +1,4 @@
-"""One round of an elastic sync, as pure functions: which ranks are in it, and which rank computes which part of its result."""
+"""One round of an elastic sync, as pure functions.
+
+They say which ranks are in it, and which rank computes which part of its result.
+"""

@@ -1,4 +1,6 @@
-"""Which ranks are in a sync: what an incarnation decides after it has listed the contributions, and after it has read the record.
+"""The decision which ranks are in a sync.
+
+An incarnation decides after it has listed the contributions, and after it has read the record.
 
 These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was
 listed, what was read and whether time is up are passed in, so that tests can try every order of
@@ -61,7 +63,10 @@ class Round:
     everybody: Collection[int] = ()
 
     def valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
-        """The contributions that count for this incarnation's state, at most one per rank; see :func:`.._records._rules.valid`."""
+        """Return the contributions that count for this incarnation's state, at most one per rank.
+
+        See :func:`.._records._rules.valid`.
+        """
         return valid(
             listing,
             base=self.base,
@@ -97,7 +102,9 @@ class KeepWaiting:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create the record of the sync, then read the record and obey it: another incarnation may have been faster.
+    """Create the record of the sync, then read the record and obey it.
+
+    Another incarnation may have been faster.
 
     Attributes:
         members: The contributions that the record is to name.
@@ -120,7 +127,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Differ:
-    """Start again from the published state, because this incarnation's state is not that of the others.
+    """Start again from the published state, because the others hold another state.
 
     Attributes:
         theirs: Digest of the state that the others hold.
@@ -136,7 +143,10 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Obey:
-    """Adopt what the record says, whichever ranks are in it: the record follows the state that this incarnation holds."""
+    """Adopt what the record says, whichever ranks are in it.
+
+    The record follows the state that this incarnation holds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +158,7 @@ Decision = KeepWaiting | Create | Leave | Differ | Expired
 
 
 def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
-    """What a listing of the sync's folder says: which contributions count, and which ranks are waited for.
+    """Read from a sync's listing which contributions count, and which ranks are waited for.
 
     A rank that has contributed from another state is not waited for: its contribution will never
     count for this incarnation's state.
@@ -242,7 +252,9 @@ def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: s
 
 
 def _other_state(at: Round, folder: Folder) -> str | None:
-    """Digest of the state that this incarnation should hold instead of its own; None if it need not start again.
+    """Return the digest of the state that this incarnation should hold instead of its own.
+
+    None if it need not start again.
 
     States can differ only in the gather topology, where every replica computes them itself. If no
     state has a majority, all incarnations start again from what is published, but only once: an

@@ -26,7 +26,7 @@ class Why(Enum):
 
 
 class ReloadError(Exception):
-    """This incarnation cannot use the state that it holds, and has to load the newest published one.
+    """The need to load the newest published state, because the one in memory cannot be used.
 
     Never leaves the exchange.
 

@@ -1,9 +1,9 @@
-"""Which member computes which shard of a committed sync, and when: what an incarnation decides while it adopts the result.
+"""The decision which member computes which shard of a committed sync, and when.
 
-This is step 11 of the protocol. Shard k belongs to member k mod n of the record. An incarnation
-that has waited for it too long does its owner's work. A shard is created only once, so it does no
-harm if two incarnations do this at the same time: all incarnations take the bytes that are there.
-Nothing here reads a store or a clock.
+An incarnation decides this while it adopts the result, in step 11 of the protocol. Shard k belongs
+to member k mod n of the record. An incarnation that has waited for it too long does its owner's
+work. A shard is created only once, so it does no harm if two incarnations do this at the same time:
+all incarnations take the bytes that are there. Nothing here reads a store or a clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Shares:
 
     @property
     def designated(self) -> bool:
-        """Whether the incarnation does the sync's chores, for which another member is responsible every time."""
+        """Say whether this incarnation does the sync's chores, which go from member to member."""
         return self.member == self.sync % len(self.members)
 
     def owner(self, shard: int) -> int:
@@ -52,7 +52,7 @@ class Shares:
         return shard % len(self.members)
 
     def own(self, shards: Iterable[int]) -> list[int]:
-        """Those of the shards that the incarnation updates without first checking whether they are published."""
+        """Return the shards that the incarnation updates without looking for them first."""
         if self.mending:
             return []
         return [shard for shard in shards if self.owner(shard) == self.member]
@@ -81,7 +81,10 @@ class Shares:
         return {self.members[self.owner(shard)] for shard in pending} - {self.rank}
 
     def patience(self, shards: Iterable[int]) -> float:
-        """Seconds that an incarnation which cannot compute these shards waits for the others: by then, each of them has had its turn."""
+        """Return for how many seconds an incarnation waits for shards that it cannot compute.
+
+        By then, each of the others has had its turn.
+        """
         return self.grace + (0.0 if self.fixed else max(map(self.turn, shards)))
 
 
@@ -137,7 +140,10 @@ class KeepWaiting:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End with an error: this incarnation cannot read the contributions, and no other incarnation has computed the missing shards."""
+    """End with an error, because the missing shards cannot be computed.
+
+    This incarnation cannot read the contributions, and no other has computed the shards.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,9 @@ class Complete:
 def on_pending(
     shares: Shares, pending: Pending, *, elapsed: float, patience: float
 ) -> Adopt | Compute | LookAgain | KeepWaiting | GiveUp | Complete:
-    """What an incarnation does while it adopts a committed sync: first it takes published shards, then it computes those that are late.
+    """Decide what an incarnation does next while it adopts a committed sync.
+
+    First it takes published shards, then it computes those that are late.
 
     Args:
         shares: Which member computes which shard, and when.
@@ -172,9 +180,9 @@ def on_pending(
 
 
 def inputs_are_superseded(newest: int, sync: int, *, mending: bool) -> bool:
-    """Whether contributions are gone because a newer state is complete, so that the incarnation starts again from that state.
+    """Say whether contributions are gone because a newer state is complete.
 
-    If not, they are lost, which is an error.
+    Then the incarnation starts again from that state. If not, they are lost, which is an error.
 
     Args:
         newest: The newest sync of the fragment whose state is complete.

@@ -1,4 +1,6 @@
-"""Copies of the states that a run has gone back to, because an incarnation that does not know of the rollback may still delete them.
+"""Copies of the states that a run has gone back to.
+
+An incarnation that does not know of the rollback may still delete the originals.
 
 An incarnation that deletes what is no longer needed lists first and deletes later, and any time may
 pass in between. Only keys that it has never seen are safe from it. So a state that it may be about
@@ -62,6 +64,7 @@ def mend_from_copies(incarnation: Incarnation, index: int, sync: int) -> bool:
     ]
     # All of them
     return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419
+    # A list, so that all are written again.
 
 
 def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
@@ -106,7 +109,10 @@ def _write_again(incarnation: Incarnation, key: str, why: str) -> bool:
 
 
 def verified(incarnation: Incarnation, key: str, original: str) -> bytes | None:
-    """The bytes of a part of a state or of its copy; None if they are gone or are not what was written."""
+    """Return the bytes of a part of a state or of its copy, once they are verified.
+
+    None if they are gone or are not what was written.
+    """
     name = original.rpartition("/")[2]
     index, sync = int(name[:3]), int(original.split("/")[1]) if original.startswith("state/") else 0
     is_done = name.endswith(".done.json")

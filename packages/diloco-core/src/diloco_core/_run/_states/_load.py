@@ -1,4 +1,6 @@
-"""Loading what a run's store holds: the newest complete state of every fragment, or the one before it if that is damaged.
+"""Loading what a run's store holds.
+
+This takes the newest complete state of every fragment, or the one before it if that is damaged.
 
 The values of a shard are taken from files: from the newest one that holds them whole, and those
 since that say how they changed.
@@ -56,7 +58,8 @@ def load(incarnation: Incarnation) -> None:
         incarnation.damage.mending.clear()
         try:
             # A list, so that the others are loaded even if one was deleted in the meantime.
-            if all([_load_newest(incarnation, index, history) for index in range(count)]):  # noqa: C419
+            loaded = [_load_newest(incarnation, index, history) for index in range(count)]
+            if all(loaded):
                 break
         except CorruptedObjectError:
             # Perhaps it is not damaged, but was deleted while it was read and its space reused.
@@ -145,7 +148,10 @@ def _load_or_mend(incarnation: Incarnation, index: int, sync: int) -> str | None
 
 
 def _initial_gone(incarnation: Incarnation, index: int, missing: str) -> CorruptedObjectError:
-    """The error for an initial state that is not there: it is deleted when there are two newer ones, so these may be lost."""
+    """Return the error for an initial state that is not there.
+
+    It is deleted when there are two newer states, so these may be lost.
+    """
     recorded = max(incarnation.recorded(), default=0)
     if not recorded:
         return CorruptedObjectError(f"{incarnation.origin(missing)} is gone")
@@ -247,7 +253,7 @@ def read_values(
     *,
     begun: bool = False,
 ) -> str | None:
-    """Read the values of a shard of the state that ``progress`` describes into memory, and verify them.
+    """Read the values of a shard of the state that ``progress`` describes, and verify them.
 
     If any file is damaged, all are read again, from the one that holds the values whole: a change
     cannot be added twice.
@@ -324,11 +330,12 @@ def shards_in_memory(incarnation: Incarnation, done: Done) -> set[int]:
 
 
 def shards_to_look_at(incarnation: Incarnation, held: Iterable[int]) -> set[int]:
-    """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
+    """Return the shards in memory whose files this rank reads when it begins.
 
-    When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica
-    that cannot read one of the others asks for it. If there are syncs already, a rank checks all
-    shards: it will replay the syncs, and then no longer hold these values.
+    So damage is found while it can be mended. When a run begins, each rank checks the shards with
+    ``number % world_size == rank``; a replica that cannot read one of the others asks for it. If
+    there are syncs already, a rank checks all shards: it will replay the syncs, and then no longer
+    hold these values.
     """
     if incarnation.recorded():
         return set(held)
@@ -338,10 +345,10 @@ def shards_to_look_at(incarnation: Incarnation, held: Iterable[int]) -> set[int]
 
 
 def mend_initial(incarnation: Incarnation, *, gone: bool = True) -> None:
-    """Check and mend the initial states whose values are still in memory, because another replica cannot read something.
+    """Check and mend the initial states whose values are still in memory.
 
-    ``gone=False``: what is not there stays away. It may have been deleted since it was no longer
-    needed.
+    This is done because another replica cannot read something. With ``gone=False``, what is not
+    there stays away: it may have been deleted because it was no longer needed.
     """
     listing = {} if gone else incarnation.store.list("initial/")
     for index, progress in enumerate(incarnation.fragments):
@@ -387,14 +394,16 @@ def take_from_memory(
 
 
 def _is_collected(incarnation: Incarnation, index: int) -> bool:
-    """Whether the initial state of a fragment was deleted by rule, because nothing can be computed from it any more."""
+    """Say whether the initial state of a fragment was deleted by rule.
+
+    It is when nothing can be computed from it any more.
+    """
     if newest_whole(
         incarnation.store.list("state/"), len(incarnation.fragments), incarnation.whole_every
     )[index]:
         return True
     if incarnation.whole_every > 1:
-        # Contributions are deleted when any newer state is complete, and this one when a whole one
-        # is
+        # Contributions go when any newer state is complete, and this one goes when a whole one is.
         return False
     first_sync = index + 1
     return incarnation.store.peek(commit_key(first_sync)) is not None and not any(

@@ -1,4 +1,7 @@
-"""Publishing states, and deleting what is no longer needed: when a state counts as complete, and what may be deleted then."""
+"""Publishing states, and deleting what is no longer needed.
+
+This says when a state counts as complete, and what may be deleted then.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,14 @@ from ._kept import forget_kept
 from ._publications import Publications
 
 LOOK_AGAIN = 64
-"""The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""
+"""The number of syncs between two searches for objects usually deleted early in a run.
+
+Each search costs a listing or two.
+"""
 
 
 def write_done(incarnation: Incarnation, commit: Commit) -> None:
-    """Write the record which says that all shards of a sync are published; they are adopted already."""
+    """Write the record that all shards of a sync are published; they are adopted already."""
     _create_done(
         incarnation, _own_done(incarnation, incarnation.fragments[commit.fragment], commit)
     )
@@ -55,7 +61,10 @@ def publish_previous(incarnation: Incarnation, commit: Commit, member: int | Non
 
 
 def finish(incarnation: Incarnation) -> None:
-    """The last thing that an incarnation does: make sure that the run can start again from the state that it holds."""
+    """Make sure that the run can start again from the state that this incarnation holds.
+
+    This is the last thing that an incarnation does.
+    """
     listing = incarnation.store.list("state/")
     for index, newest in enumerate(newest_done(listing, len(incarnation.fragments))):
         progress = incarnation.fragments[index]
@@ -80,7 +89,10 @@ def finish(incarnation: Incarnation) -> None:
 
 
 def publish_when_asked(incarnation: Incarnation) -> None:
-    """Gather: publish the state that this incarnation holds, even if no publication is due, since another replica cannot compute it."""
+    """Publish the state that this incarnation holds, even if no publication is due.
+
+    In the gather topology another replica may ask for a state that it cannot compute.
+    """
     newest = incarnation.newest_done() if incarnation.gather else []
     for complete, progress in zip(newest, incarnation.fragments, strict=False):
         if progress.commit is None or complete >= progress.sync or None in progress.values_at:
@@ -88,10 +100,8 @@ def publish_when_asked(incarnation: Incarnation) -> None:
         done = _own_done(incarnation, progress, progress.commit)
         if _publish_whole(incarnation, progress, done, range(progress.job.layout.shards)):
             incarnation.say.error(
-                (
-                    "published the state after sync %d before its time, because another replica has "
-                    "asked for it"
-                ),
+                "published the state after sync %d before its time, because another replica has "
+                "asked for it",
                 progress.sync,
             )
             _create_done(incarnation, done)
@@ -226,7 +236,7 @@ def _own_done(
 
 
 def _compare_done(incarnation: Incarnation, own_done: Done) -> None:
-    """Log an error if another incarnation has recorded a complete state that is not what this incarnation has computed."""
+    """Log an error if another incarnation has recorded another state than this one computed."""
     done = readable_done(incarnation, own_done.sync, own_done.fragment)
     if done is not None and done != own_done:
         incarnation.say.error(
@@ -238,7 +248,10 @@ def _compare_done(incarnation: Incarnation, own_done: Done) -> None:
 
 
 def _is_published(incarnation: Incarnation, done: Done) -> bool:
-    """Whether the files of all shards are there and, by the checksums at their ends, are what this incarnation has computed."""
+    """Say whether the files of all shards are there and are what this incarnation has computed.
+
+    The checksums at their ends show that.
+    """
     sync, index = done.sync, done.fragment
     listing = incarnation.store.list(f"state/{sync:08}/")
     keys = [incarnation.key(sync, index, shard) for shard in range(len(done.sums))]
@@ -265,7 +278,10 @@ def _is_own(incarnation: Incarnation, done: Done, shard: int, stored: Sums | Non
 
 
 def _stored_end(incarnation: Incarnation, key: str, size: int) -> Sums | None:
-    """The checksums at the end of a published shard; None if they cannot be used: a later publication makes up for it."""
+    """Read the checksums at the end of a published shard.
+
+    None if they cannot be used: a later publication makes up for it.
+    """
 
     def read() -> Sums | None:
         try:

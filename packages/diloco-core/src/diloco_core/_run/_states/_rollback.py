@@ -1,6 +1,7 @@
-"""Going back to older states: if the newest ones cannot be made again, and the user has agreed to that beforehand.
+"""Going back to older states.
 
-The history of a run says which of its complete states and syncs still count if it has gone back.
+A run does so if the newest ones cannot be made again, and the user has agreed to that beforehand.
+Its history says which of its complete states and syncs still count then.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class History:
 
     @property
     def newest(self) -> list[int]:
-        """For every fragment, the newest sync whose state is complete, whether it counts or not; 0 for the initial state."""
+        """The newest sync of every fragment whose state is complete, whether it counts or not.
+
+        It is 0 for the initial state.
+        """
         return [max(syncs, default=0) for syncs in self._done]
 
     @property
@@ -60,12 +64,18 @@ class History:
         return self.rollbacks[-1][0].sync if self.rollbacks else 0
 
     def states(self, index: int) -> list[int]:
-        """The syncs after which a fragment has a complete state that counts, the newest first; 0 (the initial state) is last."""
+        """Return the syncs after which a fragment has a complete state that counts, newest first.
+
+        The last one is 0, for the initial state.
+        """
         syncs = sorted({0, *self._done[index]}, reverse=True)
         return [sync for sync in syncs if in_force(sync, index, self.known)]
 
     def given_up(self, states: list[int], last: int) -> list[int]:
-        """The syncs up to ``last`` that count now, but would not count any more if the run continued from these states."""
+        """Return the syncs that would no longer count if the run continued from these states.
+
+        They are those up to ``last`` that count now.
+        """
         numbers = {rollback.sync for rollback in self.known}
         return [
             sync
@@ -77,7 +87,9 @@ class History:
 
 
 def given_up_since(incarnation: Incarnation, sync: int, rollback: int) -> bool:
-    """Whether the run has since given up something that an incarnation held after a sync; also true if the log cannot tell any more.
+    """Say whether the run has since given up something that an incarnation held after a sync.
+
+    Also true if the log cannot tell any more.
 
     Args:
         incarnation: The incarnation that reads the log.
@@ -106,11 +118,11 @@ def ends_in_log(incarnation: Incarnation) -> list[Rollback]:
 
 
 def close_gaps(incarnation: Incarnation, history: History) -> None:
-    """Write a record for every number before the newest rollback whose record is lost, so that no incarnation decides it once more.
+    """Write a record for every number before the newest rollback whose record is lost.
 
-    A sync that still counts gets the same record again, if the record of its state holds a copy. A
-    sync that was given up gets a rollback to the states before it instead. The rollback that gave
-    it up is newer, so no incarnation begins from these states.
+    So no incarnation decides it once more. A sync that still counts gets the same record again, if
+    the record of its state holds a copy. A sync that was given up gets a rollback to the states
+    before it instead. The rollback that gave it up is newer, so no incarnation begins there.
 
     Raises:
         CorruptedObjectError: So many are lost that the rollback cannot be one of this run.
@@ -182,7 +194,10 @@ def _rollbacks(incarnation: Incarnation, recorded: set[int]) -> list[tuple[Rollb
 
 
 def _record(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str] | None:
-    """A record of the log and its digest, or its copy in the record of the state (digest empty); None if neither can be read."""
+    """Return a record of the log and its digest, or its copy in the record of the state.
+
+    The digest of a copy is empty. None if neither can be read.
+    """
     try:
         entry = incarnation.log(sync)
     except CorruptedObjectError as error:
@@ -198,11 +213,11 @@ def _record(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str
 def roll_back(
     incarnation: Incarnation, reason: CorruptedObjectError | NonFiniteUpdateError
 ) -> None:
-    """Decide, in the way a sync is decided, that the run continues from the newest undamaged state of every fragment.
+    """Decide that the run continues from the newest undamaged state of every fragment.
 
-    The record is created once under the number of the next sync: either this record or that of a
-    sync is there, and all incarnations obey it. Afterwards the caller has to load again, whichever
-    incarnation was faster.
+    This is decided like a sync: the record is created once, under the number of the next sync.
+    Either this record or that of a sync is there, and all incarnations obey it. Afterwards the
+    caller has to load again, whichever incarnation was faster.
 
     Raises:
         CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to

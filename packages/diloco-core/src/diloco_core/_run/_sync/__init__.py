@@ -1,1 +1,4 @@
-"""One sync of a run: contributing, waiting for the record, adopting its result; and catching up with the log."""
+"""One sync of a run, and catching up with the log.
+
+The parts of a sync are contributing, waiting for the record, and adopting its result.
+"""

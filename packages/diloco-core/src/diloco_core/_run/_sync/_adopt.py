@@ -1,6 +1,7 @@
-"""Adopting a committed sync: updating this incarnation's shards, taking those of others as published, and computing those that are late.
+"""Adopting a committed sync.
 
-Which incarnation does what, and when, is decided in :mod:`.._round._shares`.
+An incarnation updates its own shards, takes those of others as published, and computes those that
+are late. Which incarnation does what, and when, is decided in :mod:`.._round._shares`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Adoption:
             write_done(self._incarnation, self._commit)
 
     def _take(self, missing: list[int]) -> None:
-        """Adopt the missing shards as they are published, in any order; compute those whose owners are late."""
+        """Adopt the missing shards as they are published; compute those whose owners are late."""
         incarnation, shares = self._incarnation, self._shares
         turns = [] if shares.fixed else sorted({shares.turn(shard) for shard in missing})
         patience = shares.patience(missing) if missing else 0.0
@@ -196,10 +197,8 @@ class Adoption:
             raise error
         self._unreadable = error
         self._incarnation.say.error(
-            (
-                "%s. Leaving the shards that need it to the other replicas, and waiting for them for "
-                "%g s."
-            ),
+            "%s. Leaving the shards that need it to the other replicas, and waiting for them for "
+            "%g s.",
             str(error).rstrip("."),
             2 * self._incarnation.settings.grace,
         )

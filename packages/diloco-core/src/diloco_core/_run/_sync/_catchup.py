@@ -1,4 +1,4 @@
-"""Catching up with the log: taking the newest published state, then every sync that was committed after it."""
+"""Catching up with the log: the newest published state, then every sync committed after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_ROLLBACKS = 3
 
 
 def catch_up(incarnation: Incarnation, *, first: bool = False) -> None:
-    """Take the newest state that the store holds, finishing what others left undone and mending what is damaged.
+    """Take the newest state in the store, finishing what is undone and mending what is damaged.
 
     Args:
         incarnation: The incarnation.
@@ -88,7 +88,10 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
 def _take_mended(
     incarnation: Incarnation, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool
 ) -> None:
-    """Ask other replicas to mend what this incarnation cannot read, and wait for them for a grace; then go back, if that is agreed."""
+    """Ask other replicas to mend what this incarnation cannot read, and wait for a grace.
+
+    Afterwards go back to older states, if that is agreed.
+    """
     problem: CorruptedObjectError | NonFiniteUpdateError | None = error
     # If a committed sync would make a tensor infinite, it would do so on every replica, so asking
     # would not help.
@@ -188,11 +191,12 @@ def replay(incarnation: Incarnation) -> None:
 
 
 def _hold_own_part(incarnation: Incarnation) -> None:
-    """Read the outer optimizer's state of every N-th shard: of those that this rank updates if all N ranks take part.
+    """Read the outer optimizer's state of every N-th shard, which this rank updates.
 
-    So it need not be read at the next sync. This also shows damage before any replica trains:
-    loading reads only the values, but if all ranks are there, each part of the rest is read by one
-    of them. What is damaged is made again at once.
+    These are the shards that it updates if all N ranks take part, so their state need not be read
+    at the next sync. This also shows damage before any replica trains: loading reads only the
+    values, but if all ranks are there, each part of the rest is read by one of them. What is
+    damaged is made again at once.
 
     Raises:
         ReloadError: It is damaged, and the whole state has to be made again.

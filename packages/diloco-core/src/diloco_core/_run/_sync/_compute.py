@@ -1,4 +1,4 @@
-"""Computing shards of a sync's result from the contributions that its record names, and publishing them."""
+"""Computing and publishing shards of a sync's result from the contributions in its record."""
 
 from __future__ import annotations
 
@@ -184,7 +184,10 @@ class Computation:
             )
 
     def _say_what_is_lost(self, own: Delta, batch: Sequence[int]) -> None:
-        """An earlier incarnation of this rank took its part of these shards with it, which it did not send."""
+        """Note and log that an earlier incarnation's own part of these shards is lost.
+
+        It had not sent that part.
+        """
         self._result.without.update(dict.fromkeys(batch, f"{own.rank}.{own.epoch}"))
         self._incarnation.say.warning(
             "sync %d counts a contribution of an earlier incarnation of this rank (epoch %d), "
@@ -199,9 +202,10 @@ class Computation:
     def _consider(
         self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
     ) -> None:
-        """Decide what follows an error in an update: another attempt after ``pause``, loading again, or the end.
+        """Decide what follows an error in an update.
 
-        Returns for another attempt, and raises the error if this is the end.
+        That is another attempt after ``pause``, loading again, or the end. Returns for another
+        attempt, and raises the error if this is the end.
         """
         # An incarnation of a fixed run that has begun to update cannot begin again: nobody else
         # holds its own part.
@@ -305,10 +309,10 @@ class Computation:
         publications.add(upload, use)
 
     def _is_same(self, shard: int) -> bool:
-        """Whether another incarnation has published an encoded shard with the values that this incarnation has computed, which it keeps then.
+        """Say whether another incarnation has published an encoded shard with the same values.
 
-        So nothing has to be read from which the values before could be made, to which a published
-        change is added.
+        This incarnation then keeps the values that it has computed. So nothing has to be read to
+        make the values before, to which a published change is added.
         """
         incarnation, result = self._incarnation, self._result
         if self._job.coded is None:
@@ -326,10 +330,11 @@ class Computation:
         return end == own_sums
 
     def _look_again(self, shard: int, missing: object) -> None:
-        """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
+        """Find out why something that the result is computed from is gone.
 
-        If the result is known to be damaged, it does not help that it is published: only a newer
-        state does. Returns if the result is published, and has been adopted.
+        Either the result is published, or a newer state is complete. If the result is known to be
+        damaged, it does not help that it is published: only a newer state does. Returns if the
+        result is published, and has been adopted.
 
         Raises:
             CorruptedObjectError: There is neither.
@@ -365,11 +370,11 @@ class Computation:
 def make_again(
     incarnation: Incarnation, index: int, number: int, damage: CorruptedObjectError | None
 ) -> bool:
-    """Compute a shard of the state in memory again, because its file is damaged or gone, and write the file as it was.
+    """Compute a shard of the state in memory again, and write its file as it was.
 
-    This needs the state before and the contributions to its sync, which stay in the store until the
-    next state is complete. Nothing else in memory is touched: other shards and fragments keep what
-    they hold and what this replica has learned since.
+    The file is damaged or gone. This needs the state before and the contributions to its sync,
+    which stay in the store until the next state is complete. Nothing else in memory is touched:
+    other shards and fragments keep what they hold and what this replica has learned since.
 
     Returns:
         Whether it was possible. If so, memory holds the values and the outer state of the shard as

@@ -17,9 +17,10 @@ from .._round._reload import ReloadError, Why
 
 
 def look_back(incarnation: Incarnation) -> None:
-    """Check, before an incarnation decides or publishes after a long time, that the last record that it has obeyed is still there.
+    """Check that the last record that this incarnation has obeyed is still there.
 
-    If it is gone, it is written again, unless another record has its number.
+    This is done before an incarnation decides or publishes after a long time. If the record is
+    gone, it is written again, unless another record has its number.
 
     Raises:
         ReloadError: Something else was decided in its place, or the run went back to older states
@@ -36,8 +37,7 @@ def look_back(incarnation: Incarnation) -> None:
         if incarnation.sync == incarnation.rollback:
             entry = incarnation.log(incarnation.sync)
             if entry is None:
-                # Another incarnation that has obeyed it writes it again, or reports that it is
-                # missing
+                # Another incarnation that has obeyed it writes it again, or reports it missing.
                 return
         else:
             entry = read_commit(incarnation, incarnation.sync, decided=True)
@@ -64,10 +64,10 @@ def check_not_later(incarnation: Incarnation, commit: Commit) -> None:
 
 
 def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
-    """Fixed: look whether the run is past this sync already, when all shards are read and before anything uses them.
+    """Look whether the run is past this sync already, in a run with fixed membership.
 
-    A shard that was deleted long ago may have been created again, with other bytes, by an
-    incarnation that was replaced.
+    This comes when all shards are read and before anything uses them. A shard that was deleted long
+    ago may have been created again, with other bytes, by an incarnation that was replaced.
 
     Raises:
         FencedError: The next sync is decided, and only with a newer incarnation of this rank can it
@@ -82,10 +82,10 @@ def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
 
 
 def not_next(incarnation: Incarnation, commit: Commit) -> ReloadError:
-    """What an incarnation does that has read a record which does not follow the last one that it has obeyed.
+    """Return the error for a record that does not follow the last one that was obeyed.
 
-    It loads again if the record that it has obeyed was replaced, and the new record follows the
-    replacement.
+    The incarnation loads again if the record that it has obeyed was replaced, and the new record
+    follows the replacement.
 
     Raises:
         CorruptedObjectError: It was not: the records of the log do not follow each other.
@@ -102,7 +102,7 @@ def not_next(incarnation: Incarnation, commit: Commit) -> ReloadError:
 
 
 def _digest_in_log(incarnation: Incarnation) -> str | None:
-    """Digest of the record in the log that has the number of the last one that this incarnation has obeyed; None if there is none."""
+    """Return the digest of the log's record of the last sync obeyed; None if there is none."""
     try:
         entry = incarnation.log(incarnation.sync) if incarnation.sync else None
     except CorruptedObjectError:

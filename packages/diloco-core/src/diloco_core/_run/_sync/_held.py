@@ -1,4 +1,4 @@
-"""What an update starts from: the values of a shard after the fragment's last sync, and the outer optimizer's state for it.
+"""The base of an update: the values of a shard after the last sync, and its outer state.
 
 Every incarnation holds all values. The outer state of a shard is held only by the incarnation that
 has updated the shard last. If another incarnation updates it next, that incarnation reads the outer
@@ -27,7 +27,10 @@ from ._result import Result
 
 
 def begin_to_hold(incarnation: Incarnation, progress: Progress, number: int) -> bool:
-    """Whether a part of a shard after the fragment's last sync has to be read, because memory does not hold it."""
+    """Say whether a part of a shard has to be read, because memory does not hold it.
+
+    The shard is that after the fragment's last sync.
+    """
     has_values = progress.values_at[number] == progress.sync
     if has_values and progress.outer_at[number] == progress.sync:
         return False
@@ -68,7 +71,10 @@ def hold(incarnation: Incarnation, progress: Progress, number: int, reader: Obje
 def note_outer(
     incarnation: Incarnation, progress: Progress, number: int, sync: int, without: str
 ) -> None:
-    """Note that memory holds the outer state of a shard after a sync, and how to see later whether it has changed there."""
+    """Note that memory holds the outer state of a shard after a sync.
+
+    This also keeps what is needed to see later whether it has changed there.
+    """
     progress.outer_at[number] = sync
     if sync and progress.job.coded is not None:
         shard = incarnation.shard(sync, progress.index, number)
@@ -76,7 +82,7 @@ def note_outer(
 
 
 def state_before(incarnation: Incarnation, index: int) -> Progress | None:
-    """The progress of an incarnation that is about to read the state from which a fragment's last sync started.
+    """Return the progress for reading the state from which a fragment's last sync started.
 
     None if the store no longer holds that state, or its record cannot be read.
     """

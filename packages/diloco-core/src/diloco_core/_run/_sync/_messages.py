@@ -1,4 +1,7 @@
-"""Reports, log messages and errors about a sync: which ranks it waits for, which were missing, and what is lost."""
+"""Reports, log messages and errors about a sync.
+
+They say which ranks it waits for, which were missing, and what is lost.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def timed_out(incarnation: Incarnation, sync: int, name: str, folder: Folder) ->
         folder: What the incarnation has seen last.
     """
     if incarnation.fixed:
-        reason = "no rank is missing, so this process itself stood still or was slow. Look at what its machine did."
+        reason = (
+            "no rank is missing, so this process itself stood still or was slow. Look at what its "
+            "machine did."
+        )
         if folder.missing:
             reason = (
                 f"it was still waiting for {named_ranks(folder.missing)}. Look at the logs of the "
@@ -93,7 +99,7 @@ def notice(
     seconds: float,
     patience: float | None,
 ) -> str:
-    """The log message about a wait that has lasted for a grace or longer; empty if there is nothing to log.
+    """Return the log message about a wait of a grace or longer; empty if there is nothing to log.
 
     Args:
         incarnation: The incarnation.

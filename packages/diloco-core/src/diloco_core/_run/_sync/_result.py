@@ -64,7 +64,7 @@ class Result:
 
     @classmethod
     def again(cls, incarnation: Incarnation, commit: Commit, before: Progress) -> Result:
-        """The result of a sync that is adopted already, of which a part is made again from the state ``before``."""
+        """Return the result of an adopted sync, a part of which is made again from ``before``."""
         done = incarnation.fragments[commit.fragment].done()
         done = done or readable_done(incarnation, commit.sync, commit.fragment)
         return cls(incarnation, commit, before, True, done)

@@ -76,7 +76,9 @@ class StoreSync:
         self._contributing = 0.0
 
     def contribute(self) -> None:
-        """The first half: store this incarnation's contribution, unless the sync is decided already.
+        """Store this incarnation's contribution, unless the sync is decided already.
+
+        This is the first half.
 
         Raises:
             NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
@@ -196,7 +198,7 @@ class StoreSync:
         return report(self._incarnation, self._job, commit, became, reloaded=True)
 
     def _adopted(self) -> Commit | None:
-        """The record of this sync, if the state that was loaded holds its result; otherwise None."""
+        """Return the record of this sync if the loaded state holds its result; otherwise None."""
         incarnation = self._incarnation
         rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
         if incarnation.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
@@ -262,7 +264,10 @@ class StoreSync:
         self._own_delta, self._parts = delta, parts
 
     def _named_rate(self) -> str:
-        """The digits of the learning rates that this contribution names, as rank 0's of a fixed run do if they are functions."""
+        """Return the digits of the learning rates that this contribution names.
+
+        Only rank 0 of a fixed run names any, and only if they are functions of the sync.
+        """
         proposal = self._job.contribution.proposal
         names = self._incarnation.fixed and self._incarnation.rank == 0 and proposal.of_sync
         return digits(proposal.standing.values) if names else ""
@@ -363,7 +368,7 @@ class StoreSync:
         return False
 
     def _look(self) -> rounds.Folder:
-        """List the sync's folder, answer requests for repair in it, and note which ranks have contributed."""
+        """List the sync's folder, answer requests for repair, and note which ranks are there."""
         incarnation = self._incarnation
         check_run(incarnation)
         listing = incarnation.store.list(deltas(self._sync))
@@ -376,9 +381,9 @@ class StoreSync:
         return self._folder
 
     def _mend_own(self) -> None:
-        """Fixed: write this incarnation's contribution again if the listing shows that it is not whole.
+        """Write this incarnation's contribution again if the listing shows that it is not whole.
 
-        Nobody goes on without it.
+        This is for fixed runs, where no rank goes on without it.
         """
         incarnation, delta, parts = self._incarnation, self._own_delta, self._parts
         if (
