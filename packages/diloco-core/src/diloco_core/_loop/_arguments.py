@@ -49,7 +49,10 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
         elif len(missing) < len(_EXCHANGE_METHODS):
             given += f" lacks {', '.join(missing)}"
             if missing == ["begin"] and hasattr(exchange, "sync"):
-                given += ". An exchange of your own implements begin(), which returns a Pending, in place of sync()"
+                given += (
+                    ". An exchange of your own implements begin(), which returns a Pending, in "
+                    "place of sync()"
+                )
         else:
             given += " is neither"
         raise ConfigurationError(
@@ -98,7 +101,7 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
 
 
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:
-    """Refuse to contribute inner steps without tokens where contributions are weighed by their tokens.
+    """Refuse to contribute inner steps without tokens if contributions are weighed by their tokens.
 
     Raises:
         ConfigurationError: No tokens were counted.
@@ -167,9 +170,11 @@ def stateful_of(given: object) -> dict[str, Stateful]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigurationError(
-            f'stateful must be a mapping from names, such as {{"loader": loader}}, not {kind_of(given)}'
+            'stateful must be a mapping from names, such as {"loader": loader}, not '
+            f"{kind_of(given)}"
             if not isinstance(given, Mapping)
-            else f"the names in stateful must be text, not {next(n for n in given if not isinstance(n, str))!r}"
+            else "the names in stateful must be text, not "
+            f"{next(n for n in given if not isinstance(n, str))!r}"
         )
     return dict(given)
 

@@ -50,7 +50,10 @@ class Counters:
         return self.committed + self.given_up
 
     def steps(self, fragment: int) -> tuple[int, int] | None:
-        """The inner steps that a fragment's next sync covers: the first one, and one past the last; None if there are none."""
+        """Return the inner steps that a fragment's next sync covers; None if there are none.
+
+        They are given as the first one, and one past the last.
+        """
         covered = self.since_sync[fragment]
         return (self.inner_steps - covered, self.inner_steps) if covered else None
 

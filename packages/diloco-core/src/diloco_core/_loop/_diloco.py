@@ -39,7 +39,7 @@ from ._synced_model import SyncedModel
 
 
 class DiLoCo:
-    """DiLoCo's outer optimization around an ordinary training loop (Douillard et al., arXiv 2311.08105).
+    """DiLoCo's outer optimization around a training loop (Douillard et al., arXiv 2311.08105).
 
     Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step; of several
     inner optimizers, all have to step for it, in any order (one that a gradient scaler skips is not
@@ -264,8 +264,9 @@ class DiLoCo:
         group_of = None if given_groups is None else group_of_parameters(model, given_groups)
         parts = split(model, fragments_of(fragments), policy, group_of if len(groups) > 1 else None)
         self._terms = make_terms(
-            exchange, sync_every=sync_every, fragments=len(parts), groups=groups, delay=delay, alpha=alpha, codec=codec,
-            error_feedback=error_feedback, weight=weight, aggregate=aggregate, trim=trim, clip=clip, state_codec=state_codec,
+            exchange, sync_every=sync_every, fragments=len(parts), groups=groups, delay=delay,
+            alpha=alpha, codec=codec, error_feedback=error_feedback, weight=weight,
+            aggregate=aggregate, trim=trim, clip=clip, state_codec=state_codec,
             full_state_every=full_state_every, buffers=policy, init=init, flush=flush,
         )  # fmt: skip
         self._exchange = exchange
@@ -343,7 +344,7 @@ class DiLoCo:
 
     @property
     def batches_to_skip(self) -> int:
-        """Inner steps of this rank that the run had counted beyond the inner state that was restored.
+        """The inner steps of this rank that the run had counted beyond the restored inner state.
 
         A data loader that was restored with that state (because it is in ``stateful``) has to skip
         this many batches, or they would be learned twice. If a state was restored and ``stateful``
@@ -463,7 +464,9 @@ class DiLoCo:
         self._exchange.leave()
 
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
-        """Change the outer learning rate of the running run, from any replica; of all outer parameter groups, or of one.
+        """Change the outer learning rate of the running run, from any replica.
+
+        It changes for one outer parameter group, or for all if ``group`` is left out.
 
         The wish travels with this replica's next contribution, and holds from the sync on that
         takes it: for all replicas, all fragments, and whoever continues the run. It takes the place
@@ -519,7 +522,7 @@ class DiLoCo:
         self._count.tokens = [before + tokens for before in self._count.tokens]
 
     def flush(self) -> list[SyncReport]:
-        """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
+        """Sync every fragment that has inner steps since its last sync, so that nothing is lost.
 
         All replicas must call it at the same point; leaving the ``with`` block does so. It is a
         full outer step, however few inner steps it covers. In elastic runs a sync is left out if
@@ -554,7 +557,9 @@ class DiLoCo:
             return []
 
     def state_dict(self) -> dict[str, Any]:
-        """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
+        """Return the outer loop's state on this replica.
+
+        It is the counters, the global copy, and the outer state of the replica's own shards.
 
         The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at
         once, or copy them. The state holds a digest of the values: values that have changed since
@@ -634,7 +639,10 @@ class DiLoCo:
         self._place.leave()
 
     def _settle(self) -> None:
-        """End in the last committed state: changes that were made after it without a step would differ between replicas."""
+        """End in the last committed state.
+
+        Changes that were made after it without a step would differ between replicas.
+        """
         self._model.check()
         changed = self._outer_steps.settle()
         if not changed:
@@ -663,7 +671,10 @@ class DiLoCo:
         self._kept.before_sync()
 
     def _check_loads(self) -> None:
-        """Refuse loaded values in fragments that have taken steps since their last sync; the others are restored at the end."""
+        """Refuse loaded values in fragments that have taken steps since their last sync.
+
+        The others are restored at the end.
+        """
         pairs = zip(self._fragments, self._count.since_sync, strict=True)
         self._loads.check([each.name for one, steps in pairs if not steps for each in one.tensors])
 

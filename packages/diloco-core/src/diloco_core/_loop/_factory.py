@@ -21,7 +21,9 @@ def make_diloco_outer_loop(
     sync_every: int | Seconds = 500,
     **options: Any,
 ) -> DiLoCo:
-    """Make an outer loop with the usual settings: H = 500, outer SGD with Nesterov momentum, lr 0.7, momentum 0.9.
+    """Make an outer loop with the usual settings.
+
+    They are H = 500, and as outer optimizer SGD with Nesterov momentum, lr 0.7 and momentum 0.9.
 
     Args:
         model: The model.

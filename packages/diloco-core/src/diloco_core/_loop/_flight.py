@@ -1,7 +1,7 @@
-"""A sync under way: in the background while its replica trains, or at once while the replica waits for it.
+"""A sync under way: in the background, or at once while the replica waits for it.
 
-Also when it is due, if ``sync_every`` is a time, and what becomes of it when another replica has
-left.
+In the background it goes on while the replica trains. This also says when a sync is due if
+``sync_every`` is a time, and what becomes of it when another replica has left.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Flight:
         return self.report
 
     def again(self) -> None:
-        """Forget the result, and begin the sync once more as one after which this replica leaves."""
+        """Forget the result, and begin the sync again as one after which this replica leaves."""
         self.last = True
         self._pending = self.report = self._ended = None
 
@@ -133,7 +133,7 @@ class Flight:
 
 
 def undecided(report: SyncReport) -> bool:
-    """Whether the sync has ended without a decision, so that the replica holds what it held before."""
+    """Say whether the sync ended undecided, so that the replica holds what it held before."""
     return not (report.committed or report.reloaded or report.contribution == "dropped")
 
 

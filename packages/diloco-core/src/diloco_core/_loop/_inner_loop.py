@@ -1,4 +1,7 @@
-"""The inner loop, as the outer loop sees it: counts the steps of the inner optimizers, and starts a sync when one is due."""
+"""The inner loop, as the outer loop sees it.
+
+It counts the steps of the inner optimizers, and starts a sync when one is due.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ class InnerLoop:
         self.entered = self.steps.in_use = True
 
     def end_step(self) -> None:
-        """Count an inner step that only some of the optimizers have taken, if any: the others will no longer take it."""
+        """Count an inner step that only some of the optimizers have taken, if there is one.
+
+        The others will no longer take it.
+        """
         if self._count.step.end():
             self._count.count()
 
@@ -132,7 +138,10 @@ class InnerLoop:
             self.outer_steps.part(error)
 
     def _end(self) -> None:
-        """Save what can be saved, and leave as a process that SIGTERM has ended: the block tells the others."""
+        """Save what can be saved, and leave as a process that SIGTERM has ended.
+
+        The end of the ``with`` block tells the others.
+        """
         rank = self.outer_steps.membership.exchange.rank
         notices.log.warning(notices.TOLD_TO_END, rank, self._count.inner_steps)
         try:
@@ -143,7 +152,7 @@ class InnerLoop:
         raise SystemExit(EXIT_CODE)
 
     def _tell_of_idle(self) -> None:
-        """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""
+        """Log once that a sync came late as it waited for an inner optimizer that never stepped."""
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
             idle = " and ".join(map(self.steps.describe, sorted(self._idle)))
@@ -219,7 +228,7 @@ class TrainingProcess:
         yield
         self.training = True
 
-    # What a handler is given
+    # A handler is given both arguments.
     def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.is_fork():
             # A child that was forked, such as a worker of a data loader, has this handler too, and

@@ -81,7 +81,9 @@ def membership_of(
 
 
 class Membership:
-    """A run without a store: all replicas begin with rank 0's values and take part in every sync, and nothing is saved.
+    """A run without a store, in which nothing is saved.
+
+    All replicas begin with rank 0's values and take part in every sync.
 
     Attributes:
         exchange: The connection to the other replicas.
@@ -116,11 +118,17 @@ class Membership:
 
     @property
     def counted(self) -> int:
-        """How many inner steps the run has counted for this rank, in all of its incarnations; 0 if the run keeps no such count."""
+        """The inner steps that the run has counted for this rank in all its incarnations.
+
+        The number is 0 if the run keeps no such count.
+        """
         return 0
 
     def counted_in(self, fragment: int) -> int | None:  # noqa: ARG002
-        """How many inner steps of this rank are counted in a fragment; None if every contribution is counted."""
+        """Return how many inner steps of this rank are counted in a fragment.
+
+        None if every contribution is counted.
+        """
         return None
 
     def begin(
@@ -162,11 +170,16 @@ class Membership:
         return self.exchange.begin(fragment, last=True)
 
     def hurry(self, hurried: bool) -> None:
-        """Say that a sync that another thread carries out need not be decided; see :meth:`._base.Exchange.hurry`."""
+        """Say that a sync in another thread need not be decided.
+
+        See :meth:`._base.Exchange.hurry`.
+        """
 
 
 class StoreMembership(Membership):
-    """The run's store keeps the state, and what belongs to one replica alone is saved for the next incarnation of its rank.
+    """A run with a store, which keeps the state.
+
+    What belongs to one replica alone is saved for the next incarnation of its rank.
 
     Args:
         exchange: The connection to the run.
@@ -204,7 +217,7 @@ class StoreMembership(Membership):
     def begin(
         self, fragments: Sequence[Fragment], count: Counters, *, restored: bool, catch_up: CatchUp
     ) -> None:
-        """Take the run's newest state, and what an earlier incarnation of this rank has saved of its own."""
+        """Take the run's newest state, and what an earlier incarnation of this rank has saved."""
         exchange, own = self.exchange, self.own
         own.residuals.watch(fragments)
         if self._open_steps is not None:

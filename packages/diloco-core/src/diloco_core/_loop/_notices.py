@@ -1,4 +1,7 @@
-"""What an outer loop logs: where it goes on, and training that was lost, undone or not seen, with what to do about it."""
+"""The log messages of an outer loop.
+
+They say where it goes on, and what training was lost, undone or not seen, with what to do about it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a replica of a fixed run has learned in fragments whose turn has not come yet: saved with its own state.
+"""The training of a fixed run's replica in fragments whose turn has not come yet.
+
+It is saved with the replica's own state.
 
 With several fragments, each is synced at a different time, and the others then hold inner steps
 that no sync counts. They are in no published state. So they are saved with the inner optimizers,
@@ -39,7 +41,10 @@ class OpenSteps:
         self._fragments, self._count = fragments, count
 
     def state_dict(self) -> dict[str, Any]:
-        """For every fragment, its inner steps since its last sync; and as bytes the values of those that are not as synced."""
+        """Return every fragment's inner steps since its last sync, and the values they changed.
+
+        These are the bytes of the tensors that are not as they were synced.
+        """
         count, steps = self._count, list(self._count.since_sync)
         stepped = count.step.stepped
         values = {

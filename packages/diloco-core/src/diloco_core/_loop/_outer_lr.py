@@ -1,4 +1,4 @@
-"""The outer learning rate of a loop: the one that it was made with, and a change that this replica waits for."""
+"""The outer learning rate of a loop, and a change to it that this replica waits for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OuterLr:
         self._number = 0  # under which the wish was sent; 0 if it has not been sent yet
 
     def ask(self, value: object, group: object = None) -> None:
-        """Ask for another rate, of all groups or of one, from the next sync on that this replica contributes to.
+        """Ask for another rate, of all groups or of one, from this replica's next contribution on.
 
         Raises:
             ConfigurationError: The value is not a positive number, there is no such group, or
@@ -45,7 +45,10 @@ class OuterLr:
             number = whole("group", group, 0)
             if number not in groups:
                 one = "there is only group 0: the loop was made without outer_groups"
-                several = f"the outer parameter groups have the numbers 0 to {len(groups) - 1}, in the order of outer_groups"
+                several = (
+                    f"the outer parameter groups have the numbers 0 to {len(groups) - 1}, in the "
+                    "order of outer_groups"
+                )
                 raise ConfigurationError(
                     f"group is {number}, but {one if len(groups) == 1 else several}"
                 )
@@ -81,7 +84,10 @@ class OuterLr:
         return Proposal(standing, self._wish, of_sync)
 
     def settle(self, rate: Rate) -> None:
-        """Forget what this replica has asked for, if the rate of an outer step shows that it was heard or overruled."""
+        """Forget what this replica asked for, if an outer step's rate shows that it was answered.
+
+        It may have been heard or overruled.
+        """
         if not self._asked or not self._number or rate.number < self._number:
             return
         if rate.values != self._wish:
@@ -114,7 +120,7 @@ def _text(values: Sequence[float]) -> str:
 
 
 def check_changeable(exchange: object) -> None:
-    """Refuse to change the learning rate over an exchange by which the others would not learn of it.
+    """Refuse to change the learning rate over an exchange that would not tell the others.
 
     Raises:
         ConfigurationError: The exchange is of such a kind.

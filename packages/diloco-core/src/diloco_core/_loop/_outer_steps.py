@@ -1,4 +1,7 @@
-"""The outer steps of one replica: which fragment is synced next, and what becomes of this replica's contributions."""
+"""The outer steps of one replica.
+
+They say which fragment is synced next, and what becomes of this replica's contributions.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,7 @@ class OuterSteps:
             self._next(last=True)  # so that it does not wait for replicas that have left
 
     def drop_open_steps(self) -> None:
-        """Set the fragments with inner steps since their last sync back to the values of that sync."""
+        """Set fragments with inner steps since their last sync back to the values of that sync."""
         for fragment, steps in zip(self.fragments, self.count.since_sync, strict=True):
             if steps or fragment.alpha:
                 fragment.start_over()
@@ -188,7 +191,10 @@ class OuterSteps:
         return [name for fragment in settled for name in fragment.settle()]
 
     def part(self, error: UnequalSyncsError) -> None:
-        """End with the values that all replicas have: another replica has left, so there can be no more syncs."""
+        """End with the values that all replicas have.
+
+        Another replica has left, so there can be no more syncs.
+        """
         lost = (max(self.count.since_sync), self.count.committed)
         notices.log.warning(notices.PARTED, self._rank, error, *lost)
         self._parting.part(error, self.count.since_event)
@@ -196,7 +202,9 @@ class OuterSteps:
         self.drop_open_steps()
 
     def check_not_parted(self) -> None:
-        """Refuse inner steps that can no longer become part of the model, once there are as many as between two syncs.
+        """Refuse inner steps that can no longer become part of the model.
+
+        They are refused once there are as many as between two syncs.
 
         Raises:
             UnequalSyncsError: Another replica has left, and this one still trains.
@@ -208,7 +216,9 @@ class OuterSteps:
             raise
 
     def check_whole(self) -> None:
-        """Refuse to continue after a failed sync whose error was caught: the copies and the model are undefined.
+        """Refuse to continue after a failed sync whose error was caught.
+
+        The copies and the model are undefined then.
 
         Raises:
             SyncError: A sync has failed.
@@ -328,7 +338,7 @@ class OuterSteps:
             fragment.arrive(report.contribution)
 
     def _settle_residuals(self, number: int, report: SyncReport) -> None:
-        """Tell the residuals of all fragments what became of the contribution to one, and where the run stands now."""
+        """Tell all residuals what became of a fragment's contribution and where the run stands."""
         # Before this replica trains it contributes nothing, and its residuals are restored after
         # what was decided meanwhile.
         for other, fragment in enumerate(self.fragments if self.training else ()):
@@ -417,5 +427,8 @@ class OuterSteps:
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:
-    """Leave torch.inference_mode() for a sync: optimizer state that is created inside it could not be written to later."""
+    """Leave torch.inference_mode() for a sync.
+
+    Optimizer state that is created inside it could not be written to later.
+    """
     return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()

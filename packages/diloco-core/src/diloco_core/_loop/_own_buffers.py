@@ -1,4 +1,7 @@
-"""The buffers of a model that are not synced: with ``buffers="none"`` each rank has its own, and saves them."""
+"""The buffers of a model that are not synced.
+
+With ``buffers="none"`` each rank has its own, and saves them.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,10 @@ class OwnBuffers:
         return bool(self._slots())
 
     def state_dict(self) -> dict[str, Any]:
-        """Every persistent buffer: the number of its tensor by its name in the plain model, and the tensors.
+        """Return every persistent buffer: the number of its tensor by its name, and the tensors.
 
-        Names that share a tensor have the same number, and a buffer that is None has none.
+        The names are those in the plain model. Names that share a tensor have the same number, and
+        a buffer that is None has none.
 
         Raises:
             ConfigurationError: A buffer is of a kind that cannot be saved.
@@ -77,7 +81,10 @@ class OwnBuffers:
         names: dict[int | None, list[str]] = {}
         for name in slots:
             names.setdefault(state["names"][name], []).append(name)
-        held = {name: module._buffers.get(attribute) for name, (module, attribute) in slots.items()}  # noqa: SLF001
+        held = {
+            name: module._buffers.get(attribute)  # noqa: SLF001
+            for name, (module, attribute) in slots.items()
+        }
         for number, sharing in names.items():
             if number is None:
                 self._assign([slots[name] for name in sharing], None)
@@ -91,7 +98,7 @@ class OwnBuffers:
                 self._assign([slots[name] for name in sharing], values)
 
     def _assign(self, slots: Sequence[_Slot], values: torch.Tensor | None) -> None:
-        """Make a tensor the buffer in these places, on the device of the first one that is there."""
+        """Make a tensor the buffer in these places, on the device of the first that is there."""
         module, attribute = slots[0]
         if values is not None:
             present = module._buffers.get(attribute)  # noqa: SLF001
@@ -132,6 +139,9 @@ def _refusal(name: str, why: str) -> ConfigurationError:
 
 
 def _takes(buffer: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether values can be written into a tensor: it has their shape and dtype, and each of its elements has its own memory."""
+    """Say whether values can be written into a tensor.
+
+    It must have their shape and dtype, and each of its elements must have its own memory.
+    """
     fits = (buffer.dtype, buffer.shape) == (values.dtype, values.shape)
     return fits and not buffer.is_inference() and first_overlap([buffer]) is None

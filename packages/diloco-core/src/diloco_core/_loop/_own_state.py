@@ -1,4 +1,7 @@
-"""The state that belongs to one replica alone: when it is saved in the run's store, and what a new incarnation of its rank gets back."""
+"""The state that belongs to one replica alone.
+
+This says when it is saved in the run's store, and what a new incarnation of its rank gets back.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ _NO_DATA = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 @dataclass(eq=False)
 class OwnState:
-    """Saves and restores inner optimizers, random generators, and further objects that the user names.
+    """The saved inner optimizers, random generators, and further objects that the user names.
 
-    Not thread-safe.
+    This class saves and restores them. Not thread-safe.
 
     Args:
         exchange: The connection to the run, in whose store the state is saved.
@@ -100,7 +103,7 @@ class OwnState:
         return self.behind
 
     def try_out(self) -> None:
-        """Check that everything can be saved as it is now, so that a problem does not show only after many syncs.
+        """Check that everything can be saved as it is now, so that no problem shows only later.
 
         Raises:
             ConfigurationError: It names what cannot be saved.
@@ -109,7 +112,7 @@ class OwnState:
             self._inner.try_out()
 
     def restore(self, inner_steps: int) -> None:
-        """Restore the newest state that an earlier incarnation of the rank has saved and that the run has not given up."""
+        """Restore the newest state of an earlier incarnation that the run has not given up."""
         exchange, rank, log = self.exchange, self.exchange.rank, notices.log
         self.behind = inner_steps
         self._saved_at = exchange.position.sync
@@ -166,7 +169,9 @@ class OwnState:
         return f"The optimizers, {buffers}the random generators and the objects in stateful"
 
     def save(self, inner_steps: int, overlap: int) -> None:
-        """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be.
+        """Save the state if a save is due and all inner steps are counted.
+
+        Steps that are not counted yet may never be.
 
         Args:
             inner_steps: How many inner steps this replica has taken.
@@ -180,7 +185,10 @@ class OwnState:
             self._save(inner_steps)
 
     def save_residual(self, fragment: Fragment) -> None:
-        """Save what a fragment's residual becomes if the contribution that is sent now counts, if a save is due after it."""
+        """Save what a fragment's residual becomes if the contribution that is sent now counts.
+
+        This is done if a save is due after the contribution.
+        """
         sync = self.exchange.position.sync + 1
         due = sync - self._saved_at >= self.every or not self._has_saved
         parts = self.residuals.parts(fragment) if due and self.saves else None
@@ -220,7 +228,7 @@ class OwnState:
 
 
 class NothingSaved:
-    """In the place of :class:`OwnState`: the exchange has no store, and nothing is saved or restored."""
+    """The stand-in for :class:`OwnState` where the exchange has no store and nothing is saved."""
 
     saves = overtaken = False
     advice = ""

@@ -1,4 +1,6 @@
-"""The outer loops in use in this process: at most one of them may sync a tensor, and at most one may use an exchange.
+"""The outer loops in use in this process.
+
+At most one of them may sync a tensor, and at most one may use an exchange.
 
 Two loops around one model, each with an optimizer of its own, would take outer steps from each
 other's results, and no replica would end with what its run has committed.

@@ -1,4 +1,7 @@
-"""Error feedback of a whole model: what the codec has lost of this replica's contributions, saved with its own state."""
+"""Error feedback of a whole model.
+
+It keeps what the codec has lost of this replica's contributions, saved with its own state.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from . import _notices as notices
 
 
 class Residuals:
-    """The residuals of all fragments, as an object that is saved and restored; see :class:`.Stateful`.
+    """The residuals of all fragments, as one object to save and restore; see :class:`.Stateful`.
 
     Not thread-safe.
 
@@ -51,7 +54,9 @@ class Residuals:
 
     @staticmethod
     def parts(fragment: Fragment) -> Callable[[str], Iterable[Buffer]] | None:
-        """Makes the bytes of what a fragment's residual becomes if the contribution that is sent counts; None if none is sent.
+        """Return a function that makes the bytes of a fragment's residual if what is sent counts.
+
+        None if none is sent.
 
         They are saved before the contribution can be counted: after that, this replica may die
         before it knows.
@@ -73,7 +78,7 @@ class Residuals:
         return partial(file_parts, tree, tensors)
 
     def take(self, saved: Iterable[SavedInner], rank: int, positions: Sequence[int]) -> None:
-        """Continue with residuals that were saved before their contributions were sent, where these have been counted.
+        """Continue with saved residuals whose contributions have been counted since.
 
         Args:
             saved: They.

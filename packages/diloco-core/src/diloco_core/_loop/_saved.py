@@ -1,4 +1,7 @@
-"""What an outer loop of a fixed run saves and loads (see :meth:`DiLoCo.state_dict`): counters, global copy and outer state."""
+"""The saved state of a fixed run's outer loop: counters, global copy and outer state.
+
+See :meth:`DiLoCo.state_dict`.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,9 @@ class SavedState:
         self.loaded = {name: state[name].copy() for name in checks}
 
     def check_model(self) -> None:
-        """Check that the model holds the values of the loaded state; warn if an inner optimizer has lost its state.
+        """Check that the model holds the values of the loaded state.
+
+        Warns if an inner optimizer has lost its state.
 
         Raises:
             ConfigurationError: The model holds other values. The message names tensors that differ,

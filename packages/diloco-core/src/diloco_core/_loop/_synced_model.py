@@ -1,4 +1,7 @@
-"""The model of an outer loop: which of its tensors are synced in which fragment, and whether it is still the same model."""
+"""The model of an outer loop.
+
+This says which of its tensors are synced in which fragment, and whether it is still the same model.
+"""
 
 from __future__ import annotations
 

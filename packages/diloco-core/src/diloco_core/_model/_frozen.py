@@ -1,4 +1,4 @@
-"""Checking that parameters that are not synced still hold the values that the replicas had in common when they met."""
+"""Checking that unsynced parameters still hold what the replicas had in common when they met."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_AT_ONCE = 2**24
 
 
 class FrozenValues:
-    """Remembers checksums of the values of frozen parameters, and compares them later, some parameters at a time.
+    """Checksums of frozen parameters, compared later with the values, some parameters at a time.
 
     For example, a moving average or a target network that follows the trained parameters differs
     between the replicas, and no sync ever makes it equal again. Not thread-safe.
@@ -45,7 +45,7 @@ class FrozenValues:
                 self._traces[name] = _trace(parameter)
 
     def check(self, *, everything: bool = False) -> None:
-        """Compare the parameters that were written to and some of the others in turn, or ``everything``.
+        """Compare the parameters that were written to, and some others in turn, or ``everything``.
 
         Raises:
             ModelChangedError: The values of a parameter have changed.
@@ -81,6 +81,6 @@ class FrozenValues:
 
 def _trace(parameter: torch.Tensor) -> tuple[int, int]:
     """A value that changes when a parameter is written to, or is given other memory."""
-    # torch has no public way
+    # torch has no public way to ask whether a tensor was written to.
     version = 0 if parameter.is_inference() else parameter._version  # noqa: SLF001
     return version, address(parameter)

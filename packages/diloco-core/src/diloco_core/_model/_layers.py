@@ -1,4 +1,4 @@
-"""The repeated layers of a model, and how they are dealt out to fragments (Streaming DiLoCo, arXiv 2501.18512)."""
+"""The repeated layers of a model, dealt out to fragments (Streaming DiLoCo, arXiv 2501.18512)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pattern:
 
 
 class _Layers(NamedTuple):
-    """The layers in one ModuleList or Sequential: those that hold tensors of their own that are synced."""
+    """The layers in one ModuleList or Sequential that hold synced tensors of their own."""
 
     name: str
     layers: Sequence[torch.nn.Module]

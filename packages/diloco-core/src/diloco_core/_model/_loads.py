@@ -1,4 +1,7 @@
-"""Noticing values that are loaded into the model while it is trained: they would be synced as if they had been learned."""
+"""Noticing values that are loaded into the model while it is trained.
+
+They would be synced as if they had been learned.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _MOST_COUNTERS = 3
 
 
 class Loads:
-    """Compares a few values of every synced parameter before the first load since a step with those at the next step.
+    """The detector of loaded values, which compares a few values of every synced parameter.
+
+    Those before the first load since a step are compared with those at the next step.
 
     Nothing is read where nothing was loaded. Values that the training loop itself changes between
     steps (by clamping them, say) are its own concern, and what replaces a parameter is noticed
@@ -44,7 +49,8 @@ class Loads:
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 hook = _Hook(self)
-                handle = module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+                register = module.register_load_state_dict_pre_hook
+                handle = register(hook)  # type: ignore[no-untyped-call]
                 self._handles.append(handle)
 
     def stop(self) -> None:
@@ -56,13 +62,12 @@ class Loads:
 
     def stepped(self) -> None:
         """Note that the model holds what the training, or a sync, has given it."""
-        # It is public only in C++
+        # The version of a tensor is public only in C++.
         self._versions = [tensor._version for tensor in self._counted]  # noqa: SLF001
 
     def begins(self) -> None:
         """Note that something is loaded now."""
-        # Where the loop has already changed the model by other means, a load may be what puts it
-        # back.
+        # If the loop has already changed the model by other means, a load may be what undoes that.
         known = self._versions == [tensor._version for tensor in self._counted]  # noqa: SLF001
         if self._before is None and known:
             self._before = [_values(named.tensor) for named in self._tensors]

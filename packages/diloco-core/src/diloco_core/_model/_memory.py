@@ -13,7 +13,10 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def address(tensor: torch.Tensor) -> int:
-    """The address of a tensor's first element; 0 if it is not known (for kinds of tensors that consist of other tensors)."""
+    """Return the address of a tensor's first element; 0 if it is not known.
+
+    It is not known for kinds of tensors that consist of other tensors.
+    """
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
         return 0
     return tensor.data_ptr()

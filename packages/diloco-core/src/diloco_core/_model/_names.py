@@ -1,4 +1,7 @@
-"""Names of a model's tensors without its wrappers, so that they are the same whether or not a replica compiles its model."""
+"""The names of a model's tensors without its wrappers.
+
+So they are the same whether or not a replica compiles its model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _WRAPPERS = (
 
 
 def plain_name(model: torch.nn.Module, name: str) -> str:
-    """The name of a tensor in the model without the names that wrappers around the model, or around parts of it, add.
+    """Return the name of a tensor without the names that wrappers add.
+
+    The wrappers may be around the model, or around parts of it.
 
     Only the part of a wrapper is taken out: a module that the user has named ``module`` keeps its
     name.
@@ -42,7 +47,7 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
 
 
 def _wrapped(module: torch.nn.Module) -> str | None:
-    """The name under which a wrapper holds the module that it wraps; None if ``module`` is not a wrapper."""
+    """Return the name under which a wrapper holds its module; None if ``module`` is no wrapper."""
     for module_name, class_name, attribute in _WRAPPERS:
         wrapper = getattr(sys.modules.get(module_name), class_name, None)
         if isinstance(wrapper, type) and isinstance(module, wrapper):

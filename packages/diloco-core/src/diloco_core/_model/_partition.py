@@ -1,4 +1,7 @@
-"""Which tensors are synced, and in which fragment: each trainable parameter once, and buffers according to a policy."""
+"""The synced tensors and their fragments.
+
+Each trainable parameter is synced once, and buffers according to a policy.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from ._values import describe, is_plain, named_buffers
 
 
 class Buffers(StrEnum):
-    """What a sync does with the model's persistent buffers (for example BatchNorm's running statistics)."""
+    """A sync's treatment of the model's persistent buffers (such as BatchNorm's statistics)."""
 
     MEAN = "mean"
-    """Floating-point buffers become the mean over the replicas; the others (counters) take the values of rank 0."""
+    """Floating-point buffers become the mean over the replicas; others (counters) take rank 0's."""
     RANK0 = "rank0"
     """All buffers take the values of rank 0."""
     NONE = "none"
@@ -48,7 +51,10 @@ class NamedTensor:
 
     @property
     def wire_dtype(self) -> torch.dtype:
-        """Dtype of its global copy and of its bytes in the store: that of the tensor, or at least fp32 if it is averaged."""
+        """The dtype of its global copy and of its bytes in the store.
+
+        It is that of the tensor, or at least fp32 if the tensor is averaged.
+        """
         dtype = self.tensor.dtype
         keeps_dtype = self.rule is Rule.FIRST or dtype.itemsize >= torch.float32.itemsize
         return dtype if keeps_dtype else torch.float32

@@ -22,7 +22,10 @@ _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**1
 
 @dataclass(slots=True)
 class Segment:
-    """The place of a tensor in its group, from ``start`` to ``stop`` in elements; ``values``: flat, during a sync."""
+    """The place of a tensor in its group, from ``start`` to ``stop`` in elements.
+
+    During a sync, ``values`` holds its values, flat.
+    """
 
     named: NamedTensor
     start: int
@@ -55,7 +58,10 @@ class Segments:
         return chain.from_iterable(self.placed)
 
     def begin(self) -> None:
-        """Make flat views of the tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
+        """Make flat views of the tensors.
+
+        A tensor that is not contiguous is copied until :meth:`finish`.
+        """
         self._overlaps.clear()
         for segment in self:
             segment.values = segment.named.tensor.detach().reshape(-1)
@@ -91,7 +97,10 @@ class Segments:
         return self.placed[piece.group][self._at(piece.group, piece.start + index)].named.name
 
     def not_finite(self, piece: Piece, values: torch.Tensor) -> tuple[str, torch.dtype] | None:
-        """The name and the dtype of a tensor in which a piece's values would be NaN or infinite; None if there is none."""
+        """Return name and dtype of a tensor in which a piece's values would be NaN or infinite.
+
+        None if there is none.
+        """
         # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less
         # than a tenth of the step.
         bound = self._square_bounds[piece.group]
@@ -104,7 +113,10 @@ class Segments:
         return None
 
     def overlaps(self, piece: Piece) -> list[tuple[torch.Tensor, int, int]]:
-        """The tensors' values in a piece, as flat tensors, and where in the group each of them starts and stops."""
+        """Return the tensors' values in a piece, as flat tensors.
+
+        Each comes with where in the group it starts and stops.
+        """
         found = self._overlaps.get(piece)
         if found is None:
             found = self._overlaps[piece] = [
@@ -114,7 +126,10 @@ class Segments:
         return found
 
     def parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
-        """The tensors that have elements in a piece, and where in the group these elements start and stop."""
+        """Return the tensors that have elements in a piece.
+
+        Each comes with where in the group these elements start and stop.
+        """
         if piece not in self._parts:
             self._parts[piece] = list(self._parts_in(piece))
         return self._parts[piece]
@@ -140,7 +155,10 @@ def ready(segment: Segment) -> torch.Tensor:
 
 
 def _square_bound(segments: Sequence[Segment]) -> float:
-    """A bound for the sum of a chunk's squares: below it, all values of the chunk are finite in the model's dtypes."""
+    """Return a bound for the sum of a chunk's squares.
+
+    Below it, all values of the chunk are finite in the model's dtypes.
+    """
     dtype = segments[0].named.wire_dtype
     narrowest = min(_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments)
     return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
@@ -169,7 +187,7 @@ def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[lis
 
 
 def tensor_table(layout: Layout, placed: Sequence[Sequence[Segment]]) -> dict[str, Any]:
-    """The groups and tensors as a table for the manifest, so that the files can be read without a model."""
+    """Describe groups and tensors for the manifest, so that the files need no model to be read."""
     groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in layout.groups]
     tensors = [
         {

@@ -1,4 +1,6 @@
-"""The tensors of a model's ``state_dict()`` that are not synced: frozen parameters, and buffers under ``buffers="none"``.
+"""The tensors of a model's ``state_dict()`` that are not synced.
+
+They are frozen parameters, and buffers under ``buffers="none"``.
 
 They are stored once, when the run begins, so that the store holds the whole model. The run's
 manifest has their checksums, so when an object is lost or damaged, a replica can find out whether
@@ -117,7 +119,7 @@ class Unsynced:
         return table
 
     def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
-        """Whether the objects that a run's manifest describes have the same layout as those of this model."""
+        """Say whether a run's manifest describes objects of the same layout as this model's."""
         return all(table.get(name) == value for name, value in self._place().items())
 
     def _place(self) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class Unsynced:
         return len(self.header(number)) + values + CHECKSUM_BYTES * len(END)
 
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
-        """Call ``read`` to fill a buffer with each chunk of an object's values, which are then discarded."""
+        """Read each chunk of an object's values into a buffer with ``read``, and discard them."""
         for piece in self._chunks(number):
             read(self._empty(piece))
 
@@ -237,7 +239,9 @@ class UnsyncedWatch:
         self._reported: set[int] = set()
 
     def look(self, part: int = 0, parts: int = 1, *, whole: bool = False) -> None:
-        """Check objects, and write those again that are gone or have a wrong size; with ``whole``, also damaged ones.
+        """Check objects, and write those again that are gone or have a wrong size.
+
+        With ``whole``, damaged ones are written again, too.
 
         Takes one listing if there is anything to check.
 
@@ -268,7 +272,10 @@ class UnsyncedWatch:
         return None
 
     def _damage_inside(self, number: int) -> str | None:
-        """The damage to an object that reading it shows; None if it is whole, or cannot be compared."""
+        """Return the damage to an object that reading it shows.
+
+        None if it is whole, or cannot be compared.
+        """
         if self.own_tensors is None:
             return None
         key, own_tensors = unsynced_key(self._folder, number), self.own_tensors

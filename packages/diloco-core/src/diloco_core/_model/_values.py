@@ -27,14 +27,20 @@ def describe(tensor: torch.Tensor) -> str:
 def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torch.Tensor]:
     """The buffers that are saved with a model, or those that are not, under all of their names."""
     slots = buffer_slots(model, persistent=persistent)
-    buffers = {path: module._buffers[name] for path, (module, name) in slots.items()}  # noqa: SLF001
+    buffers = {
+        path: module._buffers[name]  # noqa: SLF001
+        for path, (module, name) in slots.items()
+    }
     return {path: buffer for path, buffer in buffers.items() if buffer is not None}
 
 
 def buffer_slots(
     model: torch.nn.Module, *, persistent: bool
 ) -> dict[str, tuple[torch.nn.Module, str]]:
-    """Where a model holds these buffers, also those that are None: the module and the attribute, by name."""
+    """Return where a model holds these buffers: the module and the attribute, by name.
+
+    Buffers that are None are included.
+    """
     return {
         f"{prefix}.{name}" if prefix else name: (module, name)
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -45,13 +51,19 @@ def buffer_slots(
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense and holds its own values: no DTensor, nothing quantised, sparse or on the meta device."""
+    """Say whether a tensor is dense and holds its own values.
+
+    It is not if it is a DTensor, or quantised, sparse or on the meta device.
+    """
     dense = type(tensor.detach()) is torch.Tensor and tensor.layout is torch.strided
     return dense and not tensor.is_quantized and not tensor.is_meta
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor as bytes: inner state holds only tensors of some dtypes, and a buffer may have any."""
+    """Return the values of a tensor as bytes.
+
+    Inner state holds only tensors of some dtypes, and a buffer may have any.
+    """
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -97,7 +109,10 @@ def compared_tensors(
 
 
 def checksum(tensor: torch.Tensor) -> str | None:
-    """The xxh3-64 of a tensor's values in row-major order; None for kinds of tensors whose values cannot be read this way."""
+    """Return the xxh3-64 of a tensor's values in row-major order.
+
+    None for kinds of tensors whose values cannot be read this way.
+    """
     digest = xxhash.xxh3_64()
     return digest.hexdigest() if _feed(digest, tensor.detach()) else None
 
@@ -106,7 +121,7 @@ def _feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
         # It consists of several tensors, as quantized weights do.
         names, _ = tensor.__tensor_flatten__()
-        # Feed all of them
+        # A list, so that all of them are fed.
         return all([_feed(digest, getattr(tensor, name).detach()) for name in names])  # noqa: C419
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return False

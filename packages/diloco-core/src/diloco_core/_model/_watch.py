@@ -1,8 +1,9 @@
-"""Checking that the synced tensors are still those of the model, and that all its trainable tensors are still synced.
+"""Checking that the synced tensors are still those of the model.
 
-Otherwise a parameter that is replaced, converted or unfrozen, or an optimizer that trains something
-else, would go unnoticed, and the replicas would silently drift apart. The check takes time in
-proportion to the number of tensors, not to their size: no value is read.
+It also sees that all trainable tensors of the model are still synced. Otherwise a parameter that is
+replaced, converted or unfrozen, or an optimizer that trains something else, would go unnoticed, and
+the replicas would silently drift apart. The check takes time in proportion to the number of
+tensors, not to their size: no value is read.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class ModelWatch:
         self._addresses = addresses
 
 
-# The signature of _refuse_change
+# It has the signature of _refuse_change.
 def _refuse_argument(name: str, message: str) -> None:  # noqa: ARG001
     raise ConfigurationError(message)
 

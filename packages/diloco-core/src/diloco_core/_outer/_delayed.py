@@ -1,4 +1,7 @@
-"""A fragment whose sync goes on while its replica trains: it sends what the model held, and takes the result later."""
+"""A fragment whose sync goes on while its replica trains.
+
+It sends what the model held, and takes the result later.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ class DelayedFragment(Fragment):
         self.detach()
 
     def collect(self) -> None:
-        """Wait for the snapshot if a device has yet to deliver it, and compute from it what is sent.
+        """Wait for the snapshot if a device has yet to deliver it, and compute what is sent.
 
         To be called once after :meth:`depart`, by the thread that carries out the sync, before the
         sync begins.
@@ -106,7 +109,10 @@ class DelayedFragment(Fragment):
             snapshot.taken = None
 
     def _compute(self, snapshot: _Snapshot, held: Sequence[torch.Tensor]) -> None:
-        """Compute the contribution of a replica whose tensors hold these values: flat, one per segment."""
+        """Compute the contribution of a replica whose tensors hold these values.
+
+        There is one flat tensor per segment.
+        """
         values, sent, unchanged = iter(held), [], []
         for index, whole in enumerate(self._wholes):
             parts = [(next(values), each.start, each.stop) for each in self._segments.placed[index]]
@@ -123,7 +129,7 @@ class DelayedFragment(Fragment):
         snapshot.sent, snapshot.unchanged = sent, unchanged
 
     def pack(self, fate: str) -> None:
-        """Write what the model is to be given into pinned memory, if the model is on an accelerator.
+        """Write what the model is to be given into pinned memory, if it is on an accelerator.
 
         To be called after the sync, by the thread that has carried it out; otherwise :meth:`arrive`
         does it.
@@ -138,7 +144,10 @@ class DelayedFragment(Fragment):
             snapshot.packed = fate
 
     def _to_be_brought(self, fate: str) -> dict[str, list[torch.Tensor | None]]:
-        """What the model needs of the new global copy and of the old one, one tensor per segment; None where it needs nothing."""
+        """Return what the model needs of the new global copy and of the old one.
+
+        Each is one tensor per segment; None where the model needs nothing.
+        """
         before = self._before if fate == "carried" else None
         alpha = self._kept(fate)
         needed: dict[str, list[torch.Tensor | None]] = {VALUES: [], _OLD: []}
@@ -157,7 +166,9 @@ class DelayedFragment(Fragment):
         return self.alpha if fate in {"counted", "carried"} else 0.0
 
     def arrive(self, fate: str) -> None:
-        """Give the model the result, mixed with its own values, and delete the gradients, which belong to the old values.
+        """Give the model the result, mixed with its own values, and delete the gradients.
+
+        The gradients belong to the old values.
 
         A contribution that was counted is in the new global copy G; of the own values L, ``alpha``
         is kept: the model becomes ``lerp(G, L, alpha)``. One that was carried is not in it: with
@@ -227,7 +238,10 @@ class DelayedFragment(Fragment):
         return self._snapshot.sent[piece.group][piece.start : piece.stop]
 
     def is_surely_finite(self, piece: Piece) -> bool:
-        """Unknown for a snapshot: only the model's values would tell it more quickly than the contribution itself."""
+        """Say whether a piece is surely finite; False for a snapshot, of which it is unknown.
+
+        Only the model's values would tell it more quickly than the contribution itself.
+        """
         return self._snapshot is None and super().is_surely_finite(piece)
 
     def unchanged(self) -> Collection[int]:
@@ -251,7 +265,10 @@ class DelayedFragment(Fragment):
 def _at(
     near: _Near, place: tuple[str, int, int], values: torch.Tensor, local: torch.Tensor
 ) -> torch.Tensor:
-    """Values with the device and the dtype of a tensor of the model: those that were brought there, or else these."""
+    """Return values with the device and the dtype of a tensor of the model.
+
+    They are those that were brought there, or else ``values``.
+    """
     brought = near.get(place)
     if brought is None or brought.device != local.device or brought.dtype is not local.dtype:
         return values.to(local.device, local.dtype)

@@ -1,4 +1,7 @@
-"""Copies between accelerators and the CPU for which the training does not wait: pinned memory, side streams, events."""
+"""Copies between accelerators and the CPU for which the training does not wait.
+
+They use pinned memory, side streams and events.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class Accelerator:
         return device.type not in _WITHOUT_STREAMS
 
     def pinned(self, size: int) -> torch.Tensor:
-        """So many bytes of memory of the CPU, with which a device can exchange data while the CPU does something else."""
+        """Return ``size`` bytes of pinned memory of the CPU.
+
+        A device can exchange data with it while the CPU does something else.
+        """
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def side_stream(self, device: torch.device) -> Any:
@@ -144,7 +150,9 @@ class DeviceCopies:
 
     @contextmanager
     def unpacked(self, *which: str) -> Iterator[dict[tuple[str, int], torch.Tensor]]:
-        """What was packed, on its devices, by buffer and number, for use on the current streams inside the context.
+        """Yield what was packed, on its devices, by buffer and number.
+
+        It may be used on the current streams inside the context.
 
         The current streams wait for the copies, the CPU does not.
         """
@@ -183,7 +191,10 @@ class _Lane:
         self._last: dict[str, Any] = {}  # for each buffer, the event after its last copy
 
     def take(self, values: Sequence[torch.Tensor]) -> tuple[Any, torch.Tensor]:
-        """Returns the event after which the values are in the pinned buffer, and the memory that must be kept until then."""
+        """Return the event after which the values are in the pinned buffer, and memory to keep.
+
+        The memory must be kept until that event.
+        """
         calls, pinned = self.accelerator, self._buffer(VALUES)
         held = torch.empty(self._size, dtype=torch.uint8, device=self._device)
         for number, each in self._parts(held):
@@ -214,7 +225,10 @@ class _Lane:
         return self._parts(brought)
 
     def let_go(self) -> None:
-        """Let the side stream use the memory of :meth:`unpack` again after what the current stream was given so far."""
+        """Let the side stream use the memory of :meth:`unpack` again.
+
+        It does so after what the current stream was given so far.
+        """
         calls = self.accelerator
         calls.let_wait(self._side, calls.record(calls.current_stream(self._device)))
 

@@ -84,7 +84,7 @@ class Fragment:
 
     @property
     def alpha(self) -> float:
-        """How much of its own values the replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything)."""
+        """The share of its own values that the replica keeps when it adopts a sync, from 0 to 1."""
         return self.terms.schedule.alpha
 
     def schema(self) -> dict[str, str]:
@@ -142,7 +142,10 @@ class Fragment:
         return changed
 
     def follow(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """From now on, sync these tensors under their names, since modules may replace their buffers with new tensors."""
+        """Sync these tensors under their names from now on.
+
+        Modules may have replaced their buffers with new tensors.
+        """
         for segment in self._segments:
             tensor = buffers.get(segment.named.name, segment.named.tensor)
             if tensor is not segment.named.tensor:
@@ -153,7 +156,10 @@ class Fragment:
         return [segment.named for segment in self._segments]
 
     def begin(self) -> None:
-        """Make flat views of the model's tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
+        """Make flat views of the model's tensors.
+
+        A tensor that is not contiguous is copied until :meth:`finish`.
+        """
         if not self._detached:
             self._adopted = False
             self._segments.begin()
@@ -181,7 +187,10 @@ class Fragment:
     def _contribution(
         self, piece: Piece, held: Iterable[tuple[torch.Tensor, int, int]], out: torch.Tensor
     ) -> torch.Tensor:
-        """The contribution of a replica that holds these values, each with where in the group it starts and stops."""
+        """Return the contribution of a replica that holds these values.
+
+        Each of them comes with where in the group it starts and stops.
+        """
         is_outer = self._is_outer(piece)
         for local, start, stop in held:
             base = self.copy[piece.group][start:stop]
@@ -202,7 +211,7 @@ class Fragment:
         return out
 
     def is_surely_finite(self, piece: Piece) -> bool:
-        """Whether the model's values are so small that their difference from any finite value is finite, too.
+        """Say whether the model's values are so small that any finite value minus them is finite.
 
         The sum of their squares shows that. Where it is finite, no value is larger than the root of
         the dtype's largest number, and the largest number of float32 and of float64 is so coarse
@@ -256,7 +265,7 @@ class Fragment:
         return values
 
     def _encode_update(self, coded: CodedUpdates, piece: Piece, old: torch.Tensor) -> None:
-        """Encode what an outer step did to a chunk, and hold from now on what all replicas will read."""
+        """Encode what an outer step did to a chunk, and hold what all replicas will read."""
         codec, state = coded.codec, self.outer.tensors(piece)
         residual_name = self.outer.name_of(piece, RESIDUAL)
         residual = state.pop(residual_name, None)
@@ -277,7 +286,9 @@ class Fragment:
         return self.layout.groups[piece.group].rule is Rule.OUTER
 
     def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
-        """Refuse an outer step after which the model's dtype, or the outer optimizer's state, holds NaN or infinity.
+        """Refuse an outer step that leaves NaN or infinity in the model or the outer state.
+
+        The model's values are checked in the model's dtype.
 
         Raises:
             NonFiniteUpdateError: The step is refused; the error names the tensor.
@@ -341,7 +352,7 @@ class Fragment:
             self.coded.forget(dropped)
 
     def table(self) -> dict[str, Any]:
-        """The table for the manifest that says where each tensor is in the files of the fragment."""
+        """Return the manifest's table that says where each tensor is in the fragment's files."""
         return {
             "name": self.name,
             "shards": self.layout.shards,
@@ -350,7 +361,9 @@ class Fragment:
         }
 
     def progress(self) -> list[torch.Tensor]:
-        """What the replica has learned since the last sync: model minus global copy, one flat tensor per group.
+        """Return what the replica has learned since the last sync: model minus global copy.
+
+        There is one flat tensor per group.
 
         Groups of buffers have an empty tensor.
         """
@@ -362,7 +375,7 @@ class Fragment:
         ]
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
-        """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
+        """Add what :meth:`progress` returned to the model again, on top of newly adopted values."""
         for index, values in enumerate(() if self._detached else progress):
             for local, start, stop in self._segments.overlaps(Piece(index, 0, values.numel())):
                 local.add_(values[start:stop].to(local.device, local.dtype))

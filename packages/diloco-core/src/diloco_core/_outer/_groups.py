@@ -21,7 +21,10 @@ from ._learning_rate import LearningRate, lr_of_sync
 from ._optimizer import OuterOptimizer, OuterOptimizerFactory, make, outer_factory
 
 _MOST_GROUPS = 8
-"""The most outer parameter groups: keys in the store hold a learning rate for each of them, and a file's name is limited."""
+"""The largest number of outer parameter groups.
+
+Keys in the store hold a learning rate for each of them, and a file's name is limited.
+"""
 _OF_SGD = {"lr": "outer_lr", "momentum": "outer_momentum", "nesterov": "nesterov"}
 
 
@@ -35,7 +38,8 @@ def checked_groups(given: object) -> Sequence[Mapping[str, Any]] | None:
         return None
     if not isinstance(given, (list, tuple)) or not given:
         raise ConfigurationError(
-            'outer_groups must be a list of groups, such as [{"params": model.embedding.parameters(), "lr": 0.4}, ...], not '
+            'outer_groups must be a list of groups, such as [{"params": '
+            'model.embedding.parameters(), "lr": 0.4}, ...], not '
             f"{'an empty list' if given in ([], ()) else kind_of(given)}"
         )
     if len(given) > _MOST_GROUPS:
@@ -47,8 +51,8 @@ def checked_groups(given: object) -> Sequence[Mapping[str, Any]] | None:
         if not isinstance(group, Mapping) or "params" not in group:
             problem = 'has no "params"' if isinstance(group, Mapping) else f"is {kind_of(group)}"
             raise ConfigurationError(
-                f'outer_groups[{number}] {problem}, but every group must be a mapping with "params": parameters or modules of '
-                "the model"
+                f"outer_groups[{number}] {problem}, but every group must be a mapping with "
+                '"params": parameters or modules of the model'
             )
     return given
 
@@ -108,12 +112,13 @@ def _parameters(given: object, number: int) -> list[torch.nn.Parameter]:
     # A tensor can be iterated over, but its elements are no parameters.
     if not isinstance(given, Iterable) or isinstance(given, (str, torch.Tensor, Mapping)):
         raise ConfigurationError(
-            f'the "params" of outer_groups[{number}] must be parameters or modules of the model, not {kind_of(given)}'
+            f'the "params" of outer_groups[{number}] must be parameters or modules of the model, '
+            f"not {kind_of(given)}"
         )
     if isinstance(given, (set, frozenset)):
         raise ConfigurationError(
-            f'the "params" of outer_groups[{number}] must be in an order that is the same on all replicas, but a set has none: '
-            "pass a list"
+            f'the "params" of outer_groups[{number}] must be in an order that is the same on all '
+            "replicas, but a set has none: pass a list"
         )
     return [parameter for each in given for parameter in _parameters(each, number)]
 
@@ -125,7 +130,7 @@ def outer_groups(
     momentum: float | None,
     nesterov: bool | None,
 ) -> list[OuterGroup]:
-    """How the outer parameter groups are stepped: one for each of ``groups``, or a single one if that is None.
+    """Return an outer parameter group for each of ``groups``, or a single one if that is None.
 
     Args:
         groups: Settings by name, besides ``"params"``; what a group leaves out is as the other
@@ -168,7 +173,10 @@ def outer_groups(
 def _with_settings(
     optimizer: OuterOptimizerFactory, given: Mapping[str, Any]
 ) -> OuterOptimizerFactory:
-    """The caller's function for one group: as torch's optimizers take them, with settings of the group's own."""
+    """Return the caller's function for one group, with settings of the group's own.
+
+    The group is passed to it as torch's optimizers take groups.
+    """
     # A function of the sync is no setting of the optimizer, whose own rate is replaced before every
     # step.
     fixed = {key: value for key, value in given.items() if not (key == "lr" and callable(value))}
@@ -277,7 +285,8 @@ def _compare_steps(
             problem = (
                 f"gives other values {when}: something that its steps depend on is not in its state"
                 if when
-                else "is not element-wise: it gives other values for a tensor that is cut into pieces than for the whole tensor"
+                else "is not element-wise: it gives other values for a tensor that is cut into "
+                "pieces than for the whole tensor"
             )
             raise ConfigurationError(
                 f"the outer optimizer {outer.name} {problem}. Each replica updates only a part of "

@@ -14,7 +14,9 @@ from ._fragment import Fragment
 
 
 class Initial:
-    """The first sync of a fragment: all replicas adopt rank 0's global copy, and the store holds a state to start from.
+    """The first sync of a fragment, in which all replicas adopt rank 0's global copy.
+
+    Afterwards the store holds a state to start from.
 
     Args:
         fragment: The fragment.
@@ -47,7 +49,7 @@ class Initial:
         self.published = fragment.destination
         self.keeps_outer = fragment.keeps_outer
 
-    # The signature of SyncJob
+    # The arguments are those of SyncJob.
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The global copy of a piece."""
         return self.destination(piece)
@@ -75,11 +77,17 @@ class Initial:
         """Do nothing: whatever outer state there is was loaded, and no replica updates it."""
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
-        """Those that were loaded with the outer loop; empty if it is a new one, since no outer step has been taken."""
+        """Return the scalars that were loaded with the outer loop.
+
+        Empty if it is a new one, since no outer step has been taken.
+        """
         self.fragment.prepare_outer(piece)
         return self.fragment.outer_scalars(piece)
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
-        """What was loaded with the outer loop; empty if it is a new one, since no outer step has been taken."""
+        """Return the state that was loaded with the outer loop.
+
+        Empty if it is a new one, since no outer step has been taken.
+        """
         self.fragment.prepare_outer(piece)
         return self.fragment.outer_state(piece)

@@ -11,7 +11,10 @@ from .._errors import ConfigurationError
 LearningRate: TypeAlias = Callable[[int], float]
 
 OF_THE_SYNC = "a function of the sync"
-"""The setting ``outer_lr`` of loops whose learning rate is a function: replicas compare it, and not what it returns."""
+"""The setting ``outer_lr`` of loops whose learning rate is a function.
+
+Replicas compare this text, and not what the function returns.
+"""
 
 
 def checked_lr(name: str, value: object) -> float:

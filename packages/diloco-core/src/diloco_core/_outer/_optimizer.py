@@ -1,4 +1,7 @@
-"""The outer optimizer: any element-wise torch optimizer, applied chunk by chunk to the shards that a replica owns."""
+"""The outer optimizer: any element-wise torch optimizer.
+
+It is applied chunk by chunk to the shards that a replica owns.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ def outer_factory(
     momentum: float | None,
     nesterov: bool | None,
 ) -> OuterOptimizerFactory:
-    """The function that makes the outer optimizer: the caller's own, or one for fused SGD (one pass over the memory).
+    """Return the function that makes the outer optimizer.
+
+    It is the caller's own, or one for fused SGD (one pass over the memory).
 
     Args:
         optimizer: The caller's function, or None for SGD.
@@ -134,7 +139,9 @@ class _Part:
 
 
 class OuterOptimizer:
-    """Torch optimizers whose parameters are chunks of flat shards, stepped one chunk at a time: one for each outer group.
+    """The outer optimizers, one for each outer group, stepped one chunk at a time.
+
+    They are torch optimizers whose parameters are chunks of flat shards.
 
     Torch keeps an optimizer's state per parameter, so the results are the same if it is given one
     chunk at a time, while that chunk is still in the processor's cache. With several groups,
@@ -180,7 +187,7 @@ class OuterOptimizer:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The class and the hyperparameters of every group as text, in which all replicas must agree."""
+        """Each group's class and hyperparameters as text, on which all replicas have to agree."""
         return {
             f"outer_groups[{number}].{key}" if self._several else f"outer_{key}": value
             for number, part in enumerate(self._parts)
@@ -206,7 +213,10 @@ class OuterOptimizer:
             part.check_changeable(what)
 
     def use(self, rates: Sequence[float]) -> None:
-        """Take the next steps with these learning rates, one for every group; as before if there are none."""
+        """Take the next steps with these learning rates, one for every group.
+
+        If there are none, the rates stay as they were.
+        """
         for part, rate in zip(self._parts, rates, strict=bool(rates)):
             part.use(rate)
 
@@ -312,7 +322,9 @@ class OuterOptimizer:
                 self._part(piece).optimizer.state.pop(parameter, None)
 
     def keep(self, piece: Piece, name: str, values: torch.Tensor) -> None:
-        """Keep a tensor with the state of a chunk that has taken a step; it is saved and loaded with that state.
+        """Keep a tensor with the state of a chunk that has taken a step.
+
+        It is saved and loaded with that state.
 
         ``name`` is without the group's number.
         """
@@ -334,7 +346,7 @@ class OuterOptimizer:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state: the ranges that it covers (group, start, stop), their tensors, and the scalars."""
+        """Return the whole state: ranges (group, start, stop) with tensors, and the scalars."""
         ranges, scalars = [], {}
         for piece in self._chunks:
             tensors = _own(self.tensors(piece), self.name_of(piece, ""))
@@ -463,13 +475,16 @@ def make(
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
-    """Makes an optimizer create its state on the CPU, also if torch's default device is another one."""
+    """Make an optimizer create its state on the CPU, whatever torch's default device is."""
     # An empty tensor shows the default device, and costs a tenth of torch.get_default_device():
     # this runs once per chunk.
     return nullcontext() if torch.empty(0).is_cpu else torch.device("cpu")
 
 
 def _as_tensors(scalars: Mapping[str, float]) -> dict[str, Any]:
-    """Numbers in the form in which torch's own optimizers keep them: double precision only if it is the default dtype."""
+    """Return numbers in the form in which torch's own optimizers keep them.
+
+    They have double precision only if it is the default dtype.
+    """
     dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
     return {name: torch.tensor(value, dtype=dtype, device="cpu") for name, value in scalars.items()}

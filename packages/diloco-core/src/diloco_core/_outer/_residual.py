@@ -1,4 +1,4 @@
-"""Error feedback: what a codec has lost of a fragment's contributions so far, which is added to the next one."""
+"""Error feedback: the loss of a codec in a fragment's contributions, added to the next one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Residual:
         self._open = False
 
     def offer(self, learned: Sequence[torch.Tensor], stop: int) -> None:
-        """Add the residual to what was learned, in place, and keep what will be lost if that is sent and counted.
+        """Add the residual to what was learned, in place, and keep what will be lost if it counts.
 
         Args:
             learned: D, one flat tensor per group.
@@ -97,7 +97,7 @@ class Residual:
             )
 
     def settle(self, fate: str, position: int | None) -> bool:
-        """Take note of what became of the contribution, or of a sync of another fragment (``"none"``).
+        """Note what became of the contribution, or of a sync of another fragment (``"none"``).
 
         Args:
             fate: What became of the contribution; see :attr:`.SyncReport.contribution`.
@@ -129,7 +129,7 @@ class Residual:
 
     @property
     def offered(self) -> tuple[list[torch.Tensor], int] | None:
-        """What the residual becomes if what is sent counts, and the position at which it is right; None if nothing is sent."""
+        """The residual if what is sent counts, and its position; None if nothing is sent."""
         return (self._offered, self._offered_tag) if self._offered and not self._open else None
 
     def fits(self, values: object) -> bool:
