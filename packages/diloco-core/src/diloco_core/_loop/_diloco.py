@@ -327,8 +327,7 @@ class DiLoCo:
 
         After an elastic run has returned to an older state (``resume="newest-whole"``), the number
         is smaller than before: the syncs that were given up are not in the model and do not count.
-        The log in the store continues its numbering, and its numbers are higher than this one from
-        then on.
+        The log in the store continues its numbering, with higher numbers than this from then on.
         """
         return self._count.committed
 
@@ -486,8 +485,7 @@ class DiLoCo:
         Raises:
             ConfigurationError: The value or the group is not allowed; the outer optimizer has no
                 learning rate; or the exchange cannot tell the others (:class:`ManagerExchange`).
-            SyncError: The block has not been entered yet, or has been left; or an earlier sync has
-                failed.
+            SyncError: The block has not been entered, or was left; or an earlier sync has failed.
         """
         if not self._is_open:
             raise SyncError(

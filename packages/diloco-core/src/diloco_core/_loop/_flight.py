@@ -94,8 +94,7 @@ class Flight:
     def stop(self) -> None:
         """End a sync whose result is not wanted any more.
 
-        Returns when it has ended, but after five seconds at most: it may be in a request that takes
-        long.
+        Returns when it has ended, but after five seconds at most: it may be in a long request.
         """
         if not self.over:
             self.membership.exchange.give_up()
@@ -225,8 +224,7 @@ class WindowClock:
         due = self._windows.due(self.elapsed, since_sent=since_sent, half_taken=half_taken)
         if due.send and not half_taken and self._windows.late(self.elapsed, since_adoption):
             self._slow_windows += 1
-            # Not the first time: the first step of a program may take long, because something is
-            # compiled.
+            # Not the first time: a program's first step may take long, as something is compiled.
             if self._slow_windows == 2:
                 took = (self.elapsed, self._windows.length)
                 rank = self._membership.exchange.rank

@@ -90,8 +90,7 @@ class Membership:
         support: What it can do.
         elastic: Whether replicas come and go, and always take the state of the run, and not that of
             their own model.
-        resumes: Whether the state comes out of the run's store, and not out of this replica's
-            model.
+        resumes: Whether the state comes from the run's store, and not from this replica's model.
         own: Saves and restores what belongs to this replica alone.
     """
 

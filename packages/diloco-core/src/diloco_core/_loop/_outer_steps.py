@@ -152,8 +152,7 @@ class OuterSteps:
             adopt: Whether to adopt its result if it is there already.
 
         Returns:
-            Whether the exchange can still be used. It cannot if the sync is in a request that takes
-            long.
+            Whether the exchange can still be used. It cannot if the sync is in a long request.
         """
         sent = self._sent
         if sent is None:

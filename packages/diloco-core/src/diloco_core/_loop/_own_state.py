@@ -45,11 +45,9 @@ class OwnState:
     Attributes:
         advice: What to set so that less is lost between two saves, as the end of a message; empty
             if it is set.
-        residuals: The residuals of error feedback; they are of no fragment if there is no error
-            feedback.
+        residuals: The residuals of error feedback; of no fragments without error feedback.
         restored: Whether a saved state was restored.
-        restored_steps: How many inner steps the rank had taken when it was saved; 0 if none was
-            restored.
+        restored_steps: The rank's inner steps when the state was saved; 0 if none was restored.
         behind: Inner steps that the run has counted after the restored state was saved (all of them
             if none was restored).
         overtaken: Whether the run has counted steps of this rank that this incarnation never took,
@@ -153,8 +151,7 @@ class OwnState:
             why = "" if passed_over else ", because the store holds no inner state of this rank"
             if not self.every:
                 why = ", because nothing is saved or restored with save_inner_every=0"
-                # The user has asked for that, but may not know that it concerns a part of the model
-                # too.
+                # The user has asked for that, but may not know that it concerns the model, too.
                 level = logging.WARNING if self.buffers else logging.INFO
             contents = self._contents()
             if any(optimizer.state for optimizer in self.optimizers):

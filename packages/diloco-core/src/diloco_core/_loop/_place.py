@@ -62,8 +62,7 @@ class Place:
     def _check(self) -> None:
         for other in _under_way:
             if other is not self and other.exchange is self.exchange:
-                # Syncs are only numbered: two models of the same shape would be taken for one
-                # another.
+                # Syncs are only numbered: two models of the same shape would be confused.
                 raise ConfigurationError(
                     "this exchange is in use by another outer loop, and an exchange serves only "
                     "one at a time: connect to another prefix for this loop. (For the same URI and "

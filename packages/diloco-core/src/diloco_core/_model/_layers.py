@@ -80,8 +80,7 @@ def deal_out(
         pattern: How it is dealt out.
 
     Raises:
-        ConfigurationError: The model does not have exactly one list of layers for this, or too few
-            layers.
+        ConfigurationError: The model has no list of layers for this, or several, or too few layers.
     """
     found = _repeated_layers(model, {id(parameter) for parameter in parameters}, pattern)
     number = len(found.layers)

@@ -29,8 +29,7 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
 
     The wrappers may be around the model, or around parts of it.
 
-    Only the part of a wrapper is taken out: a module that the user has named ``module`` keeps its
-    name.
+    Only the part of a wrapper is taken out: a module that the user calls ``module`` keeps its name.
 
     Args:
         model: The model.

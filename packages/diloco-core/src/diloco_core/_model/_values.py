@@ -14,8 +14,7 @@ from ._names import plain_name
 
 _log = logging.getLogger("diloco_core")
 
-# Number of elements that are hashed at once: tensors on another device are copied in pieces of this
-# size.
+# Number of elements that are hashed at once: other devices' tensors are copied in such pieces.
 _HASHED_AT_ONCE = 2**22
 
 

@@ -30,8 +30,7 @@ class _Snapshot:
     on, it drops the snapshot, and the thread changes nothing that is used later.
 
     Attributes:
-        stop: The first inner step after those that the contribution covers; None if there is no
-            contribution.
+        stop: The first inner step after those that the contribution covers; None if there is none.
         taken: The model's values, as long as the contribution is not computed.
         sent: The contribution.
         unchanged: The groups of buffers that were as in the global copy.

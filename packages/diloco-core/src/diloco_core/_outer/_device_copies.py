@@ -109,8 +109,7 @@ class DeviceCopies:
     buffer and out of it follow each other on one stream.
 
     Args:
-        values: Flat tensors with the devices, dtypes and sizes that are to be copied; on the CPU,
-            too.
+        values: Flat tensors with the devices, dtypes and sizes to be copied; on the CPU, too.
         accelerator: The calls that depend on the device.
     """
 
@@ -216,8 +215,7 @@ class _Lane:
     def unpack(self, which: str) -> list[tuple[int, torch.Tensor]]:
         calls = self.accelerator
         with calls.on(self._side):
-            # Memory of the side stream: it need not wait for what the current stream still has to
-            # do.
+            # Memory of the side stream: it need not wait for the current stream's work.
             brought = torch.empty(self._size, dtype=torch.uint8, device=self._device)
             calls.copy(brought, self._buffer(which))
         self._last[which] = calls.record(self._side)

@@ -177,8 +177,7 @@ def _with_settings(
 
     The group is passed to it as torch's optimizers take groups.
     """
-    # A function of the sync is no setting of the optimizer, whose own rate is replaced before every
-    # step.
+    # A function of the sync is no setting of the optimizer: its rate is replaced before every step.
     fixed = {key: value for key, value in given.items() if not (key == "lr" and callable(value))}
 
     def factory(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -33,8 +33,7 @@ class Initial:
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards, fragment.layout.block)
-        # The codec encodes nothing here: values that are taken from one replica are sent as they
-        # are.
+        # The codec encodes nothing here: values of one replica are sent as they are.
         self.terms = fragment.terms.of_initial_values
         self.fingerprint = fingerprint("initial", fragment.fingerprint)
         # A loop that was loaded goes on with the learning rate that it had.

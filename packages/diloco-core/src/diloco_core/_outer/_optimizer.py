@@ -111,8 +111,7 @@ class _Part:
 
     def settings(self) -> dict[str, str]:
         values = {key: _as_text(value) for key, value in self.group.items() if key != "params"}
-        # What use() has set is no other setting. Anything else was set by the caller, and is
-        # refused.
+        # What use() has set is allowed. Anything else was set by the caller, and is refused.
         if "lr" in values and values["lr"] == _as_text(self._lr_used):
             values["lr"] = OF_THE_SYNC if self._scheduled else _as_text(self._lr_at_first)
         return {"optimizer": self.name, **dict(sorted(values.items()))}
@@ -362,8 +361,7 @@ class OuterOptimizer:
 
         Chunks may have other sizes than when it was saved.
         """
-        # A copy, since it is not used before the next steps, and the caller may change it until
-        # then.
+        # A copy, since the caller may change it until it is used in the next steps.
         self._loaded = copy.deepcopy(dict(state))
         self._chunks.clear()
         for part in self._parts:

@@ -28,16 +28,14 @@ class Residual:
     does at all (:meth:`offer`).
 
     Args:
-        layout: How the fragment's values are divided. Only groups that take an outer step have a
-            residual.
+        layout: How the fragment's values are divided. Groups without outer steps have no residual.
         codec: How contributions are encoded.
         decay: How much of the residual is added to the next contribution, above 0 and at most 1.
         rank: The rank of this replica, for errors.
         locate: The name of the tensor that holds an element of a piece, for errors.
 
     Attributes:
-        values: The residual, one flat tensor per group (empty for buffers); no tensors if it is
-            zero.
+        values: The residual, one flat tensor per group (empty for buffers); no tensor if it is 0.
         tag: The position of this rank in the fragment (the number of its inner steps that are
             counted in it) at which the residual is right. Every position belongs to one counted
             contribution, so it is wrong at any other position.

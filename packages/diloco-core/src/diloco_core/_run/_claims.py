@@ -42,8 +42,7 @@ def claim(
     Returns the epoch and the claim's record.
 
     A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other
-    incarnation may take it. The content of a claim tells an incarnation whether the claim is its
-    own.
+    incarnation may take it. The content of a claim says whose claim it is.
 
     Args:
         store: The run's prefix.
@@ -54,8 +53,7 @@ def claim(
         check: Called right before the claim; raises an error if the rank must not be claimed.
 
     Raises:
-        RunExistsError: Other incarnations have claimed epoch after epoch, each before this one
-            could.
+        RunExistsError: Other incarnations have claimed epoch after epoch before this one could.
     """
     claimed = epochs(store.list(f"claims/{rank:05}/"), rank)
     highest = max([*claimed, *_traces(store, rank, run)], default=0)
@@ -108,8 +106,7 @@ def check_claim(incarnation: Incarnation) -> None:
     """
     if incarnation.late or incarnation.standing.members.get(incarnation.rank) != incarnation.epoch:
         watch_claim(incarnation)
-    # This check comes last, so that it is as close as possible to what the caller is about to
-    # write.
+    # This check comes last, as close as possible to what the caller is about to write.
     if incarnation.store.peek(claim_key(incarnation.rank, incarnation.epoch + 1)) is not None:
         raise fenced(incarnation, "a newer incarnation")
 

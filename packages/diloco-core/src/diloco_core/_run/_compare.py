@@ -43,8 +43,7 @@ def check_same_run(
     whether this is the first incarnation of its rank, in fixed runs.
 
     Raises:
-        RunExistsError: The run belongs to another launch, and this replica was not told to resume
-            it.
+        RunExistsError: The run is of another launch, and this replica was not told to resume it.
         MismatchError: The message names the first difference, what the run has, what was given, and
             what to do.
         ConfigurationError: A setting has no effect in the run's topology.

@@ -129,8 +129,7 @@ def tell_failure(incarnation: Incarnation, error: BaseException) -> None:
     with suppress(RunExistsError):
         if isinstance(error, RunExistsError):
             watch_manifest(incarnation)
-        # One that fails while it loads stands at no sync yet: the others wait for it at the next
-        # one.
+        # One that fails while it loads stands at no sync: the others wait for it at the next one.
         loading = incarnation.settings.fixed and not incarnation.sync
         sync = max(incarnation.recorded(), default=0) if loading else incarnation.sync
         # The sync in which it failed may be committed already, so the sync after it is told too.

@@ -37,8 +37,7 @@ class Elastic:
             stopped.
 
     Raises:
-        ConfigurationError: A setting is not allowed. The message names it, what was given and what
-            is allowed.
+        ConfigurationError: A setting is not allowed. The message names it and what is allowed.
     """
 
     fixed: ClassVar[bool] = False

@@ -250,7 +250,7 @@ def wait_for_manifest(
 
     It should if, for a grace, it has seen no sign that another replica begins the run. The ranks
     stop waiting one after another, so that only one of them begins the run if rank 0 does not come.
-    In a fixed run nobody begins in the place of rank 0.
+    In a fixed run no other rank begins in the place of rank 0.
 
     Args:
         store: Where it will be.

@@ -177,7 +177,7 @@ def _carry_state(incarnation: Incarnation, store: Patient, key: str) -> None:
 
 
 def _copy(source: Patient, target: Patient, key: str) -> None:
-    """Copy an object if it is there, whatever it holds: whoever reads it verifies it."""
+    """Copy an object if it is there, whatever it holds: its readers verify it."""
 
     def blocks(reader: ObjectReader) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(min(_BLOCK, reader.size)))

@@ -41,8 +41,7 @@ class Entrance:
         joiner: This process, with fixed membership.
 
     Raises:
-        RunExistsError: There is a run and this process does not resume it, or a process of it is
-            alive.
+        RunExistsError: There is a run that this process does not resume, or with a live process.
         RendezvousError: There is no run to resume.
         MismatchError: This process does not fit the run.
     """

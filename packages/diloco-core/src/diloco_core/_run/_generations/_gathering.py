@@ -8,8 +8,7 @@ all name one another's nonces are there, and are one process of each rank.
 
 Before, each waits until the processes of the earlier generation have ended: none of its ranks is
 taken over sooner. A process has ended if it has said so, if it is known to be gone from this
-machine, or if its sign of life has not changed for ``lost_after`` seconds by the clock of this
-process.
+machine, or if its sign of life has not changed for ``lost_after`` seconds by this process's clock.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class Gathering:
 
         Args:
             number: The lowest number that the next generation may have.
-            look_around: Called from time to time; raises an error if waiting any longer is of no
-                use.
+            look_around: Called from time to time; raises an error if waiting is of no use.
 
         Returns:
             The number of the generation that they begin, and the nonces of its processes by rank.

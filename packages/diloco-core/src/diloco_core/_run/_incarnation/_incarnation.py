@@ -186,7 +186,7 @@ class Incarnation:
     def format(self, index: int) -> DeltaFormat:
         """The format of contributions to a fragment.
 
-        In fixed runs nobody sends the shards that it updates itself.
+        In fixed runs no replica sends the shards that it updates itself.
         """
         if index not in self.formats:
             job, size = self.fragments[index].job, self.manifest.world_size

@@ -68,7 +68,7 @@ def refuse_left(store: Patient, rank: int) -> None:
 
 
 def refuse_reload(incarnation: Incarnation, reload: ReloadError) -> None:
-    """End an incarnation that cannot use what it holds: nobody else holds its own part of the sync.
+    """End an incarnation that cannot use what it holds: no other has its own part of the sync.
 
     Raises:
         ReplicaLostError: The run has ended.
@@ -120,14 +120,13 @@ def give_up(
         known: The epoch of that rank which is gone.
         why: What became of it, as a sentence.
         sync: The sync whose number the end takes: the next one that is not decided.
-        lost: The rank that was lost first, if that is why the other one has failed; otherwise the
-            same.
+        lost: The rank that was lost first, if the other failed because of it; otherwise ``rank``.
 
     Returns:
         Whether there is an end at that number now, of whichever incarnation.
 
     Raises:
-        FencedError: A newer incarnation of this incarnation's own rank has taken over.
+        FencedError: A newer incarnation of this replica's own rank has taken over.
     """
     check_claim(incarnation)
     # A newer incarnation claims its rank before it contributes, so its claim is enough to look for.

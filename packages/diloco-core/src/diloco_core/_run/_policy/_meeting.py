@@ -1,4 +1,4 @@
-"""How the replicas of a fixed run meet when it begins: nobody trains before all ranks are there."""
+"""The meeting of a fixed run's replicas when it begins: none trains before all are there."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ def await_ranks(
         missing: Looks which ranks are missing.
         late: What the error says, given the ranks that are missing after ``join_timeout``.
         look_around: Called from time to time; raises an error if waiting any longer is of no use.
-        notice: What the log says meanwhile, given the ranks that are missing, and the seconds so
-            far.
+        notice: What the log says meanwhile, given the missing ranks and the seconds so far.
 
     Raises:
         RendezvousTimeoutError: Some ranks did not come in time; the error names them.

@@ -260,7 +260,7 @@ class Others:
         Raises:
             UnequalSyncsError: A missing rank has left.
             MismatchError: A missing rank has passed other tensors to a plain mean.
-            FencedError: A newer incarnation of this incarnation's own rank has taken over.
+            FencedError: A newer incarnation of this replica's own rank has taken over.
         """
         self.compare_means(incarnation, missing, listing)
         self._gone = {rank: gone for rank, gone in self._gone.items() if rank in missing}

@@ -30,8 +30,7 @@ class Attendance:
         self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new from a rank was last seen
         self._seen: set[str] = set()  # keys of the sync in progress
-        # Ranks that have contributed to the sync in progress, even if too late or from another
-        # state.
+        # Ranks that have contributed to the sync in progress, even if late or from another state.
         self._came: set[int] = set()
         self._known: set[int] = set()  # ranks that have been in a sync since this incarnation began
         self._warned: set[tuple[int, int]] = set()  # ranks and epochs whose absence was logged

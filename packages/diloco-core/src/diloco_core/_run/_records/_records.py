@@ -1,7 +1,6 @@
 """The records of a run: everything in the store except tensors. Their keys are in :mod:`._keys`.
 
-Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before anything is read
-from it.
+Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before it is read.
 
 A prefix may be emptied and used again while an incarnation of the earlier run still writes there.
 So everything is bound to its run. The name of a run is the digest of its manifest: records of the
@@ -37,8 +36,7 @@ class Commit:
         base: Digest of the fragment's state before the sync.
         previous: Digest of the record before this one; for the first record, the name of the run.
         members: The contributions that count, in rank order.
-        positions: The inner steps that are counted in the fragment's state after this sync, by
-            rank.
+        positions: The inner steps counted in the fragment's state after this sync, by rank.
         rate: The learning rate of this outer step. Everybody takes it from here, also those who
             take the step again.
         outer_steps: Outer steps that the fragment's state has taken after this sync, without those
@@ -142,8 +140,7 @@ class Rollback:
 
     Attributes:
         sync: Its number in the log.
-        states: For every fragment, the sync from whose state the run continues; 0 for the initial
-            state.
+        states: For every fragment, the sync from whose state the run continues; 0: the initial one.
         given_up: The syncs that are given up.
         fence: The highest epoch of every rank at that time. These incarnations stop, unless they
             have agreed beforehand.

@@ -103,8 +103,7 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
     """The learning rate of the outer step that a record decides.
 
     Args:
-        standing: The rate of the outer step before; before any wish, what the incarnation itself
-            proposes.
+        standing: The rate of the outer step before; before any wish, what the incarnation proposes.
         listing: Keys under the sync's folder. A wish stands there before the contribution of its
             incarnation does, so one listing that shows a contribution shows its wish, too.
         schema: Identifies the run and the fragment in the keys of wishes.
@@ -117,8 +116,7 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
         and wish.rate.number > standing.number
         and len(wish.rate.values) == len(standing.values)
     )
-    # Two wishes of one incarnation differ in nothing but their values. Any order will do, since the
-    # record decides.
+    # Two wishes of one incarnation differ only in values. Any order will do: the record decides.
     return chosen([standing, *sorted(wishes, key=lambda rate: rate.values)])
 
 
@@ -204,8 +202,7 @@ def made_of(
     state, and has to add every change after it that still counts.
 
     Args:
-        sync: The sync after which the fragment has that state, which counts; 0 for the initial
-            state.
+        sync: The sync after which the fragment has that state, which counts; 0 for the initial one.
         index: Index of the fragment.
         fragments: How many fragments are synced in turn.
         every: As for :func:`is_whole`.
@@ -243,8 +240,7 @@ def states_kept_from(
 ) -> list[int]:
     """Return for every fragment the newest complete and whole state up to the one that must stay.
 
-    What must stay is made of this one and of the changes since. It is 0 if there is none after the
-    newest rollback.
+    What must stay is made of it and the changes since. It is 0 if none follows the newest rollback.
 
     Args:
         listing: Keys under ``state/``.
@@ -304,8 +300,7 @@ def collectable(
     Args:
         keys: Keys under ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
-        kept: For every fragment, the sync whose state must stay, with everything that was committed
-            after it.
+        kept: For every fragment, the sync whose state must stay, with all that came after it.
         retention: How many syncs an incarnation may lag behind without reloading.
         keep_deltas: Whether an incarnation that lags behind needs contributions too (gather), and
             not just published shards.

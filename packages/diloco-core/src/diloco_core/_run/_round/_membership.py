@@ -41,8 +41,7 @@ class Round:
         min_replicas: The quorum.
         differed: Whether this incarnation has started again because its state differed from the
             others', and completed no sync since.
-        may_leave: Whether it may continue without the sync: a last one, for which too few replicas
-            are left.
+        may_leave: Whether it may do without a last sync for which too few replicas are left.
         everybody: In fixed runs: all ranks, each of which is waited for; it may contribute without
             having taken a step.
     """

@@ -27,7 +27,7 @@ class Shares:
         mending: Whether the result was published before, and a part of it is damaged or gone. Then
             all incarnations, including the owners, take undamaged shards as they are; any
             incarnation may compute a missing one, without waiting for its owner.
-        fixed: Whether nobody but its owner computes a shard.
+        fixed: Whether only its owner computes a shard.
     """
 
     sync: int
@@ -96,8 +96,7 @@ class Pending:
         shards: The shards that this incarnation has not adopted.
         published: Those of them that are in the store and were not tried yet in this pass.
         arrived: Whether this incarnation has adopted or computed any shard in this pass.
-        readable: Whether this incarnation can read the contributions from which the shards are
-            computed.
+        readable: Whether this incarnation can read the contributions to compute the shards from.
     """
 
     shards: tuple[int, ...]
@@ -187,7 +186,6 @@ def inputs_are_superseded(newest: int, sync: int, *, mending: bool) -> bool:
     Args:
         newest: The newest sync of the fragment whose state is complete.
         sync: The sync that the incarnation adopts.
-        mending: Whether the damaged state is the one after this sync, so that only a newer state
-            helps.
+        mending: Whether the damaged state is that after this sync, so that only a newer one helps.
     """
     return newest > sync or (newest == sync and not mending)

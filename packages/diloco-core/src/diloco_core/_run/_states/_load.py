@@ -8,8 +8,7 @@ since that say how they changed.
 Those of the initial state may also be taken from memory: until a newer state is complete, it is the
 only one of the run, and it cannot be computed again. But most replicas begin with the same values,
 from the same seed or the same checkpoint. They need not read them; and what is damaged or gone in
-the store, they write again, when they begin and when others ask for it. Later they hold other
-values.
+the store, they write again, when they begin and when others ask. Later they hold other values.
 """
 
 from __future__ import annotations

@@ -178,8 +178,7 @@ def replay(incarnation: Incarnation) -> None:
         if incarnation.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(incarnation, commit.fragment)
             incarnation.damage.mended(commit.fragment, commit.sync)
-    # Several records in a row may be lost. The next one may just have been decided, so read it once
-    # more.
+    # Several records in a row may be lost. The next one may just have been decided: read it again.
     newest = max(incarnation.recorded(), default=0)
     has_gap = newest > incarnation.sync + 1 and incarnation.log(incarnation.sync + 1) is None
     if incarnation.sync < published or has_gap:

@@ -92,8 +92,7 @@ class Computation:
                 if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
                     self._update(batch, self._open(batches))
                     return True
-                # A shard had to be made again, so the model no longer holds this incarnation's
-                # contribution.
+                # A shard had to be made again, so the contribution is no longer in the model.
                 self._close()
             except ObjectNotFoundError as error:
                 self._close()
@@ -220,8 +219,7 @@ class Computation:
             # A state that was updated in part can only be restored from what is published.
             raise ReloadError(Why.DAMAGED, damage=error) from error
         if isinstance(error, StoreUnavailableError):
-            # Any read will do: it waits until the store can be reached again, as long as reads wait
-            # everywhere.
+            # Any read will do: it waits for the store as long as reads wait everywhere.
             read_commit(self._incarnation, self._commit.sync)
 
     def _compare(self, batch: Sequence[int]) -> None:

@@ -23,8 +23,7 @@ def look_back(incarnation: Incarnation) -> None:
     gone, it is written again, unless another record has its number.
 
     Raises:
-        ReloadError: Something else was decided in its place, or the run went back to older states
-            there.
+        ReloadError: Something else was decided in its place, or the run went back there.
     """
     if not (
         incarnation.late
@@ -70,8 +69,7 @@ def look_ahead(incarnation: Incarnation, commit: Commit) -> None:
     ago may have been created again, with other bytes, by an incarnation that was replaced.
 
     Raises:
-        FencedError: The next sync is decided, and only with a newer incarnation of this rank can it
-            be.
+        FencedError: The next sync is decided, which takes a newer incarnation of this rank.
         ReloadError: The run has ended, or went back to older states.
     """
     entry = incarnation.log(commit.sync + 1)

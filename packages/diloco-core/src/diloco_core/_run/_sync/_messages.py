@@ -107,8 +107,7 @@ def notice(
         name: Name of the fragment.
         folder: What the incarnation has seen last.
         seconds: For how long it has waited.
-        patience: Seconds after which the incarnation continues without the sync; None if it does
-            not.
+        patience: Seconds after which the incarnation goes on without the sync; None: never.
     """
     quorum = incarnation.manifest.min_replicas
     if incarnation.fixed:

@@ -1,7 +1,6 @@
 """The result of a committed sync, while one incarnation takes or computes it.
 
-Shards are taken as they were published, so that all incarnations hold the same bytes, whoever
-computed them.
+Shards are taken as they were published, so that all incarnations hold the same bytes.
 """
 
 from __future__ import annotations
@@ -169,8 +168,7 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     try:
         if result.mending:  # parts of the file that adopting does not read may be damaged too
             check_shard(incarnation, result.sync, result.index, shard, result.done)
-        # If it was deleted while it was read, and its space reused, then it is gone when it is read
-        # again.
+        # If it was deleted while it was read, and its space reused, it is gone at the next read.
         sums = incarnation.read_file(key, use, opened)
     except CorruptedObjectError as error:
         result.damaged[shard] = str(error)

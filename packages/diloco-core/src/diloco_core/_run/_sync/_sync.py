@@ -82,8 +82,7 @@ class StoreSync:
 
         Raises:
             NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
-            ReloadError: This incarnation cannot use the state that it holds. Then there is no
-                second half.
+            ReloadError: This incarnation cannot use its state, so there is no second half.
         """
         incarnation = self._incarnation
         incarnation.traffic.begin()
@@ -432,8 +431,7 @@ class StoreSync:
         """Check that the record follows the state that this incarnation holds.
 
         Raises:
-            CorruptedObjectError: It does not, because the records in the store do not follow each
-                other.
+            CorruptedObjectError: The records in the store do not follow each other.
             ReloadError: It does not, because this incarnation's state is not the run's.
         """
         match rounds.on_record(
