@@ -189,8 +189,7 @@ class WindowClock:
 
     Args:
         windows: They say when a fragment is sent and adopted.
-        membership: Says when the window began, and whether the others wait for this replica's
-            contribution.
+        membership: Says when the window began, and whether the others wait for this replica.
     """
 
     def __init__(self, windows: Windows, membership: Membership) -> None:

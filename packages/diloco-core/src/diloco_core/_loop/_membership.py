@@ -163,8 +163,7 @@ class Membership:
         Args:
             fragment: The fragment whose turn it is.
             last: Whether this replica leaves afterwards, so that the sync may be left out. In a
-                fixed run every sync may be the last one, since another replica may have left before
-                it.
+                fixed run every sync may be the last one, as another replica may have left.
         """
         return self.exchange.begin(fragment, last=True)
 
@@ -237,8 +236,7 @@ class StoreMembership(Membership):
         count.stand_at(position)
         count.inner_steps = position.inner_steps
         catch_up()
-        # Set it again: while catching up, the run may have gone back to older states, which count
-        # fewer steps.
+        # Set it again: while catching up, the run may have gone back to states with fewer steps.
         count.inner_steps = counted = exchange.counted
         if not (self.elastic or exchange.comes_back):
             return

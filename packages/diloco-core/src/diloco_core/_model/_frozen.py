@@ -11,8 +11,7 @@ from ._memory import address
 from ._values import checksum
 
 # Bytes that are read at every sync although nothing shows that they were changed, since a change
-# through parameter.data leaves no trace. So such a change is found a few syncs later, or at the
-# end.
+# through parameter.data leaves no trace. Such a change is found a few syncs later, or at the end.
 _READ_AT_ONCE = 2**24
 
 

@@ -58,10 +58,8 @@ class Unsynced:
         tensors: The tensors that are not synced, each under its first name.
         layout: How their values are cut into objects.
         aliases: Further names of tensors, synced or not, with the first name of each.
-        omitted: Names of entries that cannot be stored: extra state, and values that a hook
-            computes.
-        special: Tensors of the model that cannot be stored, with what they are: quantised ones, for
-            instance.
+        omitted: Names of entries that cannot be stored: extra state, and values computed by hooks.
+        special: Tensors of the model that cannot be stored, with what they are (such as quantised).
 
     Args:
         model: The model, wrapped or not.

@@ -34,8 +34,7 @@ class _Snapshot:
         taken: The model's values, as long as the contribution is not computed.
         sent: The contribution.
         unchanged: The groups of buffers that were as in the global copy.
-        packed: What became of the contribution, once the result lies in pinned memory; otherwise
-            empty.
+        packed: What became of the contribution, once the result is in pinned memory; or empty.
     """
 
     stop: int | None

@@ -87,8 +87,7 @@ class _Part:
         probe = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         self.factory = group.factory
         self.optimizer = make(group.factory, [probe])
-        # Some make a parameter's state in their constructor and nowhere else, as Adagrad of torch
-        # 2.11.
+        # Some make a parameter's state only in their constructor, as Adagrad of torch 2.11.
         self._state_comes_from_constructor = bool(self.optimizer.state.pop(probe, None))
         self.group["params"] = []
         self.name = type(self.optimizer).__name__
@@ -131,8 +130,7 @@ class _Part:
         if rate == self.lr:
             return
         lr = self.group["lr"]
-        # Some optimizers keep it as a tensor, whose dtype may round it. So does every other
-        # replica's.
+        # Some optimizers keep it as a tensor, whose dtype may round it, as on every replica.
         self._lr_used = torch.full_like(lr, rate) if isinstance(lr, torch.Tensor) else rate
         self.group["lr"] = self._lr_used
 

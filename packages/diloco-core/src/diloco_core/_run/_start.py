@@ -35,8 +35,7 @@ from ._records._manifest import Manifest
 from ._records._rules import states
 from ._settings import Joiner, choose_topology
 
-# Signs in a grace. A few of them may be late or not be seen before the other replicas consider the
-# sender dead.
+# Signs in a grace. A few may be late or not be seen before other replicas consider the sender dead.
 _SIGNS = 4
 _LOOKS = 8  # in a grace
 _LOOK_SECONDS = 2.0

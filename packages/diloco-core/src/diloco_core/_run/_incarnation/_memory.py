@@ -72,8 +72,7 @@ class Handover:
     Written by syncs, and by the exchange, which knows how they ended.
 
     Attributes:
-        open: This incarnation's contribution to a sync whose end it did not wait for; None if there
-            is none.
+        open: This incarnation's contribution to a sync whose end it did not wait for, if any.
         absent: Ranks whose shards others had to update, so that the next sync does not wait for
             them. The adoption of another result, which shows them anew, forgets them first.
         former: Hints of incarnations that left before the run was resumed. They are ignored, so

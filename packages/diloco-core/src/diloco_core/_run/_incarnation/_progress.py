@@ -34,8 +34,7 @@ class Progress:
         outer_sums: For every shard, a checksum of that state in memory, if it is published encoded,
             so that ``rests`` does not show whether memory has changed; otherwise None.
         unfinished: The record of the state that is being published (gather only).
-        without: For shards of which a contribution was lost: which one, as the header of the shard
-            says.
+        without: For shards of which a contribution was lost: which one, as the shard's header says.
         clipped: The last sync whose contributions this incarnation has clipped, and how; see
             :attr:`.SyncReport.clipped`.
     """

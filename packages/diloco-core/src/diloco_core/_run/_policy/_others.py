@@ -133,8 +133,7 @@ class Beats:
         downtime = self._store.downtime
         now = self._timing.clock() - downtime
         if downtime - self._downtime > self._timing.beat_interval:
-            # The store was away for so long that beats were missed: all ranks get the whole
-            # time again.
+            # The store was away so long that beats were missed: all ranks get the whole time again.
             self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
         self._downtime = downtime
         return now

@@ -38,8 +38,7 @@ class History:
     Attributes:
         recorded: The numbers that have a record in the log. If a lower number is missing, its
             record is lost.
-        rollbacks: The rollbacks that are known, in the order of the log, each with the digest of
-            its record.
+        rollbacks: The known rollbacks, in the order of the log, each with the digest of its record.
         known: These rollbacks without the digests.
     """
 
@@ -259,8 +258,7 @@ def roll_back(
         # The run has gone back to these states already; doing so once more would not help
         raise reason
     for index, state in enumerate(going_back):
-        # If two newer states have ever been complete, another incarnation may be about to delete
-        # this one.
+        # If two newer states have ever been complete, another incarnation may soon delete this one.
         if sum(incarnation.index(sync) == index for sync in given_up) >= 2 and not keep(
             incarnation, index, state
         ):

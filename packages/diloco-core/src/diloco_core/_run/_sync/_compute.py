@@ -49,8 +49,7 @@ class Computation:
     def run(self, batches: Sequence[Sequence[int]]) -> None:
         """Update shards.
 
-        The shards of a batch are updated together; their publication begins before the next batch
-        is updated.
+        The shards of a batch are updated together; their publication begins before the next batch.
 
         Raises:
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state; or
