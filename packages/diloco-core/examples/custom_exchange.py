@@ -1,4 +1,4 @@
-"""An exchange of your own: the replicas meet over any transport that can gather values from all of them.
+"""An exchange of your own, over any transport that can gather values from all replicas.
 
 :class:`Board` stands for the transport here: a place in memory where every replica puts its part
 down, and takes everybody's when all are there. Everything that is special about an exchange is in

@@ -1,4 +1,4 @@
-"""A torch loop with DiLoCo around it: three replicas, each with a third of the data, meet in a folder.
+"""A torch loop with DiLoCo: three replicas, each with a third of the data, meet in a folder.
 
 Here a replica is a thread, so that one command shows everything. On machines of their own, each
 calls ``train(connect())`` instead, and finds ``RENDEZVOUS_URI``, ``REPLICA_RANK`` and

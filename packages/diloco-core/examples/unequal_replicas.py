@@ -1,7 +1,7 @@
-"""Two replicas, one of them four times as fast: each takes as many inner steps as it can in the same time.
+"""Two replicas, one four times as fast: each takes as many inner steps as fit in the same time.
 
 The replicas are threads here, as in ``plain_loop.py``, and sleep in place of long steps. In
-incarnation they are different machines.
+practice they are different machines.
 """
 
 import sys

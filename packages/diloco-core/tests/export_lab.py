@@ -97,7 +97,7 @@ def exchanges(folder, kind, count=2):
 
 
 def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **options):
-    """What rank 0's plain model holds after some syncs; parameters of other ranks begin elsewhere."""
+    """Return rank 0's plain model after some syncs; the other ranks' parameters begin elsewhere."""
 
     def replica(exchange):
         plain = lab.fill(make())

@@ -10,7 +10,8 @@ def harmful(chance, count):
     """So many faults, at the operations of the first two incarnations of three ranks."""
     return [
         Fault(
-            chance.randrange(3), chance.randint(1, 2), chance.randint(10, 110), chance.choice(HARMFUL), 60.0,
+            chance.randrange(3), chance.randint(1, 2), chance.randint(10, 110),
+            chance.choice(HARMFUL), 60.0,
         )
         for _ in range(count)
     ]  # fmt: skip

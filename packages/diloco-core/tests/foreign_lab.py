@@ -42,8 +42,9 @@ SYNCS = 6
 HUGE = 2**63 - 1
 #: What a field may hold instead of what was written.
 VALUES = (
-    0, 1, -1, HUGE, 10**30, 10**8, 0.5, True, None, "", "x" * 100_000, "1" * 5000, "torch.float32", "torch.nn", [], {},
-    [0], ["x"], [[HUGE, 1]], {"x": "y"}, [[]], "../../etc", "\ud800", "-1", "1e400", "f" * 16, "f" * 32, "float32",
+    0, 1, -1, HUGE, 10**30, 10**8, 0.5, True, None, "", "x" * 100_000, "1" * 5000, "torch.float32",
+    "torch.nn", [], {}, [0], ["x"], [[HUGE, 1]], {"x": "y"}, [[]], "../../etc", "\ud800", "-1",
+    "1e400", "f" * 16, "f" * 32, "float32",
 )  # fmt: skip
 #: Numbers in the names of keys.
 NUMBERS = ("99999999", "00000000", "00000001", "12345678")

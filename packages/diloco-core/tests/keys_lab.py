@@ -94,7 +94,7 @@ def keys_of(keys, kind, **wanted):
 
 
 def newest(keys):
-    """Those of the keys that lie in the newest generation; all of them where the store can decide."""
+    """Return the keys in the newest generation, which are all keys where the store can decide."""
     folder = next(iter(begun(keys)), "")
     return [key for key in keys if key.startswith(folder)]
 

@@ -45,7 +45,7 @@ class Replaced(Exception):
 
 
 class Gone(Exception):
-    """What an incarnation would go on from is gone, since newer state is complete: it loads again."""
+    """Raised when newer state is complete, and an incarnation's own is gone: it loads again."""
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class World:
 
 
 def walk(world, seed, steps):
-    """One of the orders in which things may happen; whatever goes wrong raises :class:`Violation`."""
+    """Take one of the orders in which things may happen; mistakes raise :class:`Violation`."""
     chance = random.Random(seed)
     for rank in world.ranks:
         world.start(rank)
@@ -274,5 +274,5 @@ def settle(world, rounds=400):
             return
     raise Violation(
         "the run does not get on: "
-        f"{[(incarnation.name, incarnation.state.sync, incarnation.request) for incarnation in incarnations]}"
+        f"{[(each.name, each.state.sync, each.request) for each in incarnations]}"
     )

@@ -20,7 +20,7 @@ LEARNED = [torch.full((12,), 3.0), torch.arange(12.0) / 4]
 
 
 class Halved:
-    """Sends the upper half of every fp32, so that it loses something and takes half of the bytes."""
+    """Sends the upper half of every fp32: it takes half of the bytes, and loses something."""
 
     name = "halved"
     plain = False

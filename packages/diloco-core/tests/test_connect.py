@@ -1,4 +1,4 @@
-"""Who a replica is: arguments win over the environment, and what is missing or impossible is named."""
+"""Who a replica is: arguments win over the environment, and mistakes and gaps are named."""
 
 import inspect
 

@@ -35,7 +35,8 @@ class TestElastic:
             ),
             (
                 {"min_replicas": 2, "sync_timeout": 30},
-                r"grace must be less than sync_timeout \(30 s\), but it is 60 s \(60 s if left out\)",
+                r"grace must be less than sync_timeout \(30 s\), "
+                r"but it is 60 s \(60 s if left out\)",
             ),
             (
                 {"beat_interval": 60},
@@ -123,7 +124,8 @@ class TestElastic:
         assert train("monday", 3) == 3
         with pytest.raises(
             RunExistsError,
-            match=r"belongs to run 'monday', but this replica belongs to run 'tuesday'.*resume=True",
+            match=r"belongs to run 'monday', but this replica belongs to run 'tuesday'.*"
+            "resume=True",
         ):
             train("tuesday", 5)
         assert train("tuesday", 5, resume=True) == 5
@@ -206,7 +208,7 @@ class TestTogether:
 
 
 def test_signs_of_incarnation_may_be_rare(tmp_path):
-    """Nothing in an elastic run goes by `lost_after`, so its default does not limit the interval."""
+    """An elastic run does not use ``lost_after``, so its default does not limit the interval."""
     options = {"rank": 0, "world_size": 2, "min_replicas": 1, "grace": 300}
     exchange = connect(tmp_path / "run", beat_interval=60, **options)
     assert isinstance(exchange, StoreExchange)

@@ -55,7 +55,8 @@ def test_a_number_that_is_text_is_told_from_one_that_is_not():
     outer = DiLoCo(model, optim.SGD(model.parameters(), lr=0.1), in_process(1)[0], sync_every=1)
     with pytest.raises(
         ConfigurationError,
-        match=r"version is '(\d)' \(a str\) in the saved state, but \1 \(an int\) in this outer loop",
+        match=r"version is '(\d)' \(a str\) in the saved state, "
+        r"but \1 \(an int\) in this outer loop",
     ):
         outer.load_state_dict(state)
 

@@ -68,7 +68,10 @@ def test_no_password_is_shown_in_any_spelling(user: str, password: str) -> None:
     password = f"PW{password}WP"
     for spelled in (password, quote(password, safe="")):
         uri = f"s3://{user.replace('@', '').replace(':', '').replace('/', '')}:{spelled}@bucket/run"
-        message = f"{uri} {uri!r}: bucket {uri.removeprefix('s3://')!r}, password {password} ({password!r}, {spelled})"
+        message = (
+            f"{uri} {uri!r}: bucket {uri.removeprefix('s3://')!r}, "
+            f"password {password} ({password!r}, {spelled})"
+        )
         for shown in (redact_uri(uri), redact(message, uri), redact(message.replace(uri, ""), uri)):
             assert "PW" not in shown
             assert "WP" not in shown

@@ -1,4 +1,4 @@
-"""What overlap and codecs gain and what they cost, in loss, bytes and time: ``hatch run bench-proof``.
+"""The gains and costs of overlap and codecs, in loss, bytes and time: ``hatch run bench-proof``.
 
 See README.md.
 """

@@ -160,7 +160,8 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--times",
         type=int,
         default=1,
-        help="how often the time of a row is measured on a link; the median counts (default: %(default)s)",
+        help="how often the time of a row is measured on a link; the median counts "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--again",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 POINTS = 0.02
 """How far the share of time in training may be from the planner's."""
 ENOUGH = 0.99
-"""The share of time in training that has to be reached where the planner says that the link allows it."""
+"""The share of time in training to be reached where the planner says that the link allows it."""
 BYTES = 0.05
 """How far bytes may be from the planner's, as a share."""
 
@@ -38,7 +38,10 @@ class Goal:
 
 
 def change(row: Row, losses: Results) -> list[float]:
-    """By which share the loss of a row is above that of the row that it is compared with: seed by seed, with the same batches."""
+    """Return by which share the loss of a row is above that of the row that it is compared with.
+
+    The list has one number for each seed; both rows were trained on the same batches.
+    """
     if row.against is None:
         return []
     own, others = losses.found.get(row.name, {}), losses.found.get(row.against, {})
@@ -78,7 +81,10 @@ def _of_times(times: Results) -> Iterator[Goal]:
     for link in LINKS:
         found = [(row, time) for row in ROWS if (time := times.time(row.name, link)) is not None]
         for row, time in found:
-            text = f"{row.label} trains {time.utilisation:.1%} of the time ({link} link; planned: {time.bound:.1%})"
+            text = (
+                f"{row.label} trains {time.utilisation:.1%} of the time ({link} link; planned: "
+                f"{time.bound:.1%})"
+            )
             if time.bound >= ENOUGH:
                 yield Goal(f"{text}; goal: at least {ENOUGH:.0%}", time.utilisation >= ENOUGH)
             else:

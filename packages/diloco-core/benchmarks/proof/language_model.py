@@ -27,7 +27,10 @@ class LanguageModel(torch.nn.Module):
                 torch.nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Scores of the next byte at every place: (windows, length) int64 to (windows, length, 256)."""
+        """Return the scores of the next byte at every place.
+
+        ``given`` is int64 (windows, length), and the scores are (windows, length, 256).
+        """
         values = self.bytes(given) + self.places.weight[: given.shape[1]]
         for layer in self.layers:
             values = layer(values)

@@ -109,7 +109,10 @@ def _diloco(row: Row, seed: int, text: Text, training: Training) -> LanguageMode
 
 
 def _at_once(row: Row, seed: int, text: Text, training: Training) -> LanguageModel:
-    """One model whose batch is that of one replica, or those of all: then its gradient is the mean of theirs."""
+    """Train one model whose batch is that of one replica, or those of all.
+
+    With those of all, its gradient is the mean of theirs.
+    """
     model = _model(seed, training)
     optimizer = _optimizer(model)
     batches = [_batches(rank, seed, text, training) for rank in range(training.replicas)]

@@ -25,15 +25,20 @@ _STYLE = (
 
 
 def svg(losses: Results, times: Results) -> str:
-    """The picture: a line for every row, with a panel for the loss and one for the share of time in training."""
+    """Return the picture, with a line for every row.
+
+    It has a panel for the loss and one for the share of time in training.
+    """
     height = _TOP + _ROW * len(ROWS) + _BOTTOM
     width = _LABELS + 2 * (_WIDTH + _GAP)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}">',
             f"<style>{_STYLE}</style>",
             *(
-                f'<text x="{_LABELS - 16}" y="{_middle(number) + 4}" text-anchor="end">{escape(row.label)}</text>'
+                f'<text x="{_LABELS - 16}" y="{_middle(number) + 4}" text-anchor="end">'
+                f"{escape(row.label)}</text>"
                 for number, row in enumerate(ROWS)
             ),
             f'<g transform="translate({_LABELS},0)">',
@@ -83,14 +88,20 @@ def _times(times: Results) -> Iterator[str]:
                 if time is None
                 else (time.utilisation, time.bound)
             )
-            yield f'<path fill="{_COLOURS[index]}" d="M0 {y:.1f}h{_WIDTH * share:.1f}v{thick - 1:.1f}H0z"/>'
+            yield (
+                f'<path fill="{_COLOURS[index]}" '
+                f'd="M0 {y:.1f}h{_WIDTH * share:.1f}v{thick - 1:.1f}H0z"/>'
+            )
             if planned is not None:
                 yield f'<path class="p" d="M{_WIDTH * planned:.1f} {y - 1:.1f}v{thick + 1:.1f}"/>'
     y = _middle(len(ROWS)) + 20
     for index, link in enumerate(LINKS.values()):
         x = 95 * index
         label = f"{link.bandwidth / 1e6:g} MB/s" + (", S3" if link.over == "s3" else "")
-        yield f'<path fill="{_COLOURS[index]}" d="M{x} {y - 9}h12v9h-12z"/><text x="{x + 17}" y="{y}">{escape(label)}</text>'
+        yield (
+            f'<path fill="{_COLOURS[index]}" d="M{x} {y - 9}h12v9h-12z"/>'
+            f'<text x="{x + 17}" y="{y}">{escape(label)}</text>'
+        )
     yield f'<path class="p" d="M6 {y + 8}v12"/><text x="17" y="{y + 18}">as planned</text>'
 
 

@@ -1,4 +1,7 @@
-"""One replica whose time is measured, in a process of its own (``python -m proof.replica TASK``); see :mod:`proof.timing`."""
+"""One replica whose time is measured, in a process of its own.
+
+The process is ``python -m proof.replica TASK``; see :mod:`proof.timing`.
+"""
 
 from __future__ import annotations
 

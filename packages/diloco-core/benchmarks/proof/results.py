@@ -1,4 +1,4 @@
-"""What was measured, as it is kept in the repository: one small JSON file for losses and one for times."""
+"""Measurements as the repository keeps them: a small JSON file for losses and one for times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Results:
             return cls(path, setup or {}, {})
         kept = json.loads(path.read_text())
         differing = [] if setup is None else sorted(
-            name for name in {**setup, **kept["setup"]} if setup.get(name) != kept["setup"].get(name)
+            name
+            for name in {**setup, **kept["setup"]}
+            if setup.get(name) != kept["setup"].get(name)
         )  # fmt: skip
         if differing:
             raise DifferentError(

@@ -1,4 +1,4 @@
-"""The text that the proof learns: the source of Python's standard library, which every machine has."""
+"""The text that the proof learns: Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def standard_library(replicas: int, most: int | None = None) -> Text:
 
 
 def windows(text: torch.Tensor, count: int, length: int, random: torch.Generator) -> torch.Tensor:
-    """So many windows of ``length + 1`` bytes from random places, as int64 of the shape (count, length + 1)."""
+    """Return ``count`` windows of ``length + 1`` bytes from random places.
+
+    They are int64 of the shape (count, length + 1).
+    """
     starts = torch.randint(len(text) - length, (count, 1), generator=random)
     return text[starts + torch.arange(length + 1)].long()
 

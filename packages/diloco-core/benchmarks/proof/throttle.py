@@ -1,4 +1,4 @@
-"""A slow link in front of a store: bandwidth by a token bucket for each direction, and a latency for each request.
+"""A slow link to a store: a token bucket for each direction, and a latency for each request.
 
 :class:`ThrottledStore` stands in front of a folder, :class:`ThrottledEndpoint` in front of a store
 that speaks HTTP, such as S3. Each replica has a :class:`Link` of its own.

@@ -1,4 +1,4 @@
-"""How much of their time replicas train on a slow link, and what they send and receive, beside what the planner foresees.
+"""Time in training and bytes moved on a slow link, beside what the planner foresees.
 
 Replicas are processes. Their inner steps are sleeps, as if a GPU took them, and cost the processor
 next to nothing; what they sync has the size of the model whose loss is measured.
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from .rows import Conditions, Row
 
 _POLL = 0.025
-"""Seconds until a replica that waits notices that it need not: in a short wait, it looks every 0.05 s."""
+"""Seconds until a replica sees that it need not wait: in a short wait, it looks every 0.05 s."""
 
 _HTTP_SENT, _HTTP_RECEIVED, _HTTP_LISTED = 470.0, 480.0, 300.0
-"""Bytes around a request over HTTP, and those of a key in a listing: about what was counted between obstore and moto."""
+"""Bytes around a request over HTTP, and of a key in a listing: about those of obstore and moto."""
 _FULL_STATE_EVERY = 8
 """As long as neither ``DiLoCo`` nor ``plan_exchange`` are told otherwise."""
 
@@ -91,7 +91,7 @@ class Time:
 
 
 def plan_of(row: Row, parameters: int, training: Training, conditions: Conditions) -> ExchangePlan:
-    """What the planner says of one sync of a row: of one fragment, or of one mean of the gradients."""
+    """Return what the planner says of one sync of a row: a fragment, or a mean of the gradients."""
     latency, bandwidth = conditions.latency, conditions.bandwidth
     store = StoreModel(
         bandwidth, first_byte=latency, put=latency, poll=_POLL, reads=None, writes=None
@@ -100,22 +100,26 @@ def plan_of(row: Row, parameters: int, training: Training, conditions: Condition
     transfer = Transfer(1) if conditions.over == "folder" else Transfer()
     if row.kind == "synchronous":
         return plan_exchange(
-            parameters, training.replicas, bandwidth, outer_state=0, fixed=True, tensors=1, store=store,
-            transfer=transfer,
+            parameters, training.replicas, bandwidth, outer_state=0, fixed=True, tensors=1,
+            store=store, transfer=transfer,
         )  # fmt: skip
     # SGD keeps a momentum for every parameter, if it has one.
     outer_state = 0 if row.more.get("outer_momentum") == 0 else 1
     state_codec = row.more.get("state_codec", "plain")
     return plan_exchange(
-        parameters, training.replicas, bandwidth, outer_state=outer_state, fragments=row.fragments, codec=row.codec,
-        state_codec=state_codec, publish_every=row.publish_every, tensors=row.fragments, store=store, transfer=transfer,
+        parameters, training.replicas, bandwidth, outer_state=outer_state, fragments=row.fragments,
+        codec=row.codec, state_codec=state_codec, publish_every=row.publish_every,
+        tensors=row.fragments, store=store, transfer=transfer,
     )  # fmt: skip
 
 
 def task_of(
     row: Row, parameters: int, training: Training, conditions: Conditions
 ) -> dict[str, Any]:
-    """What the replicas are told, but for their ranks and where they meet: see :mod:`proof.replica`."""
+    """Return what the replicas are told, but for their ranks and their meeting place.
+
+    See :mod:`proof.replica`.
+    """
     synchronous = row.kind == "synchronous"
     topology = plan_of(row, parameters, training, conditions).topology
     # The planner has the mean over a whole publication and the syncs after it, up to the next one.
@@ -176,7 +180,10 @@ def time_of(row: Row, parameters: int, training: Training, conditions: Condition
 def planned(
     measured: Time, row: Row, parameters: int, training: Training, conditions: Conditions
 ) -> Time:
-    """What was measured of a row, beside what the planner says today; the arguments are those of :func:`time_of`."""
+    """Return what was measured of a row, beside what the planner says today.
+
+    The arguments are those of :func:`time_of`.
+    """
     plan = plan_of(row, parameters, training, conditions)
     syncs = _syncs(row, training)
     period, overlap = measured.compute / syncs, 0.0

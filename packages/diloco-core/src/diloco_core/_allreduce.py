@@ -20,7 +20,10 @@ from ._outer._fragment import Fragment
 from ._outer._optimizer import OuterOptimizer
 from ._terms._support import check_process_group
 
-_TOLD = "If this process is to take means for a replica nevertheless, pass rank= and world_size= to ObjectStoreAllReduce"
+_TOLD = (
+    "If this process is to take means for a replica nevertheless, pass rank= and world_size= to "
+    "ObjectStoreAllReduce"
+)
 
 
 class Mean(Fragment):
@@ -110,7 +113,9 @@ class ObjectStoreAllReduce:
             )
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> SyncReport:
-        """Replace the tensors by their mean over all replicas, in place; the first call meets the other replicas.
+        """Replace the tensors by their mean over all replicas, in place.
+
+        The first call also meets the other replicas.
 
         Raises:
             ConfigurationError: A tensor is not floating-point; or this process is in a group, and

@@ -1,4 +1,4 @@
-"""Connects a replica to its run, by arguments or by the environment variables that its launcher set."""
+"""Connecting a replica to its run, by arguments or by its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ _open: dict[_Key, _Connected] = {}
 
 
 def _unlock() -> None:
-    """In a forked process, replace the lock: a thread of the parent may have held it, and does not exist here to release it."""
+    """Replace the lock in a forked process.
+
+    A thread of the parent may have held it, and does not exist here to release it.
+    """
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
 

@@ -160,7 +160,7 @@ def number_of(given: int | None, argument: str, variable: str, environ: Mapping[
 
 
 def check_one_process(environ: Mapping[str, str]) -> None:
-    """Refuse to take one of torchrun's several processes for a replica, unless it was told that it is one.
+    """Refuse to take one of torchrun's several processes for a replica unless told that it is one.
 
     Raises:
         ConfigurationError: Several processes have been started for the replica.
@@ -179,7 +179,9 @@ def check_one_process(environ: Mapping[str, str]) -> None:
 
 
 def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:
-    """The number of replicas; ``WORLD_SIZE`` stands for it only where it cannot be that of torchrun.
+    """Return the number of replicas.
+
+    ``WORLD_SIZE`` stands for it only where it cannot be that of torchrun.
 
     Raises:
         ConfigurationError: It is not given, or the variable does not hold a whole number.

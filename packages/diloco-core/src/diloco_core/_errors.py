@@ -85,7 +85,7 @@ class CorruptedObjectError(StoreError):
 
 
 class FormatError(StoreError):
-    """Raised when a record of the run was written by a version of diloco-core whose format this one does not read."""
+    """Raised when a record of the run has a format that this version of diloco-core cannot read."""
 
 
 class RendezvousError(CoreError):
@@ -105,7 +105,7 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
 
 
 class RunExistsError(RendezvousError):
-    """Raised when the prefix holds another run, or this rank of the run is taken by another process."""
+    """Raised when the prefix holds another run, or another process has taken the replica's rank."""
 
 
 class MismatchError(RendezvousError):
@@ -141,10 +141,10 @@ class ReplicaLostError(SyncError):
 
 
 class FencedError(SyncError):
-    """Raised when a newer incarnation of this replica's rank has claimed the rank's place; this incarnation must stop.
+    """Raised when a newer incarnation of this replica's rank has claimed the rank's place.
 
-    A replica that ends with it is not started again by its launch: it would take the place back,
-    and so on for ever.
+    This incarnation must stop. A replica that ends with this error is not started again by its
+    launch: it would take the place back, and so on for ever.
 
     Attributes:
         rank: The rank.
@@ -160,7 +160,7 @@ class FencedError(SyncError):
 
 
 class DivergedError(SyncError):
-    """Raised when this replica differs from the others again after it has reloaded the published state."""
+    """Raised when this replica differs from the others again after it reloaded published state."""
 
 
 class NonFiniteUpdateError(SyncError, ArithmeticError):
@@ -195,7 +195,10 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
                 "complete state: export() writes that to a file."
             )
             if elastic:
-                todo += " To continue this run from that state with the same settings, connect with resume='newest-whole'."
+                todo += (
+                    " To continue this run from that state with the same settings, connect with "
+                    "resume='newest-whole'."
+                )
 
         self.dtype = str(dtype).removeprefix("torch.")
         super().__init__(
@@ -208,10 +211,10 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
 
 
 class ModelChangedError(SyncError):
-    """Raised when a tensor was replaced, converted, unfrozen, added, taken away or loaded since the outer loop was made.
+    """Raised when the model is no longer the one that the outer loop was made for.
 
-    Also when an inner optimizer holds other tensors, or keeps weights of its own that would undo a
-    sync.
+    A tensor was replaced, converted, unfrozen, added, taken away or loaded. It is also raised when
+    an inner optimizer holds other tensors, or keeps weights of its own that would undo a sync.
 
     Attributes:
         tensor: Name of the tensor in the model; empty where it is in an optimizer only.
@@ -223,7 +226,9 @@ class ModelChangedError(SyncError):
 
 
 class UnseenStepsError(SyncError):
-    """Raised when parameters are trained, but no inner optimizer of the outer loop steps: nothing would be synced.
+    """Raised when parameters are trained, but no inner optimizer of the outer loop steps.
+
+    Nothing would be synced.
 
     Attributes:
         tensor: Name of a parameter that was trained.

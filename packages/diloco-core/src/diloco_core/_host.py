@@ -14,9 +14,10 @@ from pathlib import Path
 
 @functools.cache
 def host_id() -> str:
-    """Identifies the machine since it was booted, and the container: where a process id means the same process.
+    """Identify the place in which a process id means the same process.
 
-    The name of the host is not enough: containers may share it, and have process ids of their own.
+    It is the machine since it was booted, and the container. The name of the host is not enough:
+    containers may share it, and have process ids of their own.
     """
     parts = [socket.gethostname()]
     if sys.platform == "linux":
@@ -36,7 +37,7 @@ def host_name() -> str:
 
 
 def is_gone(pid: int, host: str) -> bool:
-    """Whether it is certain that a process is gone, which ran on a host with this :func:`host_name`."""
+    """Say whether a process on a host with this :func:`host_name` is certainly gone."""
     if host != host_name() or pid == os.getpid():
         return False
     try:

@@ -23,7 +23,9 @@ _SHORT = 6
 
 
 def redact_uri(uri: str) -> str:
-    """A URI as it may be shown: without user name and password, and without the values of secret query parameters.
+    """Return a URI as it may be shown.
+
+    It is without user name and password, and without the values of secret query parameters.
 
     >>> redact_uri("s3://key:secret@bucket/run")
     's3://<redacted>@bucket/run'
@@ -47,7 +49,10 @@ def redact_uri(uri: str) -> str:
 
 
 def _redact_nearly(text: str) -> str:
-    """What is no URI as it may be shown: the path of a folder, unless it looks as if it holds a password."""
+    """Return what is no URI as it may be shown.
+
+    It is taken for the path of a folder, unless it looks as if it held a password.
+    """
     end = text.rfind("@") + 1
     if not end or _FOLDER.match(text):
         return text
@@ -58,7 +63,9 @@ def _redact_nearly(text: str) -> str:
 
 
 def redact(text: str, *uris: str) -> str:
-    """A message as it may be shown: without what has the form of a secret, and without the secrets of ``uris`` anywhere.
+    """Return a message as it may be shown.
+
+    It is without what has the form of a secret, and without the secrets of ``uris`` anywhere.
 
     Args:
         text: For instance what a driver says about an error. Drivers take URIs apart, and name the
@@ -79,7 +86,10 @@ def userinfo_of(rest: str) -> str:
 
 
 def _userinfo_end(rest: str) -> int:
-    """Where in a URI without its scheme the host begins: behind user name and password, or 0 where there are none."""
+    """Return where the host begins in a URI without its scheme.
+
+    That is behind user name and password, or 0 where there are none.
+    """
     authority = rest.partition("/")[0]
     if ":" in authority.partition("@")[0]:
         return rest.rfind("@") + 1  # a password may hold any character

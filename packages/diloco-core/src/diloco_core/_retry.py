@@ -18,7 +18,7 @@ NOTICE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Exponential back-off with full jitter: replicas that failed together do not come back together.
+    """Exponential back-off with full jitter, which spreads the replicas that failed together.
 
     Thread-safe.
 
@@ -46,7 +46,7 @@ class Retries:
         patience: float | None = None,
         downtime: Downtime | None = None,
     ) -> T:
-        """Do something until it succeeds, until ``again`` says no to its error, or until patience ends.
+        """Do something until it succeeds, until ``again`` says no to its error, or patience ends.
 
         Args:
             act: What to do.
@@ -113,9 +113,9 @@ class Notices:
 
 
 class Downtime:
-    """How long requests have waited for an unavailable store; those that wait at the same time count once.
+    """The time for which requests have waited for an unavailable store.
 
-    Thread-safe.
+    Requests that wait at the same time count once. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,4 +1,7 @@
-"""Seconds in place of inner steps: how long replicas train between two syncs, whatever number of steps each of them takes."""
+"""Seconds in place of inner steps: how long replicas train between two syncs.
+
+Each of them takes whatever number of steps it can.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from ._checks import check_positive
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A value of ``sync_every``: every replica trains for so many seconds between two syncs of the same fragment.
+    """A value of ``sync_every``: seconds that replicas train between two syncs of a fragment.
 
-    So a replica with slow inner steps takes fewer of them, and nobody waits for it; contributions
-    are weighed by their steps. Only for elastic runs. See ``docs/seconds.md``.
+    So a replica with slow inner steps takes fewer of them, and the others do not wait for it;
+    contributions are weighed by their steps. Only for elastic runs. See ``docs/seconds.md``.
 
     Attributes:
         value: The number of seconds; finite and above 0. Thread-safe, as the whole object is: it

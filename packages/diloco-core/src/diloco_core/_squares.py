@@ -1,4 +1,7 @@
-"""Looking for NaN and infinity: in the sum of squares of a chunk, which also bounds every value, or in its sum."""
+"""Looking for NaN and infinity in the sum of squares of a chunk, or in its sum.
+
+The sum of squares also bounds every value.
+"""
 
 import math
 
@@ -6,10 +9,11 @@ import torch
 
 
 def sum_of_squares(values: torch.Tensor) -> float:
-    """The sum of the squares of values; infinite or NaN if a value is, or if the sum is too large for the dtype.
+    """Return the sum of the squares of values.
 
-    It costs a tenth of looking at each value. Not ``torch.dot``, which is as fast, but starts
-    threads of the linear algebra library, whatever :func:`._exchange._one_thread.one_thread` says.
+    It is infinite or NaN if a value is, or if the sum is too large for the dtype. It costs a tenth
+    of looking at each value. Not ``torch.dot``, which is as fast, but starts threads of the linear
+    algebra library, whatever :func:`._exchange._one_thread.one_thread` says.
     """
     norm: float = torch.linalg.vector_norm(values).item()
     return norm * norm

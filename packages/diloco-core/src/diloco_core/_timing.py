@@ -144,10 +144,10 @@ class Moment(NamedTuple):
 
 @dataclass(eq=False)
 class Wait:
-    """One wait for other replicas: polls quickly at first, then more and more slowly, and looks around from time to time.
+    """One wait for other replicas, which polls quickly at first, then more and more slowly.
 
-    A pause lasts a twentieth of the wait so far, within limits, so an arrival is noticed at most 5
-    % late.
+    It also looks around from time to time. A pause lasts a twentieth of the wait so far, within
+    limits, so an arrival is noticed at most 5 % late.
 
     Args:
         timing: Clock and sleep.
@@ -202,9 +202,9 @@ class Wait:
         self.sleep(moment)
 
     def moment(self) -> Moment:
-        """The state of the wait now, for callers that decide for themselves what to do; they call :meth:`sleep` next.
+        """Return the state of the wait now, for callers that decide for themselves what to do.
 
-        Each time to look around is reported once.
+        They call :meth:`sleep` next. Each time to look around is reported once.
         """
         now = self._now()
         rang = bool(self._alarms) and now >= self._alarms[0]

@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m diloco_core.probe",
-        description="Write, read, list, create twice and remove a small object in a store, as a run would.",
+        description="Write, read, list, create twice and remove a small object in a store, as a "
+        "run would.",
     )
     parser.add_argument("uri", help="the prefix: a folder or s3://…; no object is left there")
     try:
@@ -69,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     use = (
         "and an object can be created only once: all runs can use this store"
         if found["exclusive"]
-        else "but an object can be created twice: fixed runs can use this store, but no rank can come back to them by itself; "
-        "elastic runs cannot use it"
+        else "but an object can be created twice: fixed runs can use this store, but no rank can "
+        "come back to them by itself; elastic runs cannot use it"
     )
     sys.stdout.write(
         f"a small object was written, read, listed and removed in {found['seconds']} s, {use}\n"

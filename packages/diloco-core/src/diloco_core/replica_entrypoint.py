@@ -1,6 +1,7 @@
 r"""The entrypoint of a replica: opens the rendezvous, then calls the trainer.
 
-A launcher names it as ``diloco_core.replica_entrypoint:run``. By hand, with the rank in ``REPLICA_RANK`` or ``--rank``::
+A launcher names it as ``diloco_core.replica_entrypoint:run``. By hand, with the rank in
+``REPLICA_RANK`` or ``--rank``::
 
     python -m diloco_core.replica_entrypoint --rendezvous /tmp/run --world-size 2 --rank 0 \\
         --trainer-module my_trainer --trainer-fn train --trainer-kwargs-json '{"steps": 100}'
@@ -37,7 +38,7 @@ def run(
     world_size: int | None = None,
     connect_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Connect to the run and call ``trainer_module.trainer_fn(**trainer_kwargs)``; returns what it returns.
+    """Connect to the run, and return what ``trainer_module.trainer_fn(**trainer_kwargs)`` returns.
 
     If the trainer calls :func:`diloco_core.connect` with no arguments, it gets the exchange that
     was opened here.
@@ -165,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         dest="options",
         default="{}",
         type=_json_object,
-        help="""more arguments of connect(), a JSON object: '{"min_replicas": 2}' makes the run elastic""",
+        help="more arguments of connect(), a JSON object: "
+        """'{"min_replicas": 2}' makes the run elastic""",
     )
     given = vars(parser.parse_args(argv))
     kwargs = given.pop("trainer_kwargs_json")

@@ -1,4 +1,4 @@
-"""Shards and chunks cover every element exactly once, and files made of them are valid safetensors."""
+"""Shards and chunks cover every element exactly once, and files of them are valid safetensors."""
 
 import pytest
 import torch

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 MODULES = (
-    "command", "goals", "losses", "page", "picture", "replica", "results", "rows", "text", "throttle", "timing",
+    "command", "goals", "losses", "page", "picture", "replica", "results", "rows", "text",
+    "throttle", "timing",
 )  # fmt: skip
 
 

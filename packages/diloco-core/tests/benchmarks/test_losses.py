@@ -11,7 +11,8 @@ from diloco_core import ReplicaLostError
 @pytest.fixture(scope="module")
 def tiny(proof):
     return proof.losses.Training(
-        replicas=2, steps=8, sync_every=4, batch=2, context=8, width=32, layers=1, lr=1e-2, validation=8,
+        replicas=2, steps=8, sync_every=4, batch=2, context=8, width=32, layers=1, lr=1e-2,
+        validation=8,
     )  # fmt: skip
 
 

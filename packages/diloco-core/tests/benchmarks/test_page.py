@@ -44,7 +44,8 @@ class TestGoals:
         texts = {goal.text: goal.met for goal in proof.goals.goals(*made)}
         assert texts == {
             "8 bits (int8): the loss is +3.0% against DiLoCo; goal: at most +1%": False,
-            "DiLoCo trains 50.0% of the time (slow link; planned: 53.0%); goal: at most 2 points from it": False,
+            "DiLoCo trains 50.0% of the time (slow link; planned: 53.0%); goal: at most 2 points "
+            "from it": False,
             "bytes on the slow link differ from the planner's by 5.1% at most; goal: 5%": False,
         }
         table = proof.page.tables(*made)
@@ -53,7 +54,8 @@ class TestGoals:
 
     @pytest.mark.parametrize(
         ("utilisation", "bound", "met"),
-        [(0.989, 0.99, False), (0.99, 1.0, True), (0.97, 0.985, True), (0.5, 0.525, False), (0.55, 0.525, False)],
+        [(0.989, 0.99, False), (0.99, 1.0, True), (0.97, 0.985, True), (0.5, 0.525, False),
+         (0.55, 0.525, False)],
     )  # fmt: skip
     def test_shares_of_time(self, proof, made, utilisation, bound, met):
         losses, times = made

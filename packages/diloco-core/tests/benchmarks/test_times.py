@@ -30,7 +30,8 @@ class TestRow:
             more={"error_feedback": True},
         )
         assert row.options(64) == {
-            "sync_every": 64, "fragments": 4, "delay": 8, "alpha": 0.25, "codec": "e2m1", "error_feedback": True,
+            "sync_every": 64, "fragments": 4, "delay": 8, "alpha": 0.25, "codec": "e2m1",
+            "error_feedback": True,
         }  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_it_is_small(name, times):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_that_are_damaged_decode_to_something(name):
-    """They are read before their checksum is known; in a shorter block, most positions lie outside."""
+    """They are read before they are checked, and most positions lie outside a short block."""
     codec = CODECS[name]
     for numel in (5, 100, BLOCK + 33):
         data = torch.full((codec.size(torch.float32, numel),), 255, dtype=torch.uint8)

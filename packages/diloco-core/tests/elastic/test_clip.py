@@ -1,4 +1,4 @@
-"""Elastic runs with clipping: what is lost, late, damaged or made again is clipped in the same way."""
+"""Elastic runs with clipping: what is lost, late, damaged or made again is clipped the same way."""
 
 import pytest
 from damage_lab import Rotten, flip

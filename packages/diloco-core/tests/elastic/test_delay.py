@@ -35,7 +35,7 @@ def test_who_is_late_keeps_its_progress_or_drops_it(late, fate, alpha):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_who_was_away_for_long_reloads_behind_its_training(topology):
-    """What it needs is gone: all fragments take the published state, also those that were not sent."""
+    """Its state is gone: all fragments take the published one, also those that were not sent."""
     _, training = run(
         Schedule(2, latency=0.01),
         Elastic(

@@ -134,7 +134,7 @@ def test_without_both_the_error_says_what_to_do(harm):
 
 
 def test_nothing_is_written_over_what_another_run_has_written_meanwhile():
-    """Between finding the manifest gone and restoring it from its copy, another run begins there."""
+    """Another run begins between finding the manifest gone and restoring it from its copy."""
     store, foreign = (_run(None, syncs=1)[0].store for _ in range(2))
     manifest = foreign.objects[MANIFEST]
     store.remove(MANIFEST)

@@ -36,7 +36,7 @@ POLICIES = {
 
 
 def _wrong_encoded(policy, number):
-    """What goes wrong where state is published encoded, and replicas are late, die, and come back."""
+    """Return what goes wrong with encoded state, and replicas that are late, die and come back."""
     chance = random.Random(number)
     faults = [
         Fault(

@@ -50,8 +50,8 @@ class TestRefusals:
                 {},
                 MismatchError,
                 (
-                    "was given min_replicas=2. A run keeps the settings that it was begun with: pass "
-                    "min_replicas=1"
+                    "was given min_replicas=2. A run keeps the settings that it was begun with: "
+                    "pass min_replicas=1"
                 ),
             ),
             (

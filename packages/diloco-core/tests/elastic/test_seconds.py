@@ -68,7 +68,7 @@ def test_each_replica_takes_the_steps_that_it_can_and_counts_by_them():
 
 @pytest.mark.parametrize(("sizes", "delay", "alpha"), [((4,), 0, 0.0), ((4, 3), 2, 0.5)])
 def test_the_windows_of_fast_and_slow_replicas_stay_together(sizes, delay, alpha):
-    """Steps of 0.6 to 3.7 s: a replica is late by what is left of a step, and this does not add up."""
+    """Steps take 0.6 to 3.7 s: a replica is late by the rest of a step, which does not add up."""
     elastic = Elastic(3, grace=30.0)
     store, _ = run(
         (0.6, 1.3, 3.7), elastic, 60, syncs=4, sizes=sizes, delay=delay, alpha=alpha, latency=0.1
@@ -265,7 +265,7 @@ def test_all_fragments_are_flushed_at_once_where_all_leave_together():
 
 
 def claims_begin_at_the_last_contribution(monkeypatch):
-    """What was learned while a sync was under way is claimed, although the result has replaced it."""
+    """Claim what was learned while a sync was under way, although the result has replaced it."""
     complete = OuterSteps._complete
 
     def mutant(self, report, sent):

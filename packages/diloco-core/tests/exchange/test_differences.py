@@ -23,14 +23,23 @@ def one(exchange, **options):
 @pytest.mark.parametrize(
     ("begun", "later", "told"),
     [
-        ({}, {"weight": "steps"}, "was begun without weight, but rank 0 was given weight='steps'.* leave weight out, or"),
-        ({"weight": "steps"}, {}, "was begun with weight='steps', but rank 0 was given no weight.* pass weight='steps', or"),
-        ({"delay": 1}, {"delay": 2}, "was begun with delay=1, but rank 0 was given delay=2.* pass delay=1, or"),
-        ({}, {"nesterov": False}, "was begun with nesterov=True, but rank 0 was given nesterov=False.* pass nesterov=True, or"),
-        ({}, {"outer_optimizer": partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True)},
-         "begun with an outer optimizer whose weight_decay is 0, but rank 0 was given one whose weight_decay is 0.1."),
-        ({}, {"outer_groups": True}, r"was begun without outer_groups, but rank 0 was given outer_groups=\[{...}, {...}\]"),
-        ({"outer_groups": True}, {}, r"with outer_groups=\[{...}, {...}\], but rank 0 was given no outer_groups.* pass outer"),
+        ({}, {"weight": "steps"},
+         "was begun without weight, but rank 0 was given weight='steps'.* leave weight out, or"),
+        ({"weight": "steps"}, {},
+         "was begun with weight='steps', but rank 0 was given no weight.* pass weight='steps', or"),
+        ({"delay": 1}, {"delay": 2},
+         "was begun with delay=1, but rank 0 was given delay=2.* pass delay=1, or"),
+        ({}, {"nesterov": False},
+         "was begun with nesterov=True, but rank 0 was given nesterov=False.* pass "
+         "nesterov=True, or"),
+        ({}, {"outer_optimizer": partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True,
+                                         weight_decay=0.1, fused=True)},
+         "begun with an outer optimizer whose weight_decay is 0, but rank 0 was given one whose "
+         "weight_decay is 0.1."),
+        ({}, {"outer_groups": True},
+         r"was begun without outer_groups, but rank 0 was given outer_groups=\[{...}, {...}\]"),
+        ({"outer_groups": True}, {},
+         r"with outer_groups=\[{...}, {...}\], but rank 0 was given no outer_groups.* pass outer"),
     ],
 )  # fmt: skip
 def test_a_run_that_is_continued_with_another_setting(tmp_path, begun, later, told):

@@ -117,7 +117,8 @@ class TestEarlierStates:
             loads_exactly(tmp_path / "model", Adapted, held[6])
             with pytest.raises(
                 RendezvousError,
-                match=r"does not hold the state after outer step 7\. It holds the states after outer steps 6\.",
+                match=r"does not hold the state after outer step 7\. "
+                r"It holds the states after outer steps 6\.",
             ):
                 export(uri, tmp_path / "again", at=7)
         export(uri, tmp_path / "model", at=6)
@@ -356,7 +357,8 @@ class TestEarlierStates:
             export(tmp_path / "run", tmp_path / "model")
         text = str(caught.value)
         assert re.match(
-            r"the state after outer step 6 in \S+ is incomplete: state/00000006/0\S* .*(is|are) missing",
+            r"the state after outer step 6 in \S+ is incomplete: "
+            r"state/00000006/0\S* .*(is|are) missing",
             text,
         )
         assert text.endswith(f"Complete states in {(tmp_path / 'run').as_uri()}: none.")

@@ -227,7 +227,8 @@ def test_a_manifest_that_is_damaged_is_not_called_gone(lab, tmp_path, no_pause, 
     (tmp_path / "run" / "manifest.copy.json").unlink()
     with pytest.raises(
         CorruptedObjectError,
-        match=r"manifest\.json is truncated or damaged.*Its copy manifest\.copy\.json is gone\. The manifest",
+        match=r"manifest\.json is truncated or damaged.*"
+        r"Its copy manifest\.copy\.json is gone\. The manifest",
     ):
         export(tmp_path / "run", tmp_path / "model")
 

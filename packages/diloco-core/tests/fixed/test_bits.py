@@ -220,7 +220,7 @@ class TestExport:
 
 
 class Job:
-    """As much of a job as published shards need: one group that takes outer steps, with momentum."""
+    """As much of a job as published shards need: a group that takes outer steps, with momentum."""
 
     def __init__(self):
         self.layout = Layout((Group(torch.float32, 40, Rule.OUTER),), 2)
@@ -250,7 +250,7 @@ class Job:
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_bit_of_a_published_state(step):
-    """As those see it who adopt it, who go on with its outer state, and who verify it as a whole."""
+    """It is read by those that adopt it, go on with its outer state, or verify it as a whole."""
     job, scratch = Job(), Scratch(32)
     shard = Shard(job, 1, partial(wire_seed, "state"), 32)
     data = b"".join(map(bytes, shard.parts({"diloco": "state"})))

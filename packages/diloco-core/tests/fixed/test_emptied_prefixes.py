@@ -1,4 +1,4 @@
-"""A process of an earlier run that wakes up late leaves the run alone that uses its prefix by now."""
+"""A late process of an earlier run leaves the run alone that uses its prefix by now."""
 
 import pytest
 import torch

@@ -142,7 +142,7 @@ def test_of_two_launches_that_resume_at_the_same_time_one_at_most_goes_on(gap):
     assert run.store.differing == []
 
 
-def test_a_process_that_died_while_it_met_the_others_is_waited_for_only_until_it_is_known_to_be_gone(
+def test_a_process_that_died_while_it_met_the_others_is_waited_for_only_until_it_is_known_gone(
     caplog,
 ):
     run = Generations(2)

@@ -75,7 +75,7 @@ def test_a_incarnation_that_was_replaced_stops(monkeypatch):
 
 @pytest.mark.parametrize("always", [False, True])
 def test_a_state_that_the_next_record_was_not_made_from_is_loaded_again(monkeypatch, always):
-    """Rank 1 dies when the sync is decided, and its next incarnation begins with the state before."""
+    """Rank 1 dies when the sync is decided; its next incarnation begins with the state before."""
     load, loads = _catchup.load, []
 
     def dies(incarnation):

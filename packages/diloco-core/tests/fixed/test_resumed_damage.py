@@ -1,4 +1,4 @@
-"""What is damaged or gone when a fixed run is to be continued: it is named, mended or passed over."""
+"""Damaged or lost objects of a fixed run to be continued are named, mended or passed over."""
 
 import logging
 import re

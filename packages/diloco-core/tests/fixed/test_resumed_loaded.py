@@ -117,7 +117,7 @@ def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(
 
 
 def test_no_single_damaged_object_ends_it():
-    """After one outer step before the run, its first turns are not in the order of the fragments."""
+    """After one outer step before the run, its first turns are not in order of the fragments."""
     first = Loaded(2, 2)
     first.live(until=1)
     run = Loaded(2, 2, saved=first.saved)

@@ -1,4 +1,4 @@
-"""The manifest of a fixed run that is resumed: a lost one, a damaged one, and that of another run."""
+"""The manifest of a fixed run that is resumed: lost, damaged, or that of another run."""
 
 import keys_lab
 import pytest

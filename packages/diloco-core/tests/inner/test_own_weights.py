@@ -146,7 +146,7 @@ def test_it_is_named_at_the_first_sync(make, options, dtype):
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize("k", [5, 100])
 def test_it_is_named_if_it_keeps_them_in_an_attribute(k, table):
-    """Also if it writes them back long after the sync, and of more parameters than are tried out."""
+    """It may write them back long after the sync, and of more parameters than are tried out."""
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
     optimizer = InAttribute(model.parameters(), k, table)
     for _ in range(3):

@@ -85,7 +85,7 @@ def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
 def test_what_is_counted_while_a_incarnation_begins_is_passed_over_and_its_state_is_saved_later(
     tmp_path, monkeypatch, caplog
 ):
-    """The incarnation before it had contributed to sync 4, and ended before anybody decided that."""
+    """The incarnation before it had contributed to sync 4, and ended before that was decided."""
     finish = StoreSync.finish
 
     def interrupted(self):

@@ -1,4 +1,4 @@
-"""An optimizer that the outer loop was not told of is noticed; and nothing else is taken for one."""
+"""An optimizer that the outer loop was not told of is noticed, and nothing else is."""
 
 from contextlib import contextmanager
 

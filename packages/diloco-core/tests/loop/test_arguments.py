@@ -41,7 +41,10 @@ def make(model=None, **options):
 
 @pytest.mark.parametrize("sync_every", [5, 7])
 def test_sync_every_is_a_multiple_of_the_fragments(sync_every):
-    message = rf"sync_every is {sync_every}, but it must be a multiple of the number of fragments, which is 3"
+    message = (
+        rf"sync_every is {sync_every}, but it must be a multiple of the number of fragments, "
+        "which is 3"
+    )
     with pytest.raises(ConfigurationError, match=message):
         make(sync_every=sync_every, fragments=3)
 

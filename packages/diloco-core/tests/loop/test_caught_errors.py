@@ -41,7 +41,7 @@ def interrupted_after(outer):
 
 
 class TestASyncThatHasFailed:
-    """In fp16 the outer step of the last bias overflows, when the first ones are adopted already."""
+    """In fp16 the outer step of the last bias overflows, after the first ones were adopted."""
 
     def fail(self, lab, outer, model, inner):
         for distance in (60000.0, 65000.0):

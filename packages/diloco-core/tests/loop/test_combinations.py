@@ -33,15 +33,21 @@ class Position:
 
 OPTIONS = {
     "`delay`, `alpha`": [{"delay": 1}, {"alpha": 0.5}],
-    "`fragments`, `outer_groups`, `buffers`": [{"fragments": 2}, {"outer_groups": True}, {"buffers": "none"}],
+    "`fragments`, `outer_groups`, `buffers`": [
+        {"fragments": 2}, {"outer_groups": True}, {"buffers": "none"},
+    ],
     "`codec`, `error_feedback`": [{"codec": "int8"}, {"codec": "int8", "error_feedback": True}],
     "`state_codec`": [{"state_codec": "int8"}],
-    "`weight`, `clip`, `aggregate`": [{"weight": "steps"}, {"clip": "median"}, {"aggregate": "trimmed"}],
+    "`weight`, `clip`, `aggregate`": [
+        {"weight": "steps"}, {"clip": "median"}, {"aggregate": "trimmed"},
+    ],
     "`outer_lr` as a function": [{"outer_lr": lambda sync: 0.5 / sync}],
     "`sync_every=Seconds(60)`": [{"sync_every": Seconds(60)}],
     '`init="check"`': [{"init": "check"}],
     "`full_state_every`": [{"state_codec": "int8", "full_state_every": 4}],
-    "`stateful`, `save_inner_every`": [{"stateful": {"generator": Position()}}, {"save_inner_every": 3}],
+    "`stateful`, `save_inner_every`": [
+        {"stateful": {"generator": Position()}}, {"save_inner_every": 3},
+    ],
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from diloco_core import DiLoCo, ManagerExchange, MockManager, in_process
 
 
 class Refusing(MockManager):
-    """A torchft-shaped manager that refuses some commits, by number of attempt; all replicas alike."""
+    """A torchft-shaped manager that refuses some commits at all replicas, by number of attempt."""
 
     def __init__(self, exchange, refused):
         super().__init__(exchange)
@@ -138,7 +138,8 @@ def test_a_flush_after_a_refusal_leaves_no_fragment_behind(lab):
     for run in runs:
         reports = [report for report, *_ in run.syncs]
         assert [(r.fragment, r.committed, r.inner_steps) for r in reports] == [
-            ("0", True, 2), ("1", True, 4), ("2", True, 6), ("0", False, 6), ("0", True, 0), ("1", True, 4), ("2", True, 2),
+            ("0", True, 2), ("1", True, 4), ("2", True, 6), ("0", False, 6), ("0", True, 0),
+            ("1", True, 4), ("2", True, 2),
         ]  # fmt: skip
     assert lab.identical([lab.values(run.model) for run in runs])
 

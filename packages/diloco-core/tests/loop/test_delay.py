@@ -118,7 +118,7 @@ class Late:
 
 
 def test_what_is_sent_is_what_the_model_held_then(lab):
-    """The exchange looks at the job only after the model has changed: all of it, its buffers too."""
+    """The exchange looks at the job only after all of the model has changed, its buffers too."""
 
     def replica(exchange, late):
         exchange = Late(exchange)

@@ -1,4 +1,4 @@
-"""Error feedback in every exchange: what a codec loses of a contribution is added to the next one."""
+"""Error feedback in every exchange: what a codec loses is added to the next contribution."""
 
 import logging
 

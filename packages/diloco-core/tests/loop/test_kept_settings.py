@@ -144,7 +144,8 @@ def test_a_run_keeps_whether_it_goes_by_the_time():
 
 @pytest.mark.parametrize(
     ("options", "default"),
-    [(STATE, {"full_state_every": 8}), ({"codec": "topk64"}, {"error_feedback": 0.95}), (TRIMMED, {"trim": 1})],
+    [(STATE, {"full_state_every": 8}), ({"codec": "topk64"}, {"error_feedback": 0.95}),
+     (TRIMMED, {"trim": 1})],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["fixed", "elastic"])
 def test_what_is_left_out_is_the_default(kind, options, default):

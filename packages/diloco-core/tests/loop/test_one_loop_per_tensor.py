@@ -17,7 +17,7 @@ from diloco_core import (
 
 
 class TestOneLoopForEveryTensor:
-    """Two loops around one model would change each other's results, whichever optimizers they have."""
+    """Two loops around one model would change each other's results, whatever their optimizers."""
 
     MESSAGE = r"another outer loop in use also holds '{}', and at least one of the two syncs it"
 

@@ -13,7 +13,8 @@ from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._terms._schedule import Due, Schedule
 
 CASE = {
-    "fragments": 2, "period": 4, "delay": 2, "alpha": 0.5, "inner": "momentum", "outer": "Nesterov", "steps": 17,
+    "fragments": 2, "period": 4, "delay": 2, "alpha": 0.5, "inner": "momentum", "outer": "Nesterov",
+    "steps": 17,
 }  # fmt: skip
 
 

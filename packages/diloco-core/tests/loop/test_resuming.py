@@ -81,7 +81,7 @@ class TestAnotherPeriod:
     @pytest.mark.parametrize(("before", "after"), [(8, 2), (8, 4), (4, 8), (2, 6)])
     @pytest.mark.parametrize("stop", [1, 3, 5, 6, 7])
     def test_sync_every_may_change(self, lab, before, after, stop):
-        """A period that is over is synced after the next step, and then all go on with the new one."""
+        """A period that is over is synced after the next step; then all go on with the new one."""
         first = Experiment(lab, sync_every=before)
         saved = lab.run(first.until(stop), in_process(2))
         reports = {0: [], 1: []}

@@ -30,7 +30,7 @@ def tell():
 
 
 def train(exchange, steps, at=None, *, act=tell, taken=bool, sync_every=2, **options):
-    """Train alone until ``steps`` inner steps are taken; returns the model's values and the loop."""
+    """Train alone until ``steps`` inner steps are taken; return the model's values and the loop."""
     torch.manual_seed(3)
     model = nn.Linear(3, 2)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)

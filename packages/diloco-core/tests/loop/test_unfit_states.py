@@ -203,7 +203,8 @@ class TestWhatDoesNotFit:
             lab.push(model, torch.optim.SGD(model.parameters(), lr=1.0), 0, 5)
         with pytest.raises(
             ConfigurationError,
-            match=r"does not hold the values that it held when the state .* was saved.*load_state_dict",
+            match=r"does not hold the values that it held when the state .* was saved.*"
+            "load_state_dict",
         ):
             outer.__enter__()
 

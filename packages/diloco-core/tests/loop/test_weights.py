@@ -114,7 +114,7 @@ def test_every_sync_is_the_weighted_mean(tokens, kind, weight, codec):
 @pytest.mark.parametrize("kind", ["threads", "store"])
 @pytest.mark.parametrize("weight", ["steps", "tokens"])
 def test_a_partial_period_weighs_by_its_own_steps(kind, weight):
-    """One replica takes fewer steps before it leaves, so that its last contribution covers fewer."""
+    """One replica takes fewer steps before it leaves: its last contribution covers fewer."""
     steps, tokens = [5, 4], [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]]
     found = run(
         lambda exchange: train(exchange, tokens, weight, steps[exchange.rank]), exchanges(kind, 2)
@@ -127,7 +127,7 @@ def test_a_partial_period_weighs_by_its_own_steps(kind, weight):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_weights_give_the_bytes_of_the_plain_mean(kind):
-    """Weights that happen to be equal change nothing: the sum is divided by the number of replicas."""
+    """Equal weights change nothing: the sum is divided by the number of replicas."""
     tokens = [[3] * 6] * 3
     plain, weighed = (
         run(lambda exchange, weight=weight: train(exchange, tokens, weight)[0], exchanges(kind, 3))

@@ -99,8 +99,8 @@ class TestWhatReplicasHaveInCommon:
 class TestChecksums:
     @pytest.mark.parametrize(
         "dtype",
-        [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.int64,
-         torch.int8, torch.uint8, torch.bool],
+        [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn,
+         torch.complex64, torch.int64, torch.int8, torch.uint8, torch.bool],
     )  # fmt: skip
     def test_one_bit_in_any_dtype(self, dtype):
         first = torch.zeros(5, 3, dtype=dtype)

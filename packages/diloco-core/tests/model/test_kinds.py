@@ -212,7 +212,8 @@ class TestOptimizers:
         wrapped = torch.optim.SGD(model.parameters())
         with pytest.raises(
             ConfigurationError,
-            match=r"steps of Wrapper cannot be counted.*optimizer that it wraps.*Lookahead.*leave it out",
+            match=r"steps of Wrapper cannot be counted.*optimizer that it wraps.*Lookahead.*"
+            "leave it out",
         ):
             make(model, Wrapper(wrapped))
         make(model, wrapped)

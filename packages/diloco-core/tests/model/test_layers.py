@@ -191,7 +191,8 @@ class TestWhichLayers:
         model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
         with pytest.raises(
             ConfigurationError,
-            match=r"several: 'layers' \(4 Block\), 'heads' \(4 Linear\)\. So pass the fragments yourself",
+            match=r"several: 'layers' \(4 Block\), 'heads' \(4 Linear\)\. "
+            "So pass the fragments yourself",
         ):
             parts(model, "strided", 2)
 
@@ -322,7 +323,8 @@ class TestInTheLoop:
         live(("strided", 2))
         with pytest.raises(
             MismatchError,
-            match=r"begun with other fragments.*'layers\.[12]\.mixed\.weight' is .* in fragment . in the run",
+            match=r"begun with other fragments.*'layers\.[12]\.mixed\.weight' is .* "
+            "in fragment . in the run",
         ):
             live(("sequential", 2), resume=True)
         order, _ = live(("strided", 2), resume=True)

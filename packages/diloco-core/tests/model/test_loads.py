@@ -71,7 +71,7 @@ def test_they_are_refused_before_the_next_sync(lab, load, before):
 
 @pytest.mark.parametrize("options", [{}, {"flush": "none"}, {"delay": 1}, {"fragments": 2}])
 def test_they_are_not_sent_where_the_block_is_left(lab, tmp_path, options):
-    """Steps since the last sync are open then: they are synced, or saved for a run that is resumed."""
+    """Steps since the last sync are open then: they are synced, or saved for a resumed run."""
     exchange = connect(str(tmp_path / "run"), rank=0, world_size=1)
     with pytest.raises(ModelChangedError, match="were loaded into the model inside the block"):
         train_and_leave(lab, exchange, load_all, **options)

@@ -18,7 +18,10 @@ from diloco_core._run._exchange import StoreExchange
 from diloco_core._store._open import open_store
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
-_AGAIN = "It is written again with the same content. Something outside the run deletes or changes its objects."
+_AGAIN = (
+    "It is written again with the same content. Something outside the run deletes or changes its "
+    "objects."
+)
 
 
 class Part(nn.Module):

@@ -138,7 +138,7 @@ def test_with_alpha_1_what_was_carried_stays_to_the_bit():
 
 
 def test_a_tensor_that_is_not_contiguous():
-    """It is copied for the exchange, and the copy is written back only where the result is adopted."""
+    """It is copied for the exchange, and written back only where the result is adopted."""
     model = nn.Linear(3, 2, bias=False)
     model.weight = nn.Parameter(torch.arange(6.0).view(3, 2).t())
     assert not model.weight.is_contiguous()

@@ -200,7 +200,7 @@ def test_a_plain_mean_that_overflows_is_refused(lab, tmp_path, kind):
 
 
 class Flipping:
-    """A store whose contributions are read with every bit of their first values set, so many times."""
+    """A store that sets every bit of contributions' first values as they are read, a few times."""
 
     def __init__(self, store, times):
         self._store, self.times = store, times

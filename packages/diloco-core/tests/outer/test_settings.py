@@ -1,4 +1,4 @@
-"""The outer optimizer's settings: the same for every fragment, at every replica and at every sync."""
+"""The outer optimizer's settings are the same for every fragment, replica and sync."""
 
 import pytest
 import torch

@@ -23,7 +23,8 @@ _INTERESTING = [
     1.0,
     math.nan,
     math.inf,
-    *(part * most**power for most in _LARGEST.values() for part in (0.5, 0.99, 1.0) for power in (0.5, 1.0)),
+    *(part * most**power for most in _LARGEST.values() for part in (0.5, 0.99, 1.0)
+      for power in (0.5, 1.0)),
 ]  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class Neighbours(Changed):
 
 
 class CountsItsCalls(Changed):
-    """A learning rate that falls with every call, of which there are as many as there are pieces."""
+    """A learning rate that falls with every call, and so as often as there are pieces."""
 
     def change(self, parameter):
         self.param_groups[0]["lr"] *= 0.9
@@ -123,7 +123,7 @@ class Lion(torch.optim.Optimizer):
 
 
 class FilledByConstructor(torch.optim.Optimizer):
-    """As Adagrad of torch 2.11: the constructor makes the state, and a step takes it for granted."""
+    """Like Adagrad of torch 2.11: the constructor makes the state, and a step relies on it."""
 
     def __init__(self, parameters, lr=0.1):
         super().__init__(parameters, {"lr": lr})
@@ -156,8 +156,9 @@ def test_what_is_not_elementwise_is_refused_though_its_class_is_sgds(kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax, torch.optim.AdamW, torch.optim.ASGD,
-        torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD, Changed, Lion,
+        torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax,
+        torch.optim.AdamW, torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam,
+        torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD, Changed, Lion,
         FilledByConstructor,
     ],
 )  # fmt: skip
@@ -210,8 +211,8 @@ SURPRISES = {
     "needs matrices": (
         lambda p: torch.optim.SGD([{"params": [p[0].view(-1, 1)]}], lr=1.0),
         (
-            "could not make an optimizer for a list of flat parameters.*ValueError: can't optimize a "
-            "non-leaf"
+            "could not make an optimizer for a list of flat parameters.*ValueError: can't optimize "
+            "a non-leaf"
         ),
     ),
     "raises": (

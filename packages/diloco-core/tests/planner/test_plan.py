@@ -207,7 +207,7 @@ class TestTheRateOfAPrefix:
         assert not any("topology" in text for text in sharded(1e8, 64).limits)
 
     def test_objects_that_no_store_takes_are_named(self):
-        """``connect`` refuses such a run, and the plan of one of its fragments is what is wanted."""
+        """``connect`` refuses such a run, and a plan for one of its fragments is wanted."""
         for options in ({"fixed": True}, {"topology": "sharded"}, {"topology": "gather"}):
             limits = plan_exchange(20e9, 4, NIC, store=UNLIMITED, **options).limits
             assert (
@@ -325,7 +325,7 @@ def test_what_the_loop_refuses_is_not_planned_either():
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_what_leaves_the_region_is_paid_by_the_byte(fixed):
-    """All that the replicas read, contributions and published state, and nothing that they write."""
+    """The price counts all that replicas read, and nothing that they write."""
     inside = plan_exchange(1e8, 4, 1e9, fixed=fixed)
     outside = plan_exchange(1e8, 4, 1e9, fixed=fixed, store=StoreModel(egress_price=9e-11))
     assert outside.cost - inside.cost == pytest.approx(4 * inside.bytes_received * 9e-11)

@@ -113,7 +113,7 @@ class TestWarned:
         ("store", "warnings"), [(Far, 1), (open_store, 0)], ids=["far", "folder"]
     )
     def test_when_a_run_is_entered(self, lab, tmp_path, caplog, fixed, store, warnings):
-        """Of one replica, which waits for nobody: so the limit may be as short as it wants to be."""
+        """One replica waits for no other, so the limit may be as short as it wants to be."""
         timing = Timing(sync_timeout=0.01)
         found = store(tmp_path if store is Far else str(tmp_path))
         if fixed:

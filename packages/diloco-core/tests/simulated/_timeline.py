@@ -131,7 +131,9 @@ class Timeline:
             if adoption.fate == "counted":
                 first, claim = begins.get(number, begin), claims.get(adoption.sync)
                 if claim is None or claim[0] != first:
-                    yield f"sync {adoption.sync} counts steps {claim}, which should begin at {first}"
+                    yield (
+                        f"sync {adoption.sync} counts steps {claim}, which should begin at {first}"
+                    )
                 elif now - claim[1] != self._delay and not adoption.last:
                     yield f"sync {adoption.sync} was sent at {claim[1]} and adopted at {now}"
             if adoption.fate not in {"carried", "open"}:
@@ -151,9 +153,15 @@ class Timeline:
                 continue
             saw = self._saw.get(commit_key(sync - 1), stood.seen)
             if stop <= stood.steps:
-                yield f"sync {sync} was sent after step {stop}, and the one before was adopted after it"
+                yield (
+                    f"sync {sync} was sent after step {stop}, and the one before was adopted "
+                    "after it"
+                )
             elif self.boundaries[stop] - max(saw, stood.seen) < window:
-                yield f"sync {sync} was sent {window - self.boundaries[stop] + stood.seen:.3g} s early"
+                yield (
+                    f"sync {sync} was sent {window - self.boundaries[stop] + stood.seen:.3g} s "
+                    "early"
+                )
             before = self.boundaries.get(stop - 1) if stop - 1 > stood.steps else None
             if before is not None and before - stood.seen >= window:
                 yield f"sync {sync} could have been sent a step before"
@@ -369,7 +377,7 @@ class _Listener(logging.Handler):
         self._said = said
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember a loss that this incarnation's thread tells of, naming rank, fragment and sync."""
+        """Remember a loss that this incarnation's thread reports, with rank, fragment and sync."""
         thread, rank, incarnation = self._key
         if _LOST in str(record.msg) and threading.get_ident() == thread:
             assert isinstance(record.args, tuple)

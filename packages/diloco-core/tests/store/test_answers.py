@@ -186,7 +186,7 @@ def test_a_store_that_takes_too_few_requests_is_named(small_s3, driver, patient)
 @pytest.mark.parametrize("what", ["lose", "late", "never", 404])
 @pytest.mark.parametrize("code", ["InternalError", "NoSuchUpload", "RequestTimeout"])
 def test_a_large_write_whose_last_answer_is_lost_is_looked_for(store, small_s3, what, code):
-    """The second try is told that there is no such upload any more, since the first has ended it."""
+    """The second try is told that there is no such upload, since the first has ended it."""
     data = bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
     small_s3.objects["run/large"] = bytes(len(data))  # damaged, and of the same size
     small_s3.fail(what, "POST", part="uploadId", code=code)

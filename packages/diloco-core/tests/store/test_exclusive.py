@@ -1,4 +1,4 @@
-"""Creation that is not one step: some drivers look first and write then, which no probe finds out."""
+"""Creation in two steps: some drivers look first and write then, which no probe finds out."""
 
 import contextlib
 import threading

@@ -86,7 +86,7 @@ def test_over_a_store_that_fails_every_now_and_then(small_s3, small_s3_drivers, 
 
 @pytest.mark.parametrize("name", ["obstore", "fsspec"])
 def test_no_byte_is_fetched_twice(small_s3, small_s3_drivers, name):
-    """2 (N-1)/N of the tensor per replica, and at most 64 KiB more for every object that is opened."""
+    """A replica reads 2 (N-1)/N of the tensor, and at most 64 KiB more for each object."""
     size = 4 * 1_500_000
 
     def mean(exchange):

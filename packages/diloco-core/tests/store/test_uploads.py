@@ -1,4 +1,4 @@
-"""Large uploads: as many parts at once as the memory allows, and no copies of what stays as it is."""
+"""Large uploads: as many parts at once as fit into memory, and no copies of what stays as it is."""
 
 import threading
 from itertools import count

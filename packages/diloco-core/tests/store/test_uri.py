@@ -84,8 +84,8 @@ def test_a_folders_uri_has_no_query_string(uri):
         (
             "gs:bucket/run",
             (
-                "a slash is missing: write gs://bucket/run. If it is meant to be a folder, give its "
-                "path"
+                "a slash is missing: write gs://bucket/run. If it is meant to be a folder, give "
+                "its path"
             ),
         ),
         (

@@ -138,7 +138,7 @@ def test_its_options_work_over_our_store(lab, tmp_path, bucketed):
 
 @contextmanager
 def real_manager(lighthouse, rank, *, init_sync=False):
-    """torchft's manager of one replica: a server, a store and a gloo group on the loopback address."""
+    """Return torchft's manager of a replica: a server, a store and a gloo group on loopback."""
     from torch.distributed import TCPStore
     from torchft import Manager, ProcessGroupGloo
 

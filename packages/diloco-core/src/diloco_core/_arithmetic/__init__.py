@@ -1,1 +1,1 @@
-"""The arithmetic that all exchanges share: how values are divided, contributed, added up and adopted."""
+"""The arithmetic of all exchanges: how values are divided, contributed, added up and adopted."""

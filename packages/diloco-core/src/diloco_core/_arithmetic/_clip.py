@@ -1,4 +1,4 @@
-"""Scaling contributions down whose tensors are larger than those of most replicas, before they are added up.
+"""Scaling down contributions, before they are added up, where they are larger than most others.
 
 For each tensor, m is the median of the norms that it has in the contributions to a sync (of an even
 number, the lower one of the two in the middle). A contribution in which it has the norm n is
@@ -47,7 +47,7 @@ class Clipped(NamedTuple):
 
 
 class _Tensors:
-    """The tensors that have a norm: those that take an outer step, in the order in which the norms are recorded."""
+    """The tensors that take an outer step, and so have a norm, in the order of these norms."""
 
     def __init__(self, job: SyncJob) -> None:
         self._job = job
@@ -63,7 +63,7 @@ class _Tensors:
                 self.count += len(starts)
 
     def parts(self, piece: Piece) -> Iterator[tuple[int, int, int]]:
-        """The tensors that have elements in a piece: their index, and where these start and stop in the piece."""
+        """Yield the index of each tensor with elements in a piece, and its place in the piece."""
         if piece.group not in self._starts:
             return
         starts, stops = self._starts[piece.group], self._stops[piece.group]

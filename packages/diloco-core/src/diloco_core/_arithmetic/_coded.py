@@ -1,4 +1,4 @@
-"""Published state that is encoded: the owner of a shard publishes what changes the values, not the values.
+"""Published state that is encoded: owners of shards publish changes of the values, not the values.
 
 With G the global copy before a sync, the outer step makes a new one; U is the new one minus G, plus
 the residual r. The codec E turns U into bytes, and all replicas, the owner too, take G +
@@ -21,7 +21,7 @@ from .._codecs._codec import Codec
 from ._layout import Piece
 
 RESIDUAL = "update_residual"
-"""The name of the residual among the outer optimizer's tensors, with which it is published, saved and loaded."""
+"""The residual's name among the outer optimizer's tensors, where these are published or saved."""
 
 
 class Update(NamedTuple):
@@ -70,12 +70,12 @@ def encode_update(
 
 
 class CodedUpdates:
-    """How a fragment's state is published, and the encoded chunks of this replica's shards in the last sync.
+    """The way in which a fragment's state is published, and the chunks that were encoded last.
 
     Not thread-safe.
 
-    The bytes are kept, since encoding what was decoded need not give the same bytes, and damaged
-    objects are written again.
+    The encoded chunks of this replica's shards in the last sync are kept, since encoding what was
+    decoded need not give the same bytes, and damaged objects are written again.
 
     Args:
         codec: Encodes updates, residuals and the outer optimizer's tensors.

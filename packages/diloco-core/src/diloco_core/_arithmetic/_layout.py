@@ -1,4 +1,4 @@
-"""How the flat values of a sync are divided: into groups by dtype and rule, groups into shards, and shards into chunks."""
+"""The division of a sync's values into groups by dtype and rule, into shards, and into chunks."""
 
 import math
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the values of a sync are divided, which is fixed: every replica derives the same layout from the schema.
+    """The division of the values of a sync, which every replica derives alike from the schema.
 
     Attributes:
         groups: The flat vectors, those with the widest dtype first (so that every piece of a file
@@ -95,7 +95,10 @@ class Layout:
         return math.lcm(_ALIGNMENT, self.block)
 
     def bound(self, group: int, shard: int) -> int:
-        """Index of the first element of ``group`` that belongs to ``shard`` (for ``shard == shards``, the end of the group)."""
+        """Return the index of the first element of ``group`` that belongs to ``shard``.
+
+        For ``shard == shards``, it is the end of the group.
+        """
         numel = self.groups[group].numel
         if shard == self.shards:
             return numel
@@ -106,7 +109,10 @@ class Layout:
         return _pieces(self, shard)
 
     def chunks(self, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
-        """The pieces of a shard, divided further so that none is larger than ``chunk_bytes``, unless a block is."""
+        """Return the pieces of a shard, divided into parts of at most ``chunk_bytes``.
+
+        A part is larger if a block of the codec is.
+        """
         return _chunks(self, shard, chunk_bytes)
 
     def chunk_count(self, piece: Piece, chunk_bytes: int) -> int:
@@ -114,7 +120,10 @@ class Layout:
         return -(-piece.numel // self.chunk_elements(piece.group, chunk_bytes))
 
     def chunk_elements(self, group: int, chunk_bytes: int) -> int:
-        """The number of elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one element, or one block)."""
+        """Return the number of elements of ``group`` in a chunk of at most ``chunk_bytes``.
+
+        It is at least one element, or one block.
+        """
         elements = max(1, chunk_bytes // self.groups[group].dtype.itemsize)
         if self.block > 1:
             return max(1, elements // self._alignment) * self._alignment

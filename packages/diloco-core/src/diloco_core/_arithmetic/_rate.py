@@ -1,4 +1,4 @@
-"""The learning rate of an outer step: what a replica asks for, and which rate a sync takes of those that replicas ask for."""
+"""The learning rate of an outer step: what a replica asks for, and which rate a sync takes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ class Proposal:
 
 
 def chosen(rates: Iterable[Rate]) -> Rate:
-    """The rate that a sync takes: the one with the greatest number, of these the one that the greatest rank asked for.
+    """Return the rate that a sync takes: the one with the greatest number.
+
+    Of several rates with this number, it is the one that the greatest rank asked for.
 
     Args:
         rates: What the replicas propose, in rank order: of rates that nobody has asked for, the
@@ -86,7 +88,10 @@ def chosen(rates: Iterable[Rate]) -> Rate:
 
 
 def digits(values: Iterable[float]) -> str:
-    """The exact values of learning rates: the 16 hexadecimal digits of each as an IEEE 754 double, big-endian."""
+    """Return the exact values of learning rates, with 16 hexadecimal digits for each.
+
+    The digits are those of an IEEE 754 double, big-endian.
+    """
     return "".join(struct.pack(">d", value).hex() for value in values)
 
 

@@ -22,7 +22,10 @@ from ._sync_job import SyncJob
 def blocks(
     layout: Layout, shards: Iterable[int], chunk_bytes: int, block_bytes: int
 ) -> Iterator[list[tuple[int, Piece]]]:
-    """The chunks of some shards, each with its shard's number, in blocks of at most ``block_bytes`` (but at least one chunk)."""
+    """Yield the chunks of some shards in blocks of at most ``block_bytes``, or of a single chunk.
+
+    Each chunk comes with the number of its shard.
+    """
     block: list[tuple[int, Piece]] = []
     size = 0
     for shard in shards:
@@ -50,7 +53,7 @@ def reduce_shards(
     verify: Callable[[], None] = lambda: None,
     shares: Sequence[float] = (),
 ) -> None:
-    """Sum the contributions to shards in rank order, update this replica's copy, and adopt the new values.
+    """Sum contributions to shards in rank order, update this replica's copy, and adopt the result.
 
     Args:
         job: The sync.
@@ -177,9 +180,10 @@ class _WeightedMean(_Mean):
 
 @dataclass
 class _TrimmedMean(_Mean):
-    """The mean of the contributions to a chunk, in every element without the ``trim`` largest and the ``trim`` smallest values.
+    """The mean of the contributions to a chunk without the extreme values of each element.
 
-    It needs memory for a chunk of every contribution.
+    In every element, the ``trim`` largest and the ``trim`` smallest values are left out. It needs
+    memory for a chunk of every contribution.
     """
 
     def __post_init__(self) -> None:

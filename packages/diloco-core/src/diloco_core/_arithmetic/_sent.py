@@ -26,7 +26,10 @@ def sent_bytes(codec: Codec, layout: Layout, piece: Piece) -> int:
 
 
 def as_sent(job: SyncJob) -> Callable[[Piece, torch.Tensor], torch.Tensor]:
-    """A source of this replica's contribution as all other replicas read it: encoded and decoded, unless that changes nothing."""
+    """Return a source of this replica's contribution as all other replicas read it.
+
+    The contribution is encoded and decoded, unless that changes nothing.
+    """
     if job.terms.codec.plain:
         return job.contributed
 

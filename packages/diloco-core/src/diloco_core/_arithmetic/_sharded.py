@@ -1,4 +1,7 @@
-"""The arithmetic that every sharded exchange shares: contributing and adopting. :mod:`._reduction` has what lies between them."""
+"""The arithmetic that every sharded exchange shares: contributing and adopting.
+
+:mod:`._reduction` has what lies between them.
+"""
 
 from __future__ import annotations
 
@@ -75,10 +78,10 @@ def _rounded(size: int) -> int:
 
 
 def carried_groups(job: SyncJob) -> int:
-    """The groups that a contribution to a sync has to carry, as a bit mask: all except those that have not changed.
+    """Return the groups that a contribution to a sync has to carry, as a bit mask.
 
-    A reader takes the values of the other groups from its own global copy, which is the same on all
-    replicas.
+    These are all except those that have not changed. A reader takes the values of the other groups
+    from its own global copy, which is the same on all replicas.
     """
     unchanged = job.unchanged()
     return sum(1 << group for group in range(len(job.layout.groups)) if group not in unchanged)
@@ -90,7 +93,10 @@ def carries(groups: int, group: int) -> bool:
 
 
 def may_carry(layout: Layout, groups: int) -> bool:
-    """Whether a contribution may carry exactly these groups: only groups of the layout, and all that take an outer step."""
+    """Say whether a contribution may carry exactly these groups.
+
+    It may carry only groups of the layout, and must carry all that take an outer step.
+    """
     known = groups >> len(layout.groups) == 0
     return known and all(
         carries(groups, g) for g, group in enumerate(layout.groups) if group.rule is Rule.OUTER
@@ -100,7 +106,7 @@ def may_carry(layout: Layout, groups: int) -> bool:
 def check_contribution(
     job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch
 ) -> None:
-    """Check this replica's contribution to a shard that it does not send, before anybody changes anything.
+    """Check a contribution to a shard that this replica does not send, before any replica changes.
 
     Raises:
         NonFiniteDeltaError: As for :func:`checked`.
@@ -112,7 +118,9 @@ def check_contribution(
 
 
 def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
-    """This replica's contribution to a chunk, if it may be sent: values that take an outer step must be finite.
+    """Return this replica's contribution to a chunk, if it may be sent.
+
+    Values that take an outer step must be finite.
 
     Raises:
         NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer holds NaN where there was
@@ -145,7 +153,10 @@ def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
 
 
 def without_progress(job: SyncJob) -> Source:
-    """A source of a contribution from which nothing was learned: a pseudo-gradient of zero, and buffers as they were."""
+    """Return a source for the contribution of a replica that has learned nothing.
+
+    It gives a pseudo-gradient of zero, and buffers as they were.
+    """
 
     def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
         if job.layout.groups[piece.group].rule is Rule.OUTER:

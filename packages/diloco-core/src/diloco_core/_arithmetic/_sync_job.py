@@ -42,7 +42,7 @@ class SyncJob(Protocol):
 
     @property
     def coded(self) -> CodedUpdates | None:
-        """How the state is published if it is encoded; None if values and outer state are published as they are."""
+        """The encoding of published state; None if values and outer state are published plain."""
 
     def starts(self, group: int) -> Sequence[int]:
         """Where the tensors of a group start in it, in order."""
@@ -55,7 +55,10 @@ class SyncJob(Protocol):
         """
 
     def unchanged(self) -> Collection[int]:
-        """Groups whose contribution equals the global copy, which all replicas hold, so that it need not be sent."""
+        """Return the groups whose contribution equals the global copy, so that it need not be sent.
+
+        All replicas hold that copy.
+        """
 
     def locate(self, piece: Piece, index: int) -> str:
         """The name of the tensor that holds element ``index`` of the piece."""
@@ -64,10 +67,16 @@ class SyncJob(Protocol):
         """Whether contributions to the piece, and their mean, may hold neither NaN nor infinity."""
 
     def is_surely_finite(self, piece: Piece) -> bool:
-        """Whether it can be told that the contribution is finite without computing it, which is quicker; False means unknown."""
+        """Say whether the contribution is known to be finite without the effort of computing it.
+
+        False means that it is not known.
+        """
 
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
-        """Apply the reduced contributions to this replica's copy, and return the new values (a view, or ``reduced`` itself)."""
+        """Apply the reduced contributions to this replica's copy, and return the new values.
+
+        These are a view, or ``reduced`` itself.
+        """
 
     def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
         """Refuse new values that the model cannot hold.
@@ -77,19 +86,31 @@ class SyncJob(Protocol):
         """
 
     def destination(self, piece: Piece) -> torch.Tensor | None:
-        """The tensor into which published values of this piece are to be read; None if they may be read into any buffer."""
+        """Return the tensor into which published values of this piece are to be read.
+
+        None means that they may be read into any buffer.
+        """
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Adopt published values (``values`` is ``destination(piece)``, unless that is None)."""
 
     def published(self, piece: Piece) -> torch.Tensor:
-        """The values of a piece after its update; the piece belongs to a shard that this replica owns."""
+        """Return the values of a piece, whose shard this replica owns, after its update."""
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
-        """The outer optimizer's scalars (such as a step count), equal for all elements of its group in this replica's shards."""
+        """Return the outer optimizer's scalars, such as a step count.
+
+        They are equal for all elements of the piece's group in this replica's shards.
+        """
 
     def keeps_outer(self, piece: Piece, name: str) -> bool:
-        """Whether :meth:`outer_state` of a piece can have a tensor with this name: outer groups need not keep the same ones."""
+        """Say whether :meth:`outer_state` of a piece can have a tensor with this name.
+
+        Outer groups need not keep the same ones.
+        """
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
-        """The outer optimizer's tensors for a piece of a shard that this replica owns, each as large as the piece."""
+        """Return the outer optimizer's tensors for a piece of a shard that this replica owns.
+
+        Each is as large as the piece.
+        """

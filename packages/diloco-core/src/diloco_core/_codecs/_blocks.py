@@ -52,7 +52,10 @@ class BlockCodec(ABC):
     def _matrices(
         self, values: torch.Tensor, data: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The whole blocks and their bytes, as the rows of matrices, and the shorter block at the end as one row."""
+        """Return the whole blocks and their bytes as the rows of matrices.
+
+        A shorter block at the end is the only row of a matrix of its own.
+        """
         width = self.row_bytes(self.block)
         blocks, rest = divmod(values.numel(), self.block)
         if blocks and not rest:
@@ -71,7 +74,10 @@ class BlockCodec(ABC):
 
     @abstractmethod
     def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """Encode blocks of equal length: float32 ``(blocks, elements)`` to uint8 ``(blocks, bytes)``."""
+        """Encode blocks of equal length.
+
+        ``rows`` is float32 ``(blocks, elements)``, and ``out`` is uint8 ``(blocks, bytes)``.
+        """
 
     @abstractmethod
     def decode_rows(self, data: torch.Tensor, out: torch.Tensor) -> None:
@@ -92,7 +98,10 @@ _work = _Work()
 
 
 def work(which: int, rows: torch.Tensor) -> torch.Tensor:
-    """A float32 buffer in the shape of ``rows``, with anything in it; the same memory whenever this thread asks for ``which``."""
+    """Return a float32 buffer in the shape of ``rows``, with anything in it.
+
+    It is the same memory whenever this thread asks for ``which``.
+    """
     buffer = _work.buffers.get(which)
     if buffer is None or buffer.numel() < rows.numel():
         # A tensor that is made inside torch.inference_mode() could not be used outside of it.
@@ -104,12 +113,18 @@ def work(which: int, rows: torch.Tensor) -> torch.Tensor:
 
 
 def copied(data: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of its own, so that it can be viewed as another dtype, wherever in a file it begins."""
+    """Return a copy in memory of its own.
+
+    So it can be viewed as another dtype, wherever in a file the data begin.
+    """
     return data.clone(memory_format=torch.contiguous_format)
 
 
 def as_float32(values: torch.Tensor) -> torch.Tensor:
-    """Values as float32; what is too large for it becomes its largest number, and infinity stays infinity."""
+    """Return values as float32; those that are too large become its largest number.
+
+    Infinity stays infinity.
+    """
     if values.dtype is torch.float32:
         return values
     rounded = values.to(torch.float32)

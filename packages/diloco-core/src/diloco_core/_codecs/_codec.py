@@ -65,7 +65,10 @@ class Codec(Protocol):
         """
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill ``out`` with the values of a chunk, all finite; ``data`` is what :meth:`encode` returned for the chunk."""
+        """Fill ``out`` with the values of a chunk, all of them finite.
+
+        ``data`` is what :meth:`encode` returned for the chunk.
+        """
 
 
 def check_state_codec(codec: Codec, *, gather: bool) -> None:

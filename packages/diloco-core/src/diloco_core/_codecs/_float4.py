@@ -1,4 +1,4 @@
-"""Four bits per value: floating-point numbers of four bits, with a power of two as the scale of each block."""
+"""Four bits per value: floating-point numbers with a power of two as the scale of each block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCALE_BYTES = 1
 _MANTISSA_BITS = 23
 _BIAS = 127
 _LEAST_EXPONENT, _LARGEST_EXPONENT = 2, 253
-"""With exponents in between, the smallest magnitude of a block and one over its scale are normal numbers."""
+"""The exponents between which a block's smallest magnitude and 1 / scale are normal numbers."""
 _NOT_A_NUMBER = 255
 _INFINITY = 0x7F800000
 _SIGN = 8
@@ -23,7 +23,7 @@ _WHOLE = 2.0**_MANTISSA_BITS
 
 
 class E2M1(BlockCodec):
-    """e2m1: magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, by the rules of the OCP Microscaling Formats (MX), v1.0.
+    """e2m1: magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, as in OCP Microscaling Formats (MX) v1.0.
 
     A block of 32 values becomes a byte for the scale and 16 bytes with two values each, the first
     in the lower half. A value has its sign in bit 3 and its magnitude in the others. The scale is 2
@@ -89,10 +89,11 @@ class E2M1(BlockCodec):
             torch.mul(pairs[:, : out.shape[1]], scale, out=out)
 
     def _codes(self, magnitudes: torch.Tensor) -> torch.Tensor:
-        """Scaled magnitudes, rounded to multiples of 0.5 up to 2, of 1 up to 4, and of 2 beyond: int8 from 0 to 7.
+        """Return scaled magnitudes as codes: int8 from 0 to 7.
 
-        Each of the three roundings is right in its own range, and gives a larger code than the
-        right one elsewhere.
+        Magnitudes are rounded to multiples of 0.5 up to 2, of 1 up to 4, and of 2 beyond. Each of
+        the three roundings is right in its own range, and gives a larger code than the right one
+        elsewhere.
         """
         whole = work(1, magnitudes)
         codes = _lowest_byte(torch.add(self._by_half, magnitudes, alpha=2, out=whole))
@@ -103,7 +104,10 @@ class E2M1(BlockCodec):
 
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:
-    """Two codes in a byte, the first in the lower half; an odd one at the end has a byte of its own."""
+    """Pack two codes into a byte, the first in the lower half.
+
+    An odd one at the end has a byte of its own.
+    """
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     # Two bytes at a time, the first of which is the lower one: the same with single bytes takes

@@ -16,7 +16,7 @@ _ORDINARY = 2.0**-118, 2.0**127
 
 
 class Int8(BlockCodec):
-    """int8: each block of 256 values as a float32 scale and a whole number from -127 to 127 per value.
+    """int8: a float32 scale for each block of 256 values, and a number from -127 to 127 per value.
 
     The scale is the block's largest magnitude divided by 127. A decoded value differs from the
     original by half a scale at most (plus its rounding to float32). A block whose largest magnitude

@@ -1,4 +1,4 @@
-"""The largest values of each block, in two bits each: the compression of SparseLoCo (arXiv 2508.15706)."""
+"""The largest values of each block, in two bits each, as in SparseLoCo (arXiv 2508.15706)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class TopK(BlockCodec):
         self._k = k
 
     def _sent(self, numel: int) -> int:
-        """How many values of a block are sent: k in proportion, rounded half up, and at least one."""
+        """Return how many values of a block are sent: k in proportion, rounded half up.
+
+        At least one is sent.
+        """
         return max(1, (2 * numel * self._k + _BLOCK) // (2 * _BLOCK))
 
     def row_bytes(self, numel: int) -> int:
@@ -82,7 +85,9 @@ class TopK(BlockCodec):
 
 
 def _quantized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bin of each value, uint8 ``(k, blocks)``, and the mean of each bin, float32 ``(bins, blocks)``.
+    """Return the bin of each value, and the mean of each bin.
+
+    The bins are uint8 ``(k, blocks)``, the means float32 ``(bins, blocks)``.
 
     Args:
         values: The values that were chosen, float64 ``(k, blocks)``.
@@ -110,7 +115,10 @@ def _position_bytes(k: int) -> int:
 
 
 def _sum(values: np.ndarray) -> np.ndarray:
-    """The sum over the first dimension, in an order that does not depend on the other ones: halves are added to halves."""
+    """Sum over the first dimension, in an order that does not depend on the other dimensions.
+
+    Halves are added to halves.
+    """
     while len(values) > 1:
         if len(values) % 2:
             values = np.concatenate((values, np.zeros_like(values[:1])))
@@ -141,7 +149,10 @@ def _unpack_positions(data: np.ndarray, k: int) -> np.ndarray:
 
 
 def _pack_bins(bins: np.ndarray) -> np.ndarray:
-    """Four numbers below 4 in a byte, the first in the lowest bits; all are in the first dimension."""
+    """Pack four numbers below 4 into a byte, the first in the lowest bits.
+
+    All are in the first dimension.
+    """
     packed = bins[::4].copy()
     for number in range(1, 4):
         part = bins[number::4]

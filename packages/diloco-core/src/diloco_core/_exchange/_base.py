@@ -111,26 +111,29 @@ class Exchange(Protocol):
 
     @abstractmethod
     def shards(self, size: int) -> int:
-        """The number of shards into which values of ``size`` bytes are cut; the same on every replica.
+        """Return the number of shards into which values of ``size`` bytes are cut.
+
+        It is the same on every replica.
 
         Raises:
             ConfigurationError: The values are too large for one object.
         """
 
     def give_up(self) -> None:
-        """Make a sync that another thread carries out end soon, with a :class:`._pending.GivenUpError`, instead of waiting.
+        """Make a sync that another thread carries out end soon, instead of waiting.
 
-        The exchange still works afterwards, but no other sync can be begun. The only method that
-        may be called while a sync is carried out. An exchange that cannot do this does nothing.
+        It ends with a :class:`._pending.GivenUpError`. The exchange still works afterwards, but no
+        other sync can be begun. This method and :meth:`hurry` are the only ones that may be called
+        while a sync is carried out. An exchange that cannot do this does nothing.
         """
         return  # not abstract: most exchanges do not carry out syncs in another thread
 
     def hurry(self, hurried: bool) -> None:  # noqa: ARG002 - for exchanges that can
-        """Say that this replica leaves (or not, after all): a sync that another thread carries out need not be decided.
+        """Say that this replica leaves, or that it does not after all.
 
-        It then ends as one that was begun with ``last``, at once, and can be begun again. An
-        exchange in which every sync is decided does nothing. May be called while a sync is carried
-        out.
+        A sync that another thread carries out need not be decided then: it ends as one that was
+        begun with ``last``, at once, and can be begun again. An exchange in which every sync is
+        decided does nothing. May be called while a sync is carried out.
         """
         return
 
@@ -140,4 +143,7 @@ class Exchange(Protocol):
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:
-        """Tell the others that this replica has failed, so that they need not wait; repeatable, never raises."""
+        """Tell the others that this replica has failed, so that they need not wait.
+
+        Repeatable; never raises.
+        """

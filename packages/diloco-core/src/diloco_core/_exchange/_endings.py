@@ -117,7 +117,10 @@ def conclude(
             )
     for ending in failed:
         if ending.cause_rank == rank:
-            report = f"rank {ending.rank} has counted this replica (rank {rank}) as lost after {ending.progress}"
+            report = (
+                f"rank {ending.rank} has counted this replica (rank {rank}) as lost after "
+                f"{ending.progress}"
+            )
             return ReplicaLostError(f"{report}: {ending.message}", ending.rank)
     for ending in failed:
         # If the cause is a replica that left after the present sync, the failure was in a later
@@ -128,7 +131,7 @@ def conclude(
 
 
 def _as_told(ending: Ending) -> str:
-    """The message of a replica that failed because of another one, without naming the lost replica twice."""
+    """Return the message of a replica that failed because of another, which it names only once."""
     source = f"rank {ending.rank} found after {ending.progress}"
     _, _, message = ending.message.partition(": ")
     if message.startswith(f"rank {ending.cause_rank} "):
@@ -150,7 +153,10 @@ def describe(kind: str, name: str, progress: Progress) -> str:
 
 
 def cause_of(rank: int | None, error: BaseException) -> int | None:
-    """The rank of the replica that caused an error of rank ``rank``; None if none or ``rank`` itself did."""
+    """Return the rank of the replica that caused an error of rank ``rank``.
+
+    Return None if no other replica did.
+    """
     cause: int | None = None
     if isinstance(error, (ReplicaLostError, UnequalSyncsError)):
         cause = error.rank

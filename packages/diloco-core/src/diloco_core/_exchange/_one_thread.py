@@ -22,7 +22,10 @@ from threadpoolctl import ThreadpoolController
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread for what the calling thread calculates, and no other thread's number change."""
+    """Let torch use one thread for what the calling thread calculates.
+
+    The number of threads that it uses for others does not change.
+    """
     torch.get_num_threads()  # at the first use in a thread torch sets a number; let that be over
     with _openmp().limit(limits=1):
         yield

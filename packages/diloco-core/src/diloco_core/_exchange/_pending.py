@@ -1,4 +1,4 @@
-"""A sync in two halves: in the first a replica contributes, in the second it waits for the others and adopts the result.
+"""A sync in two halves: contributing, then waiting for the others and adopting the result.
 
 An exchange writes a sync as one generator that yields once, between the halves. :class:`Syncs` runs
 the first half when the sync is begun, and the second half when it is finished.
@@ -17,7 +17,10 @@ from ._report import SyncReport
 T = TypeVar("T")
 
 Ready = Callable[[], bool]
-"""What the generator of a sync yields: a function that returns whether all contributions are there, so that the second half would not wait for one."""
+"""The function that the generator of a sync yields.
+
+It returns whether all contributions are there, so that the second half would not wait for one.
+"""
 
 Steps = Generator[Ready, None, "SyncReport"]
 Guard = Callable[[], AbstractContextManager[object]]
@@ -56,17 +59,21 @@ class Pending(Protocol):
     """
 
     def ready(self) -> bool:
-        """Whether the contributions of all other replicas are there, so that :meth:`finish` would not wait for one.
+        """Say whether the contributions of all other replicas are there.
 
-        It does not wait itself. It costs a request or two, and may be called again and again. An
-        exchange that cannot know the answer returns True.
+        If so, :meth:`finish` would not wait for one. This method does not wait itself. It costs a
+        request or two, and may be called again and again. An exchange that cannot know the answer
+        returns True.
 
         Raises:
             SyncError: An error that :meth:`finish` would raise is known already.
         """
 
     def finish(self) -> SyncReport:
-        """Wait for the others, reduce, update, adopt; see :meth:`._base.Exchange.sync` for what it raises."""
+        """Wait for the others, reduce, update and adopt.
+
+        :meth:`._base.Exchange.sync` says what it raises.
+        """
 
 
 class Syncs:

@@ -1,8 +1,8 @@
-"""The exchange over a ``torch.distributed`` process group, for replicas that share a network: without a store.
+"""The exchange over a ``torch.distributed`` process group, for replicas that share a network.
 
-The owner of a shard gathers the contributions chunk by chunk, sums them in rank order, updates the
-values and broadcasts them. The arithmetic is the same as that of the exchange over a store, and the
-results are equal bit for bit.
+It needs no store. The owner of a shard gathers the contributions chunk by chunk, sums them in rank
+order, updates the values and broadcasts them. The arithmetic is the same as that of the exchange
+over a store, and the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ._in_memory import ExchangeInMemory
 from ._pending import Pending, Steps, check_usable
 
 GROUP_CHUNK_BYTES = 4 * 2**20
-"""Default size of a chunk in bytes: large enough to hide the latency of a message, small compared with a model."""
+"""Default bytes of a chunk: many for the latency of a message, few compared with a model."""
 
 
 class ProcessGroupExchange(ExchangeInMemory):
@@ -115,7 +115,9 @@ class ProcessGroupExchange(ExchangeInMemory):
             self._gather_objects(("", Ending(self.rank, "left", self._progress), None))
 
     def abort(self, error: BaseException) -> None:
-        """Tell the others, at their next sync, that this replica has failed; repeatable, never raises.
+        """Tell the others, at their next sync, that this replica has failed.
+
+        Repeatable; never raises.
 
         A sync that another thread carries out cannot be interrupted: this waits until it ends, at
         the latest after the process group's timeout.
@@ -129,7 +131,10 @@ class ProcessGroupExchange(ExchangeInMemory):
 
     @contextmanager
     def _guarded(self, job: SyncJob) -> Iterator[None]:
-        """If a sync fails, the exchange cannot be used any more: the others wait in collectives that this replica has left."""
+        """End the exchange if a sync fails.
+
+        It cannot be used any more: the others wait in collectives that this replica has left.
+        """
         try:
             with self._turn:
                 yield

@@ -1,8 +1,8 @@
-"""What an outer loop and an exchange whose store keeps the run (:class:`.StoreExchange`) need of each other.
+"""The interface between an outer loop and an exchange whose store keeps the run.
 
-The store keeps the global copy, the outer state, and which inner steps of each rank are in them. In
-a *resumable* run, a replica takes the run's newest state when it begins, may come back, and learns
-after each sync what became of its contribution.
+That exchange is :class:`.StoreExchange`. Its store keeps the global copy, the outer state, and
+which inner steps of each rank are in them. In a *resumable* run, a replica takes the run's newest
+state when it begins, may come back, and learns after each sync what became of its contribution.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Position:
 
 
 class ResumableJob(SyncJob, Protocol):
-    """A fragment of the model, which the run's state replaces when a replica begins or has to begin again.
+    """A fragment of the model, which the run's state replaces whenever a replica begins.
 
     Unlike the job of a single sync, it exists as long as the exchange does.
     """
@@ -60,7 +60,7 @@ class ResumableJob(SyncJob, Protocol):
         """
 
     def finish(self) -> None:
-        """Write adopted values to the model where that was not done at once, since all are there now.
+        """Write adopted values to the model where that was not done at once; by now, all are there.
 
         Repeatable.
         """
@@ -69,7 +69,7 @@ class ResumableJob(SyncJob, Protocol):
         """What the replica has learned since the last sync, in one flat tensor per group."""
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
-        """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
+        """Add what :meth:`progress` returned to the model again, on top of values adopted since."""
 
     def prepare_outer(self, piece: Piece) -> None:
         """Give a chunk its part of an outer state that was loaded, before its first outer step."""

@@ -10,7 +10,7 @@ from .._errors import MismatchError
 from ._base import Schema
 
 MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
-"""Settings that may have other values when a fixed run continues, as long as they are the same on all replicas."""
+"""The settings that may differ when a fixed run continues, if they are the same on all replicas."""
 
 
 def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) -> None:
@@ -60,7 +60,10 @@ def _advice(difference: Difference, schema: Schema) -> str:
     )
     begins = schema.settings.get("init") == "check" and schema.settings.get("committed") == "0"
     if begins and " in fragment " in difference.mine:
-        advice += " Or leave out init='check': with init='rank0' all replicas begin with the values of rank 0."
+        advice += (
+            " Or leave out init='check': with init='rank0' all replicas begin with the values of "
+            "rank 0."
+        )
     return advice
 
 
@@ -85,7 +88,10 @@ class Difference(NamedTuple):
 
 
 def only_another(difference: Difference) -> str:
-    """``fragments`` or ``outer_groups``, if a tensor is only in another one of these, and otherwise the same; empty if not."""
+    """Return ``fragments`` or ``outer_groups`` if a tensor is only in another one of these.
+
+    Return an empty string if it differs otherwise.
+    """
     for kind, what in (("fragment", "fragments"), ("outer group", "outer_groups")):
         lines = [re.sub(f" in {kind} [0-9]+", "", line) for line in difference[2:]]
         if difference.kind == "tensor" and lines[0] == lines[1]:
@@ -94,7 +100,10 @@ def only_another(difference: Difference) -> str:
 
 
 def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
-    """The first setting or tensor in which two replicas differ; None if they differ at most in the order."""
+    """Return the first setting or tensor in which two replicas differ.
+
+    Return None if they differ at most in the order.
+    """
     for kind, own_values, other_values in (
         ("setting", mine.settings, theirs.settings),
         ("tensor", mine.tensors, theirs.tensors),
@@ -111,7 +120,10 @@ def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
 
 
 def _groups_of(settings: Mapping[str, str]) -> str:
-    """How many outer parameter groups there are, as they are given: each has an optimizer among its settings."""
+    """Return the outer groups in the form in which they are given, with ``{...}`` for each.
+
+    Each has an optimizer among its settings.
+    """
     number = sum(
         re.fullmatch(r"outer_groups\[[0-9]+\]\.optimizer", name) is not None for name in settings
     )

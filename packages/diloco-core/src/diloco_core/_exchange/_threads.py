@@ -1,4 +1,7 @@
-"""The exchange between threads of one process, for simulations, notebooks and tests: the same arithmetic without a store."""
+"""The exchange between threads of one process: the same arithmetic without a store.
+
+It is for simulations, notebooks and tests.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def in_process(
 
 
 class _Hub:
-    """Where the threads meet: in each round, every thread leaves a value, and takes the values of all."""
+    """The meeting point of the threads.
+
+    In each round, every thread leaves a value, and takes the values of all.
+    """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -67,7 +73,10 @@ class _Hub:
             self.changed.notify_all()
 
     def settled(self, round_name: str, progress: Progress) -> bool:
-        """Whether waiting in a round is of no use any more: all have arrived, or one has ended without arriving."""
+        """Say whether waiting in a round is of no use any more.
+
+        All threads have arrived, or one has ended without arriving.
+        """
         with self.changed:
             arrived = self.rounds[round_name, progress.number]
             return len(arrived) == self.world_size or any(
@@ -152,7 +161,7 @@ class InProcessExchange(ExchangeInMemory):
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, last))
 
     def give_up(self) -> None:
-        """Make a sync that another thread carries out end soon; see :meth:`._base.Exchange.give_up`."""
+        """Make a sync in another thread end soon; see :meth:`._base.Exchange.give_up`."""
         self._syncs.interrupt()
         self._hub.wake()
 

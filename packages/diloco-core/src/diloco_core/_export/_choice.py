@@ -1,4 +1,4 @@
-"""Which of a run's states is exported: the newest one that is whole, or the one that was asked for."""
+"""The choice of the state that is exported: the newest whole one, or the one that was asked for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,12 @@ class Choice(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """A state with missing objects: the number of outer steps after which it was saved, and what messages say of it."""
+    """A state with missing objects.
+
+    Attributes:
+        step: The number of outer steps after which it was saved.
+        reason: What messages say of it.
+    """
 
     step: int
     reason: str
@@ -86,7 +91,10 @@ def newest_whole(
 
 
 def newer_unfinished(source: RunStates, choice: Choice) -> Unfinished | None:
-    """The newest incomplete state, if it is still incomplete: if the run is going on, it is complete by now."""
+    """Return the newest incomplete state, if it is still incomplete.
+
+    If the run is going on, it is complete by now.
+    """
     if not choice.incomplete or max(source.states(source.complete())) >= choice.incomplete[0]:
         return None
     return _unfinished_state(source, choice.incomplete[0])
@@ -227,7 +235,10 @@ def read_tensors(
 def _check_sizes(
     store: Store, layout: Layout, files: list[PublishedFile], listing: Mapping[str, int]
 ) -> None:
-    """Refuse files that are too short for their values, before there is memory for these: the manifest alone says how many."""
+    """Refuse files that are too short for their values, before memory is reserved for these.
+
+    Only the manifest says how many values there are.
+    """
     for file in files:
         if file.update is not None:
             continue  # it is added to the values of a whole file

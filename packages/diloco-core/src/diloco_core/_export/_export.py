@@ -162,7 +162,10 @@ def export(
 
 
 def _age(source: RunStates, choice: Choice, at: int | None) -> int:
-    """How many outer steps the run has taken since the state that is exported, as far as the store shows."""
+    """Return how many outer steps the run has taken since the state that is exported.
+
+    Steps count as far as the store shows them.
+    """
     if at is not None or source.unknown:
         return 0
     return max(0, source.outer_steps(source.newest) - choice.step)
@@ -196,8 +199,8 @@ def _tell_omitted(target: Path, unsynced: Mapping[str, Any]) -> None:
     if omitted := unsynced.get("omitted"):
         _log.warning(
             (
-                "%s does not hold these entries of the model's state_dict(), which get_extra_state() "
-                "or hooks of the model add: %s"
+                "%s does not hold these entries of the model's state_dict(), which "
+                "get_extra_state() or hooks of the model add: %s"
             ),
             target,
             ", ".join(omitted),

@@ -63,7 +63,9 @@ class PublishedFile:
 
 
 class RunStates:
-    """The published states of a run, by their numbers in its log: its records say which are complete, and which were given up.
+    """The published states of a run, by their numbers in its log.
+
+    The records of the run say which are complete, and which were given up.
 
     Attributes:
         run_id: The launch that the run belongs to.
@@ -95,7 +97,7 @@ class RunStates:
         self._codec = _state_codec(manifest.settings, store.uri)
 
     def state(self, number: int) -> list[int]:
-        """The state after a number of the log: for each fragment, the last sync of this fragment up to then."""
+        """Return the state after a number of the log: each fragment's last sync up to then."""
         count, first = len(self.fragments), self.initial_steps
         syncs = [max(first, number - (number - 1 - index) % count) for index in range(count)]
         rollback = next((each for each in self.rollbacks[::-1] if each.sync <= number), None)
@@ -118,7 +120,7 @@ class RunStates:
         return sorted(number_by_state.values(), reverse=True)
 
     def complete(self) -> list[set[int]]:
-        """For each fragment, the syncs after which its state is completely published, and was not given up."""
+        """Return, for each fragment, the syncs whose state is complete and was not given up."""
         self.rollbacks = self._read_rollbacks()
         listing = self._store.list("state/")
         complete = done_states(listing, len(self.fragments), self.rollbacks)
@@ -162,7 +164,7 @@ class RunStates:
         return steps
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
-        """The files that a fragment's state after a sync is made of, in the order in which they are to be read."""
+        """Return the files of a fragment's state after a sync, in the order of reading them."""
         begun = sync > self.initial_steps
         done = self._done(sync, index) if begun else self._manifest.done(index)
         parts = self._made_of(index, sync)
@@ -193,7 +195,10 @@ class RunStates:
         return made_of(last, index, len(self.fragments), self._whole_every, self.rollbacks)
 
     def _keys(self, index: int, sync: int, *, before: bool = False) -> list[str]:
-        """The keys of the files that a fragment's state is made of; with ``before``, only those of earlier syncs."""
+        """Return the keys of the files of a fragment's state.
+
+        With ``before``, these are only files of earlier syncs.
+        """
         shards = range(self.fragments[index]["shards"])
         initial = self._manifest.initial
         return [
@@ -204,11 +209,11 @@ class RunStates:
         ]
 
     def expected(self) -> Iterator[int]:
-        """Numbers of the log whose states must have been published once, or are being published now; the newest first.
+        """Yield the numbers of states that were surely published once, or are being published now.
 
-        Any object that shows that a sync took place counts, not only its records. Old states may
-        have been deleted since, by the rules of the run. Rollbacks are known as of the last call of
-        :meth:`complete`.
+        They are numbers of the log, the newest first. Any object that shows that a sync took place
+        counts, not only its records. Old states may have been deleted since, by the rules of the
+        run. Rollbacks are known as of the last call of :meth:`complete`.
         """
         traces = {sync for sync, _ in published_states(self._written("state/"))}
         committed = {sync for sync in map(commit_sync, self._written("commits/")) if sync}
@@ -246,7 +251,7 @@ class RunStates:
         return (number for number in numbers if number > self.unknown and number not in obsolete)
 
     def missing(self, number: int) -> list[str]:
-        """Keys of the objects that are missing from the whole model's state after a number of the log."""
+        """Return the keys of objects that the whole state after a number of the log lacks."""
         keys: list[str] = []
         for index, sync in enumerate(self.state(number)):
             keys += self._keys(index, sync)
@@ -326,7 +331,7 @@ class RunStates:
 
 
 def _state_codec(settings: Mapping[str, str], uri: str) -> Codec | None:
-    """The codec with which a run publishes its state, by its settings; None if it publishes it as it is.
+    """Return the codec with which a run publishes its state; None if it publishes it as it is.
 
     Raises:
         FormatError: This version does not know the codec.

@@ -1,1 +1,1 @@
-"""The inner training of one replica: its state, its steps, and the changes that no step accounts for."""
+"""The inner training of one replica: its state, its steps, and changes that no step explains."""

@@ -1,4 +1,7 @@
-"""The file of an inner state: safetensors, with the states in its metadata, and a checksum over every other byte."""
+"""The file of an inner state: safetensors, with the states in its metadata.
+
+A checksum covers every other byte.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Noticing an inner optimizer that keeps weights of its own and writes them back, so that the result of a sync is lost."""
+"""Noticing an inner optimizer that keeps weights of its own and writes them back.
+
+The result of a sync would be lost.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Some values of a contiguous tensor, evenly spread, rounded to a dtype; in float64 on the CPU."""
+    """Return some values of a contiguous tensor, evenly spread, in float64 on the CPU.
+
+    They are rounded to ``dtype`` first, if it is given.
+    """
     flat = tensor.detach().view(-1)
     sample = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
     return sample.to(dtype or tensor.dtype).to("cpu", torch.float64)

@@ -1,4 +1,6 @@
-"""Noticing an inner optimizer that mixes weights of its own, in the model's own dtype, into the model: schedule-free, Lookahead.
+"""Noticing an inner optimizer that mixes weights of its own into the model.
+
+Schedule-free optimizers and Lookahead do so. The weights have the model's own dtype.
 
 What such an optimizer has written cannot be told from a step, and what it keeps may be an average
 that it never uses. So a tiny twin of it takes a few steps without gradients: once as it is, and
@@ -208,7 +210,11 @@ def _moved(
     kept_shift: float,
     gradient: float = 0.0,
 ) -> tuple[torch.Tensor, bool]:
-    """Where a twin's parameters are after some steps, if they and what it keeps begin elsewhere; and whether that changes."""
+    """Return where a twin's parameters are after some steps that begin elsewhere.
+
+    The parameters are shifted before these, and so is what the twin keeps. Return also whether the
+    steps change what it keeps.
+    """
     small = _Twins(optimizer, parameters)
     twin = small.optimizer
     with torch.no_grad():
@@ -227,11 +233,11 @@ def _moved(
 
 
 class _Twins:
-    """Copies of an optimizer, and of those that it wraps, for a few values of a few parameters; in float64 on the CPU.
+    """Copies of an optimizer, and of those that it wraps, for a few values of a few parameters.
 
-    They share nothing with the original that a step could change. Anything but numbers, text,
-    tensors and optimizers is refused. Of a list with as many entries as the original has
-    parameters, only the first are copied.
+    They are in float64 on the CPU, and share nothing with the original that a step could change.
+    Anything but numbers, text, tensors and optimizers is refused. Of a list with as many entries as
+    the original has parameters, only the first are copied.
     """
 
     def __init__(

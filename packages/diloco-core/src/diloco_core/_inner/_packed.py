@@ -1,4 +1,4 @@
-"""States as JSON can hold them, with their tensors beside them, so that they are saved without pickle."""
+"""States as JSON can hold them, with their tensors beside them, to be saved without pickle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .._model._values import is_plain
 # Integers with more bits are written as hexadecimal text, since Python refuses to read and write
 # thousands of decimal digits.
 _DECIMAL_BITS = 1024
-_WAY_OUT = " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins with a new one."
+_WAY_OUT = (
+    " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins "
+    "with a new one."
+)
 _DTYPES = frozenset(
     {
         torch.float64,
@@ -49,8 +52,8 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
             )
         if not is_plain(value):
             raise ConfigurationError(
-                f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: only plain, "
-                "dense tensors can." + _WAY_OUT
+                f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which "
+                "cannot be saved: only plain, dense tensors can." + _WAY_OUT
             )
         tensors.append(value.detach())
         return {"tensor": len(tensors) - 1}
@@ -74,7 +77,9 @@ def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
 
 def _entry(where: str, key: object) -> str:
     # Python refuses to print an integer with thousands of decimal digits.
-    return f"{where}[{hex(key) if isinstance(key, int) and key.bit_length() > _DECIMAL_BITS else repr(key)}]"
+    if isinstance(key, int) and key.bit_length() > _DECIMAL_BITS:
+        return f"{where}[{hex(key)}]"
+    return f"{where}[{key!r}]"
 
 
 def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""The state that belongs to one replica alone: inner optimizers, random generators, and what the user adds to it."""
+"""The state of one replica alone: inner optimizers, random generators, and what the user adds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
 
 
 class Stateful(Protocol):
-    """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler.
+    """Anything with a position to save: a data loader, a learning rate schedule, a gradient scaler.
 
     It is saved inside the inner optimizer's ``step()`` where a sync follows, and again where the
     block is left. If a replica is killed, what the loop changed after that ``step()`` is not in the
@@ -37,7 +37,9 @@ class Stateful(Protocol):
 
 
 class InnerState:
-    """Saves and restores the state that belongs to one replica alone, as a safetensors file with a checksum, without pickle.
+    """The saving and restoring of the state that belongs to one replica alone.
+
+    The file is safetensors with a checksum, without pickle.
 
     Args:
         optimizers: The inner optimizers.
@@ -235,7 +237,10 @@ def _lay_out_like_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _move_settings(optimizer: torch.optim.Optimizer, given: Sequence[Mapping[str, Any]]) -> None:
-    """Put settings that are tensors, such as ``lr`` of a capturable optimizer, where those were that it was created with."""
+    """Move settings that are tensors to where they were when the optimizer was created.
+
+    One of these is ``lr`` of a capturable optimizer.
+    """
     for group, before in zip(optimizer.param_groups, given, strict=True):
         for key, value in before.items():
             if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):

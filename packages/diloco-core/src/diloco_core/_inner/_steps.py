@@ -1,4 +1,7 @@
-"""Noticing the steps of the inner optimizers through hooks; and when an inner step counts that several of them take together."""
+"""Noticing the steps of the inner optimizers through hooks, and counting inner steps.
+
+Several optimizers take an inner step together.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +180,10 @@ class InnerSteps:
         )
 
     def has_new_gradient(self, number: int) -> bool:
-        """Whether an optimizer has gradients that it has not used yet, so that it is about to step; and remember which."""
+        """Say whether an optimizer has gradients that it has not used yet, and remember which.
+
+        It is about to step then.
+        """
         gradient = self._used[number][0].grad if number in self._used else None
         if gradient is None or self.has_used_gradient(number):
             return False
@@ -186,7 +192,10 @@ class InnerSteps:
         return gradient.layout is not torch.strided or bool(gradient.any())
 
     def has_replaced_gradient(self, number: int) -> bool:
-        """Whether an optimizer has other gradients than when it had new ones: zero_grad() has thrown those away."""
+        """Say whether an optimizer has other gradients than when it had new ones.
+
+        If so, zero_grad() has thrown those away.
+        """
         used, new = self._used.get(number), self._new.get(number)
         return used is not None and new is not None and used[0].grad is not new()
 
@@ -221,12 +230,13 @@ def _is_on_stack(frame: FrameType | None, top: FrameType | None) -> bool:
 
 
 class StepCounter:
-    """Groups the steps of several optimizers into inner steps, in which each of them steps at most once.
+    """The grouping of the steps of several optimizers into inner steps.
 
-    An inner step is complete when all optimizers have stepped, in any order. It also ends when one
-    of them is about to step again, since then a gradient scaler has skipped the others. This shows
-    in one of two ways: the optimizer begins its next step, or it has new gradients already when the
-    last of the others steps. With one optimizer, each of its steps is an inner step.
+    In an inner step, each of them steps at most once. It is complete when all optimizers have
+    stepped, in any order. It also ends when one of them is about to step again, since then a
+    gradient scaler has skipped the others. This shows in one of two ways: the optimizer begins its
+    next step, or it has new gradients already when the last of the others steps. With one
+    optimizer, each of its steps is an inner step.
 
     Where every optimizer has a backward pass of its own that also reaches the parameters of the
     others (some GANs), such new gradients say nothing: they are thrown away. Once that was seen,
@@ -245,7 +255,7 @@ class StepCounter:
 
     @property
     def stepped(self) -> list[int]:
-        """Numbers of the optimizers that have stepped in the inner step that is under way and still to count."""
+        """Numbers of the optimizers that have stepped in an inner step that is still to count."""
         return [] if self._counted_early else sorted(self._stepped)
 
     def load(self, stepped: Collection[int]) -> None:
@@ -333,7 +343,7 @@ _NAMES = frozenset({"untraced_hook", "_fn"})
 
 
 def untraced(function: Callable[..., None]) -> Callable[..., None]:
-    """A function that does the same, and is left out where torch.compile traces the code that calls it.
+    """Return a function that does the same, and is left out where torch.compile traces its caller.
 
     It costs next to nothing where nothing is compiled.
     """

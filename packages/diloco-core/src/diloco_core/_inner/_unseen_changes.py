@@ -1,4 +1,7 @@
-"""Noticing that parameters are trained by an optimizer that the outer loop does not know, so that nothing would be synced."""
+"""Noticing that parameters are trained by an optimizer that the outer loop does not know.
+
+Nothing would be synced.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _MOST_VALUES = 4096
 
 
 class UnseenChanges:
-    """Checks the values of a few parameters after many backward passes without a step of an inner optimizer.
+    """The check of a few parameters after many backward passes without an inner optimizer's step.
 
     A hook counts the backward passes that reach a parameter. With gradient accumulation there are
     several passes per step, between which values do not change, so the values are compared only
@@ -53,7 +56,7 @@ class UnseenChanges:
         self._handles.clear()
 
     def steps(self) -> None:
-        """Note that an inner optimizer begins a step: the backward passes of its closure do not count."""
+        """Note that an inner optimizer begins a step: passes of its closure do not count."""
         self._stepping = True
 
     def seen(self) -> None:

@@ -1,4 +1,7 @@
-"""What the steps of a sync cost one replica: requests, bytes and seconds, over a store that behaves as a model says."""
+"""The costs of a sync to one replica, step by step: requests, bytes and seconds.
+
+The store behaves as a model says.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,13 @@ class Ranges:
 
 
 class _Queue:
-    """The requests that one rate limits (that of reads, or that of writes) since all replicas last waited for each other.
+    """The requests that one rate limits since all replicas last waited for each other.
 
-    All replicas send requests at the same time, so the last replica's request is served later than
-    the first one's. That replica then takes its further steps later too, when the others are no
-    longer in its way. So only the longest burst causes a delay, unless there are more requests than
-    the store can serve in the whole time: then it serves them one after another without a pause.
+    The rate is that of reads, or that of writes. All replicas send requests at the same time, so
+    the last replica's request is served later than the first one's. That replica then takes its
+    further steps later too, when the others are no longer in its way. So only the longest burst
+    causes a delay, unless there are more requests than the store can serve in the whole time: then
+    it serves them one after another without a pause.
     """
 
     def __init__(self) -> None:
@@ -99,11 +103,14 @@ class Costs:
 
     @property
     def longest_part(self) -> float:
-        """Seconds of the longest part between two points at which all replicas wait for the last one."""
+        """Seconds of the longest part between two points where all replicas wait for the last."""
         return max(self._longest, self.seconds - self._met)
 
     def meet(self) -> None:
-        """All replicas wait until the last one has come to this point, and need a moment to see that it has."""
+        """Let all replicas wait until the last one has come to this point.
+
+        They need a moment to see that it has.
+        """
         self._longest = self.longest_part
         self._passed = self._met = self.seconds + self.store.poll
         self._queues = _Queue(), _Queue()
@@ -154,7 +161,7 @@ class Costs:
         self._step("PUT", parts + 2, seconds + 2 * self._one("PUT"), 2 + rounds, size)
 
     def create(self, objects: float, size: float, at_once: int, times: float) -> None:
-        """Create objects that must not exist yet: one request each, ``at_once`` of them at the same time."""
+        """Create objects that must not exist yet: a request each, ``at_once`` of them together."""
         rounds = _rounds(objects, at_once)
         seconds = max(
             rounds * self._one("PUT", size), self.store.put + objects * size / self.bandwidth
@@ -162,7 +169,7 @@ class Costs:
         self._step("PUT", objects, seconds, rounds, objects * size, times=times)
 
     def read(self, ranges: Ranges, budget: float) -> None:
-        """Read ranges of objects; ``budget`` is the memory in bytes for those that are under way."""
+        """Read ranges of objects with ``budget`` bytes of memory for those that are under way."""
         if ranges.count:
             at_once, round_seconds = self._reading(ranges, budget)
             rounds = _rounds(ranges.count, at_once)
@@ -224,10 +231,11 @@ class Costs:
         by: float | None = None,
         times: float = 1.0,
     ) -> None:
-        """All replicas, or ``by`` of them, send requests of one kind, which takes each of them ``unhindered`` seconds.
+        """Let all replicas, or ``by`` of them, send requests of one kind.
 
-        All requests of a replica move ``size`` bytes. The other arguments are those of :meth:`ask`;
-        ``rounds`` is as in :meth:`_Queue.add`.
+        The requests take each of them ``unhindered`` seconds, and those of a replica move ``size``
+        bytes together. The other arguments are those of :meth:`ask`; ``rounds`` is as in
+        :meth:`_Queue.add`.
         """
         senders = self.replicas if by is None else by
         share = times * senders / self.replicas

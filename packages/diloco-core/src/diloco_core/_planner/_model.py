@@ -1,4 +1,7 @@
-"""What is synced, as far as the costs of a sync depend on it: sizes of contributions, shards, objects and records."""
+"""The sizes of all that is synced: contributions, shards, objects and records.
+
+They are as exact as the costs of a sync depend on them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,14 @@ _WINDOW = 16  # how many blocks are laid out to see how chunks fill them
 _CONTRIBUTION, _CONTRIBUTED_SHARD = 110, 165
 """The header of a contribution, and what it has for each shard."""
 _PUBLICATION, _PUBLISHED_TENSOR = 320, 192
-"""The header of a published shard, and what it has for the values, and for each tensor of outer state."""
+"""The header of a published shard, and what it has for the values and each outer tensor."""
 _COMMIT, _MEMBER = 353, 159
 """The record of a sync, and what it has for each replica."""
 _DONE, _SUMS = 92, 40
-"""What the record of a complete state has besides that of its sync; and it and the manifest for each shard."""
+"""The additions of a complete state's record to that of its sync: once, and for each shard.
+
+The manifest has the latter as well.
+"""
 _MANIFEST, _TENSOR = 950, 180
 """The manifest: the settings of the run, and what it has for each tensor."""
 _CLAIM = 250
@@ -82,7 +88,7 @@ class Model:
 
     @cached_property
     def sent(self) -> float:
-        """The size of a contribution's values after they are encoded, as a part of what it was before."""
+        """The size of a contribution's encoded values, as a part of what it was before."""
         return self._encoded(self.codec)
 
     @cached_property
@@ -108,7 +114,7 @@ class Model:
 
     @property
     def section(self) -> float:
-        """What is read of a shard in a contribution: its values as they are sent, and the checksums after them."""
+        """Bytes read of a shard in a contribution: its values as sent, and their checksums."""
         return self.sent_shard + CHECKSUM_BYTES * math.ceil(self.shard / SUMMED_BYTES)
 
     @property
@@ -133,7 +139,7 @@ class Model:
 
     @property
     def adopted(self) -> Ranges:
-        """What is read from a published shard: its values or its update, and the checksums after them."""
+        """What is read from a published shard: its values or its update, and their checksums."""
         block = self.transfer.block_bytes
         if self.coded is None:
             size = self.shard + END_BYTES
@@ -171,7 +177,7 @@ class Model:
 
     @property
     def watched(self) -> float:
-        """Bytes that are read now and then: the manifest, its copy, and the claim of the replica."""
+        """Bytes that are read now and then: the manifest, its copy, and the replica's claim."""
         return 2 * (_MANIFEST + _SUMS * self.shards + _TENSOR * self.tensors) + _CLAIM
 
 
@@ -214,7 +220,10 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
 
 
 def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: float) -> Costs:
-    """A sync of an elastic run in which every replica updates all shards, as a mean over the syncs between two publications."""
+    """Return the costs of a sync of an elastic run in which every replica updates all shards.
+
+    They are a mean over the syncs between two publications.
+    """
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     budget, often = model.transfer.gather_budget(), 1 / publish_every
     _commit(costs, model, budget)

@@ -1,4 +1,4 @@
-"""What an exchange will cost in time, bytes, requests and money: an estimate, made before a machine is paid for.
+"""An estimate of an exchange's time, bytes, requests and money, before a machine is paid for.
 
 The planner follows the exchanges request by request, with their sizes and limits (:mod:`._model`),
 over a store that behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` measures the same
@@ -79,7 +79,9 @@ class ExchangePlan:
     longest_part: float = 0.0
 
     def exposed(self, overlap: float = 0.0) -> float:
-        """Seconds of a sync in which a replica does not train, as :attr:`SyncReport.exposed_seconds` has them.
+        """Return the seconds of a sync in which a replica does not train.
+
+        Reports have them as :attr:`SyncReport.exposed_seconds`.
 
         Args:
             overlap: How many seconds a sync may take without stopping the training: the duration of
@@ -94,7 +96,11 @@ class ExchangePlan:
         return max(0.0, self.seconds - overlap)
 
     def hidden(self, overlap: float = 0.0) -> float:
-        """Seconds of a sync beside which a replica trains, as :attr:`SyncReport.hidden_seconds` has them; see :meth:`exposed`."""
+        """Return the seconds of a sync beside which a replica trains.
+
+        Reports have them as :attr:`SyncReport.hidden_seconds`. ``overlap`` is as in
+        :meth:`exposed`.
+        """
         return self.seconds - self.exposed(overlap)
 
     def blocked(self, period: float | Seconds, overlap: float = 0.0) -> float:
@@ -164,11 +170,12 @@ def plan_exchange(
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
-    """Estimate the costs of one sync in the middle of a run in which no replica is late, to about 5 %.
+    """Estimate the costs of one sync in the middle of a run in which no replica is late.
 
-    The requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD,
-    writes every large object in parts, half as many of them at once, and deletes objects one by
-    one. Saving what belongs to a single replica (``save_inner_every``) is not included.
+    They are right to about 5 %. The requests are those of the obstore driver. s3fs sends others: it
+    opens an object with a HEAD, writes every large object in parts, half as many of them at once,
+    and deletes objects one by one. Saving what belongs to a single replica (``save_inner_every``)
+    is not included.
 
     Args:
         params: Number of parameters that are synced.

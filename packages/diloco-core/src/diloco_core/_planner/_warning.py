@@ -1,4 +1,7 @@
-"""Warn at the start of a run if its syncs are long compared with the time that replicas wait for each other."""
+"""A warning about syncs that are long compared with the time that replicas wait for each other.
+
+It is given at the start of a run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ def warn_of_long_syncs(
     outer_state: Callable[[], float] = lambda: 1.0,
     terms: Terms = DEFAULT,
 ) -> None:
-    """Log a warning if a slow replica could make the others give up a sync, with the figures and what helps.
+    """Log a warning if a slow replica could make the others give up a sync.
+
+    The warning has the figures, and says what helps.
 
     ``sync_timeout`` limits how long a replica waits for the others, not how long it is itself busy
     with a sync. If all are equally fast, they hardly wait. For a replica that is half as fast, they

@@ -1,1 +1,1 @@
-"""The object store: what a run needs of it, how one is opened, and how it is read and written well."""
+"""The object store: what a run needs of it, how to open one, and how to read and write it well."""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 _PROBES = 3
 RECORD_BYTES = 64 * 2**20
-"""Largest size of a record in bytes: the manifest of a model with 200,000 tensors, or the commit of 100,000 members."""
+"""The largest record in bytes: a manifest of 200,000 tensors, or a commit of 100,000 members."""
 
 # Anything with the buffer protocol; typing it as collections.abc.Buffer needs Python 3.12.
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -64,10 +64,11 @@ class ReadsAhead(ObjectReader, Protocol):
     """A reader that can fetch data before it is read, if it knows what will be read."""
 
     def expect(self, start: int, stop: int) -> None:
-        """Announce that bytes ``start`` to ``stop`` will be read in order, after everything that was announced before.
+        """Announce that bytes ``start`` to ``stop`` will be read in order.
 
-        This includes what was announced for other objects of the store. Bytes that are announced
-        and not read yet may be announced again. Closing the reader withdraws what it has announced.
+        They come after everything that was announced before, for other objects of the store, too.
+        Bytes that are announced and not read yet may be announced again. Closing the reader
+        withdraws what it has announced.
         """
 
 
@@ -85,12 +86,15 @@ class Store(Protocol):
 
     uri: str
     near: bool
-    """True where a request costs microseconds (a local folder, memory), False where it costs milliseconds."""
+    """True where a request takes microseconds (a local folder, memory), and not milliseconds."""
     retries: bool
-    """Whether the store retries by itself before it raises StoreUnavailableError, so that its callers need not."""
+    """True if the store retries before it raises StoreUnavailableError, so callers need not."""
 
     exclusive: bool
-    """Whether the driver creates an object in one step; False if it first looks whether the key exists, and then writes."""
+    """True if the driver creates an object in one step.
+
+    Otherwise it first looks whether the key exists, and then writes.
+    """
     largest: int | None
     """The most bytes that an object may have, if there is a limit."""
 
@@ -105,7 +109,7 @@ class Store(Protocol):
 
     @property
     def downtime(self) -> float:
-        """For how many seconds, so far, requests of this process have waited for an unavailable store.
+        """Seconds for which requests of this process have waited for an unavailable store so far.
 
         The time of a request counts from the beginning of its first try that failed to its success
         or its last failure. Requests that wait at the same time count once. A clock from which this
@@ -152,7 +156,10 @@ class Store(Protocol):
         """
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Keys below the folder ``prefix`` (which ends in ``/``) and their sizes in bytes; complete and fresh."""
+        """Return the keys below the folder ``prefix`` and their sizes in bytes, complete and fresh.
+
+        ``prefix`` ends in ``/``.
+        """
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Delete objects; keys that do not exist are ignored.
@@ -183,7 +190,10 @@ class InBackground(Store, Protocol):
 
 
 def block_bytes_of(store: Store) -> int:
-    """How many bytes of one object are read before the next object is read; 0 where requests cost nothing."""
+    """Return how many bytes of one object are read before the next object is read.
+
+    It is 0 where requests cost nothing.
+    """
     if store.near:
         return 0
     return store.transfer.block_bytes if isinstance(store, InBackground) else BLOCK_BYTES
@@ -255,7 +265,10 @@ def creates_once(
 
 
 def most_values(largest: int) -> float:
-    """The most bytes of values that fit into a contribution, which is one object of at most ``largest`` bytes."""
+    """Return the most bytes of values that fit into a contribution.
+
+    A contribution is one object of at most ``largest`` bytes.
+    """
     return 0.99 * largest  # the header and the checksums take far less than a hundredth
 
 
@@ -352,7 +365,7 @@ class Below:
 
 
 class _BelowInBackground(Below):
-    """A folder of a store that can have several requests under way; see :class:`._api.InBackground`."""
+    """A folder of a store that can have several requests under way; see :class:`InBackground`."""
 
     transfer: Transfer = _passed_on("transfer")
     budget: int = _passed_on("budget")

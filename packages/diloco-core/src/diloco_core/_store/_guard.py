@@ -1,4 +1,7 @@
-"""Opening a store in limited time, whatever its driver does, and keeping its secrets out of all messages."""
+"""Opening a store in limited time, and keeping its secrets out of all messages.
+
+The time is limited whatever the driver does.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ _ENDPOINTS = {
 
 
 def endpoint(uri: str) -> str:
-    """The endpoint to which the requests for a URI go, without secrets, if it can be known without asking the driver."""
+    """Return the endpoint to which the requests for a URI go, without secrets.
+
+    The driver is not asked; if it finds one by itself, that is said instead.
+    """
     scheme = uri.partition("://")[0].rpartition("+")[2]
     settings = conf.get(scheme, {})
     client_settings = settings.get("client_kwargs") or {}
@@ -60,9 +66,9 @@ def endpoint(uri: str) -> str:
 
 
 def check_endpoint(scheme: str, *, empty: bool = True) -> None:
-    """Refuse environment variables for the endpoint that do not hold a URL, before anything is opened.
+    """Refuse environment variables for the endpoint that do not hold a URL.
 
-    Some drivers crash on such a value.
+    This comes before anything is opened, since some drivers crash on such a value.
 
     Args:
         scheme: The scheme of the store's URI, without the name of a driver.
@@ -93,12 +99,15 @@ def _is_url(value: str) -> bool:
 
 
 def without_secrets(text: str, uri: str) -> str:
-    """A driver's text as it may be shown: without the secrets of the URI, of endpoints and of the environment."""
+    """Return a driver's text without the secrets of the URI, endpoints and the environment."""
     return redact(text, *_secret_uris(uri))
 
 
 def without_secrets_in(error: BaseException, uri: str) -> BaseException:
-    """An error that may be shown as the cause of another: ``error`` itself, if neither it nor its causes hold a secret."""
+    """Return an error that may be shown as the cause of another.
+
+    It is ``error`` itself, if neither it nor its causes hold a secret.
+    """
     texts = [f"{link} {link!r}" for link in _chain(error)]
     if all(without_secrets(text, uri) == text for text in texts):
         return error
@@ -112,7 +121,7 @@ def cannot_open(uri: str, error: BaseException, why: str = "") -> StoreUnavailab
 
 
 class DriverError(Exception):
-    """Takes the place of a driver's error that holds a secret, in its own text or in that of a cause."""
+    """The replacement of a driver's error that holds a secret, in its text or that of a cause."""
 
 
 def in_time(act: Callable[[], T], uri: str, seconds: float) -> T:

@@ -1,4 +1,4 @@
-"""A store whose failures are waited out: while it is unavailable, requests are repeated before they count as failed."""
+"""A store that repeats requests while it is unavailable, before they count as failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._api import RECORD_BYTES, Buffer, ObjectReader, Store, creates_once
 T = TypeVar("T")
 
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds between two tries; the last of these pauses is used again and again while the store's patience lasts."""
+"""Seconds between two tries; the last pause is used again while the store's patience lasts."""
 
 _WORTH_SAYING = 1.0  # seconds of waiting, from which on an error says how long it has been
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("diloco_core")
 
 
 class Patient:
-    """A store that retries: its operations are repeated while it is unavailable, and missing objects are read as None.
+    """A store that repeats operations while it is unavailable, and reads missing objects as None.
 
     Each key is always written with the same content, so a repeated write is harmless, and so is one
     whose answer got lost. As thread-safe as the store itself.
@@ -55,7 +55,10 @@ class Patient:
 
     @property
     def downtime(self) -> float:
-        """Seconds spent waiting for an unavailable store, in the store or in this class; see :attr:`._api.Store.downtime`."""
+        """Seconds spent waiting for an unavailable store, in the store or in this class.
+
+        See :attr:`._api.Store.downtime`.
+        """
         return self.store.downtime + self._downtime.seconds()
 
     @property
@@ -78,7 +81,10 @@ class Patient:
             return None
 
     def peek(self, key: str, largest: int = RECORD_BYTES) -> bytes | None:
-        """Read a small object whose content may be anything: as :meth:`get`, but of one that is too large, return no bytes."""
+        """Read a small object whose content may be anything.
+
+        It is as :meth:`get`, but returns no bytes of an object that is too large.
+        """
         try:
             return self.get(key, largest)
         except CorruptedObjectError as error:
@@ -89,7 +95,7 @@ class Patient:
     def read(
         self, key: str, use: Callable[[ObjectReader], T], opened: ObjectReader | None = None
     ) -> T | None:
-        """Open an object and return what ``use`` returns for its reader; None if there is no such object.
+        """Open an object and return what ``use`` returns for its reader; None if it does not exist.
 
         ``use`` may be called again, with a new reader. If the object is open already, pass its
         reader as ``opened``: that reader is used first, and closed.
@@ -120,7 +126,10 @@ class Patient:
         return self.attempt(lambda: self.store.create(key, parts()))
 
     def creates_once(self) -> bool:
-        """Whether the store keeps its promise of ``create``: some accept conditional writes and ignore them."""
+        """Say whether the store keeps its promise of ``create``.
+
+        Some accept conditional writes and ignore the condition.
+        """
         return creates_once(self.store, self.attempt)
 
     def list(self, prefix: str) -> dict[str, int]:
@@ -177,7 +186,7 @@ class Patient:
         return self.timing.repeat(seconds, act_if_possible)
 
     def attempt(self, act: Callable[[], T]) -> T:
-        """Call ``act``, and call it again while the store is unavailable, or has to be sent an object anew."""
+        """Call ``act``, and again while the store is unavailable or must be sent an object anew."""
         tries = 0
         notices = Notices(_log.warning, self._retries.clock)
 

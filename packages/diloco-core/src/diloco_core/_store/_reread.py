@@ -1,4 +1,4 @@
-"""Reading well: before the data are needed, several objects at a time, again if they are damaged, or a copy of them.
+"""Reading ahead, several objects at a time, and again or from a copy if they are damaged.
 
 A bit may have changed in transit, while the object in the store is as it was written. Of objects
 that nothing else in a store could replace, copies lie beside them, and hold the same bytes: no
@@ -96,7 +96,10 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
 def list_folders(
     list_below: Callable[[str], dict[str, int]], keys: Iterable[str]
 ) -> dict[str, int]:
-    """List the folders in which some objects belong, given the ``list`` of a store: the sizes of what is there, by key."""
+    """List the folders of some objects, given the ``list`` of a store.
+
+    The result has the sizes of what is there, by key.
+    """
     listing: dict[str, int] = {}
     for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
         listing.update(list_below(f"{folder}/"))

@@ -1,4 +1,4 @@
-"""How many requests may be under way at once between a replica and a store behind a network, and in how much memory."""
+"""Limits for requests to a store behind a network: how many at once, and in how much memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .._errors import ConfigurationError
 BLOCK_BYTES = 8 * 2**20
 """Largest range that one request reads: large enough to hide the latency of a request."""
 PART_BYTES = 5 * 2**20
-"""Objects up to this size are uploaded in one request; larger ones in parts of about this size, several at a time.
+"""Bytes of the parts in which larger objects are uploaded, several at a time.
 
-In the same memory, small parts are quicker, since more connections can be used. S3 does not accept
-smaller ones.
+Objects up to this size are uploaded in one request. In the same memory, small parts are quicker,
+since more connections can be used. S3 does not accept smaller ones.
 """
 CONNECTIONS = 16
 """Number of requests under way at the same time."""
 BUDGET_BYTES = 80 * 2**20
-"""Memory for ranges that were fetched and not read yet, and for everything that is being transferred."""
+"""Bytes for ranges that were fetched and not read yet, and for all that is being transferred."""
 
 _LEAST_BLOCK_BYTES = 2**16
 
@@ -91,13 +91,16 @@ class Transfer:
             )
 
     def gather_budget(self) -> int:
-        """Memory in bytes for reading ahead in the gather topology, where every replica also keeps all of the outer state."""
+        """Return the memory in bytes for reading ahead in the gather topology.
+
+        There, every replica also keeps all of the outer state.
+        """
         return self.budget_bytes * 3 // 10
 
     def gather_block(self) -> int:
-        """How many bytes of one contribution are read in the gather topology before the next contribution is read.
+        """Return how many bytes of a contribution are read at once in the gather topology.
 
-        One such block of sums is kept in memory.
+        The next contribution is read after these. One such block of sums is kept in memory.
         """
         return self.block_bytes // 2
 
@@ -107,7 +110,7 @@ class Transfer:
 
 
 def most_files() -> int | None:
-    """How many file descriptors this process may have; None if there is no limit or it is not known."""
+    """Return how many file descriptors this process may have; None without a known limit."""
     with contextlib.suppress(ImportError):  # Windows
         import resource
 

@@ -1,4 +1,7 @@
-"""What the user of an outer loop passed, checked and made into :class:`.Terms`, before anything is started."""
+"""Checking what the user of an outer loop passed, and making :class:`.Terms` of it.
+
+Both come before anything is started.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def _check_time(exchange: object, sync_every: object) -> None:
 
 
 def _check_rates(exchange: object, groups: Sequence[OuterGroup]) -> None:
-    """Refuse functions of the sync over an exchange that cannot see to it that all replicas use the same rates."""
+    """Refuse functions of the sync if the exchange cannot make all replicas use the same rates."""
     support = support_of(exchange)
     if support.agrees_on_lr or support.compares_lr or not any(group.schedule for group in groups):
         return
@@ -143,7 +146,10 @@ def _feedback(given: object, codec: Codec) -> float:
 
 
 def _weighting(exchange: object, given: object, sync_every: object) -> Weighting:
-    """By what contributions are weighed; replicas that contribute by the time take different numbers of steps."""
+    """Return by what contributions are weighed.
+
+    Replicas that contribute by the time take different numbers of steps.
+    """
     by_time = isinstance(sync_every, Seconds)
     if by_time and given == Weighting.EQUAL:
         raise ConfigurationError(
@@ -255,7 +261,7 @@ def _init(exchange: object, given: object) -> str:
 
 
 def _coding(exchange: object, given: object, full_every: object) -> StateCoding | None:
-    """How state is published over an exchange; None if values and outer state are published as they are."""
+    """Return how state is published; None if values and outer state are published as they are."""
     if not isinstance(given, str) or given not in CODECS:
         names = ", ".join(name for name, each in CODECS.items() if not is_sparse(each))
         raise ConfigurationError(
@@ -275,7 +281,10 @@ def _coding(exchange: object, given: object, full_every: object) -> StateCoding 
     check_state_codec(codec, gather=support.gather)
     every = whole("full_state_every", _FULL_STATE_EVERY if full_every is None else full_every)
     if not support.state_codecs:
-        why = "which does not publish encoded state: only runs over a store and replicas in one process do"
+        why = (
+            "which does not publish encoded state: only runs over a store and replicas in one "
+            "process do"
+        )
         raise _unfit(exchange, f"state_codec={codec.name!r}", why)
     if full_every is not None and not support.keeps_state:
         raise ConfigurationError(
@@ -308,7 +317,10 @@ def _schedule(
 
 
 def _alpha(exchange: object, alpha: object, late: int) -> float:
-    """How much of its own values a replica keeps; ``late`` is the delay, which is refused here if the exchange knows none."""
+    """Return how much of its own values a replica keeps.
+
+    ``late`` is the delay, which is refused here if the exchange knows none.
+    """
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
         raise ConfigurationError(
             f"alpha is {alpha!r}, but it must be a number from 0 (adopt what was synced) to 1 "

@@ -45,12 +45,12 @@ class Turns:
 
     @property
     def seconds(self) -> float:
-        """The length of a window, if replicas contribute by the time; 0 if they do after so many inner steps."""
+        """The seconds of a window; 0 if replicas contribute after a number of inner steps."""
         return 0.0
 
     @property
     def settings(self) -> dict[str, str]:
-        """Delay and alpha by name, where they are not 0: settings that all replicas must have in common."""
+        """Delay and alpha by name, where they are not 0; all replicas must have them in common."""
         given = {"delay": self.delay, "alpha": self.alpha}
         return {name: repr(value) for name, value in given.items() if value}
 
@@ -66,7 +66,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Schedule(Turns):
-    """When fragments are synced: in turn, at equal intervals, each once per ``sync_every`` inner steps.
+    """Fragments synced in turn, at equal intervals, each once per ``sync_every`` inner steps.
 
     So one fragment is synced in every period of P = ``sync_every / fragments`` inner steps. Its
     contribution is sent ``delay`` steps before the end of the period, and the result is adopted at

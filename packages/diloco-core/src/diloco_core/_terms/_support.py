@@ -14,7 +14,10 @@ from .._timing import in_thread
 ONE_PROCESS = (
     "one process is one replica, and what several processes hold together is not supported yet"
 )
-WITHOUT_STORE = "To train with the process group of all replicas instead of a store, pass ProcessGroupExchange()"
+WITHOUT_STORE = (
+    "To train with the process group of all replicas instead of a store, pass "
+    "ProcessGroupExchange()"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,10 @@ class Support:
 EVERYTHING_SENT = Support(
     codecs=True, weighs=True, state_codecs=True, delays=True, agrees_on_lr=True
 )
-"""What exchanges can do that send contributions and state as the terms of the run say, each with more of its own."""
+"""The abilities of exchanges that send contributions and state as the terms of the run say.
+
+Each such exchange has more of its own.
+"""
 
 
 def support_of(exchange: object) -> Support:
@@ -78,7 +84,9 @@ def support_of(exchange: object) -> Support:
 
 
 def check_process_group(exchange: object, way_out: str = WITHOUT_STORE) -> None:
-    """Refuse a process that is in a group with others while its exchange meets over a store; it may have entered it since.
+    """Refuse a process that is in a group with others while its exchange meets over a store.
+
+    It may have entered the group since the exchange was made.
 
     Raises:
         ConfigurationError: The message says what was found, and what to do.

@@ -81,10 +81,10 @@ class Terms:
 
     @property
     def settings(self) -> dict[str, str]:
-        """All but the outer groups, whose settings their optimizers know, by the names under which replicas compare them.
+        """All settings but those of outer groups, by the names under which replicas compare them.
 
-        What is as by default is left out, so that an option that is new changes nothing in the runs
-        without it.
+        The optimizers of outer groups know their own. What is as by default is left out, so that an
+        option that is new changes nothing in the runs without it.
         """
         settings = {
             "sync_every": str(self.schedule.sync_every),
@@ -111,7 +111,10 @@ class Terms:
 
     @property
     def of_initial_values(self) -> Terms:
-        """The terms of the sync in which all take rank 0's values: contributions are neither weighed nor cut."""
+        """Return the terms of the sync in which all replicas take the values of rank 0.
+
+        Contributions are neither weighed nor cut.
+        """
         return replace(self, weighting=Weighting.EQUAL, trim=0, clip=False, coding=None)
 
 

@@ -13,7 +13,7 @@ _LOOKS = 20  # in a window
 
 @dataclass(frozen=True, slots=True)
 class Windows(Turns):
-    """When fragments are synced if H is given in seconds: each once in ``sync_every``, in turn, at equal intervals.
+    """Fragments synced in turn, at equal intervals, each once in ``sync_every`` seconds.
 
     A *window* lasts T/F seconds, of which each replica makes as many inner steps as it can. It
     begins when the replica sees the record of the last sync, or has loaded the run's state, by its
@@ -78,11 +78,11 @@ class Windows(Turns):
         return Due(send, adopt=send and not self.delay)
 
     def may_look(self, since_looked: float) -> bool:
-        """Whether a replica that the others do not expect looks, in the middle of its window, for a sync without it.
+        """Say whether a replica looks, in the middle of its window, for a sync without it.
 
-        It came late or was away, so its window ends at another time than theirs. Without looking it
-        would see the next record only at the end of its own window, and come closer to the others
-        by no more than a grace with every sync.
+        Only one that the others do not expect does. It came late or was away, so its window ends at
+        another time than theirs. Without looking it would see the next record only at the end of
+        its own window, and come closer to the others by no more than a grace with every sync.
 
         Args:
             since_looked: Seconds since it looked last, or since the window began.
@@ -90,7 +90,9 @@ class Windows(Turns):
         return since_looked >= self.seconds / _LOOKS
 
     def late(self, elapsed: float, since_adoption: int) -> bool:
-        """Whether a replica is so slow that one step, or the sync before it, has taken a window more than there was time.
+        """Say whether a replica is so slow that it is late by a window or more.
+
+        One step, or the sync before it, has taken that much longer than there was time.
 
         Args:
             elapsed: Seconds since the window began, when the fragment is sent.

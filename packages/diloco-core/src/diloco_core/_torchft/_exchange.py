@@ -1,4 +1,7 @@
-"""Our outer loop over a torchft-shaped manager, which averages tensors, votes, and decides who takes part."""
+"""Our outer loop over a torchft-shaped manager.
+
+Such a manager averages tensors, votes, and decides who takes part.
+"""
 
 from __future__ import annotations
 
@@ -308,7 +311,7 @@ class Compared(NamedTuple):
     advice: str
 
     def shown(self) -> str:
-        """The value as errors show it: all of it if it is short, otherwise its beginning and its digest."""
+        """The value as errors show it: whole if it is short, or its beginning and its digest."""
         if len(self.value) <= _SHOWN:
             return self.value
         return f"{self.value[:_SHOWN]}… (digest {xxhash.xxh3_64_hexdigest(self.value.encode())})"
@@ -321,7 +324,10 @@ def compared(schema: Schema) -> list[Compared]:
     values = {name: digest for name, (_, _, digest) in lines.items() if digest}
     initial = {name: digest for name, digest in values.items() if _SYNCED in shapes[name]}
     frozen = {name: digest for name, digest in values.items() if name not in initial}
-    load = "Load the same checkpoint on all replicas before the block is entered, or build the model from the same seed."
+    load = (
+        "Load the same checkpoint on all replicas before the block is entered, or build the model "
+        "from the same seed."
+    )
     return [
         Compared(
             "settings", json.dumps(dict(schema.settings)), "Give all replicas the same arguments."
@@ -341,7 +347,9 @@ def compared(schema: Schema) -> list[Compared]:
 
 
 def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
-    """The items that must be equal at all replicas when a fragment is synced: which fragment it is, and its global copy.
+    """Return the items that must be equal at all replicas when a fragment is synced.
+
+    They are the name of the fragment, its global copy and its learning rates.
 
     Args:
         job: The sync.
@@ -357,7 +365,8 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
         "manager brings the initial values only to replicas that it heals at the first step "
         "(init_sync=True in torchft)."
         if not committed
-        else "Some replicas have taken outer steps that others have not. Start all replicas again from the same checkpoint."
+        else "Some replicas have taken outer steps that others have not. Start all replicas again "
+        "from the same checkpoint."
     )
     place = f"fragment {job.name} after {committed} outer steps"
     rates = ", ".join(map(repr, job.rate.values))
@@ -384,7 +393,10 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
 
 
 def numbers(items: Sequence[Compared]) -> torch.Tensor:
-    """The numbers to average: a row for each item with the eight bytes of its digest and their squares, in float64."""
+    """Return the numbers to average: a row for each item, in float64.
+
+    A row has the eight bytes of the item's digest, and their squares.
+    """
     digest_bytes = [byte for item in items for byte in xxhash.xxh3_64_digest(item.value.encode())]
     tensor = torch.tensor(digest_bytes, dtype=torch.float64, device="cpu").view(
         len(items), _DIGEST_BYTES

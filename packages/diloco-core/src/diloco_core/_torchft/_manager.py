@@ -1,4 +1,7 @@
-"""The bridge to torchft: the eight members of its manager over our exchange; :mod:`._exchange` is the other direction."""
+"""The bridge to torchft: the eight members of its manager over our exchange.
+
+:mod:`._exchange` is the other direction.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ class Manager(Protocol):
 
 
 class MockManager:
-    """Takes the place of a ``torchft.Manager`` over any of our exchanges, so that torchft's DiLoCo runs over an object store.
+    """A stand-in for a ``torchft.Manager`` over any of our exchanges.
+
+    With it, torchft's DiLoCo runs over an object store.
 
     Membership is fixed: each average is over all replicas or raises an error, so every step
     commits. Averages are computed at once, in the order of the calls, which must be the same on all
@@ -70,11 +75,16 @@ class MockManager:
         return self._step
 
     def start_quorum(self) -> None:
-        """Meet the other replicas at the first call; later calls do nothing, since membership is fixed."""
+        """Meet the other replicas at the first call.
+
+        Later calls do nothing, since membership is fixed.
+        """
         self.exchange.join(self._schema)
 
     def meet(self, schema: Schema) -> None:
-        """Meet the other replicas now, and compare what all must have in common. torchft's own managers cannot do this.
+        """Meet the other replicas now, and compare what all must have in common.
+
+        torchft's own managers cannot do this.
 
         Raises:
             MismatchError: The replicas disagree; the error says on what.
@@ -84,7 +94,10 @@ class MockManager:
         self.start_quorum()
 
     def share(self, job: SyncJob) -> SyncReport:
-        """Run a sync that is not an average: that of the initial values, which all replicas take from rank 0."""
+        """Run the sync of the initial values, which all replicas take from rank 0.
+
+        It is not an average.
+        """
         return self.exchange.begin(job).finish()
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> CompletedWork:

@@ -60,7 +60,7 @@ class EncodedUpdate:
         return size - self._before_end
 
     def announce(self, reader: ObjectReader) -> None:
-        """Announce that the update and the checksums after it will be read, for stores that fetch ahead."""
+        """Announce that the update and its checksums will be read, for stores that fetch ahead."""
         start = self.start(reader.size)
         if reads_ahead(reader) and start > 0:
             reader.expect(start, start + section_bytes(self._layout, self.section))

@@ -1,4 +1,4 @@
-"""The file of a contribution: a section for each shard that its contributor sends, with a checksum for every chunk of it.
+"""The file of a contribution: a section per shard that is sent, with a checksum per chunk.
 
 What is in such a file::
 
@@ -60,7 +60,7 @@ class Named(Protocol):
 
 
 class _Plan(NamedTuple):
-    """The files of contributions that carry the same groups, as they would be if no shard was left out.
+    """The files of contributions that carry the same groups, as if no shard was left out.
 
     Attributes:
         groups: The groups that are in the files, as a bit mask.
@@ -101,13 +101,19 @@ class DeltaFormat:
         self._plans: dict[int, _Plan] = {}
 
     def size(self, groups: int, rank: int = 0) -> int | None:
-        """Size in bytes of a rank's contribution that carries these groups; None if none may carry exactly these."""
+        """Return the size in bytes of a rank's contribution that carries these groups.
+
+        Return None if no contribution may carry exactly these.
+        """
         if not may_carry(self._layout, groups):
             return None
         return self._start(self._plan(groups, rank), rank, self._layout.shards)
 
     def sent(self, groups: int, rank: int) -> int:
-        """Those of the groups that a contribution carries whose values are in its file, as a bit mask."""
+        """Return the groups whose values are in the file of a contribution, as a bit mask.
+
+        They are among those that the contribution carries.
+        """
         if self.sends_first(rank):
             return groups
         first = (g for g, group in enumerate(self._layout.groups) if group.rule is Rule.FIRST)
@@ -229,7 +235,10 @@ class DeltaFormat:
         scratch: Scratch,
         published: Callable[[int], tuple[int, int]] | None,
     ) -> Iterator[Buffer]:
-        """The chunks of a shard as they are sent; on the way, the global copy is compared with what was published."""
+        """Yield the chunks of a shard as they are sent.
+
+        On the way, the global copy is compared with what was published.
+        """
         start, expected = (0, None) if published is None else published(shard)
         copy = xxhash.xxh3_64(seed=start)
         for piece in self._layout.chunks(shard, SUMMED_BYTES):

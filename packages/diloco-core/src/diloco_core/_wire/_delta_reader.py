@@ -37,7 +37,11 @@ def once(read: Callable[[], T]) -> T:
 
 
 class Place(NamedTuple):
-    """Where a section is in a file: its start, the end of its values, and its stop; how many checksums it has, and their seed."""
+    """The place of a section in a file.
+
+    Its values lie from ``start`` to ``end``. From there to ``stop`` are other bytes and then
+    ``sums`` checksums with the seed ``seed``.
+    """
 
     start: int
     end: int
@@ -48,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk in a file: its shard, its number and its offset in the shard's section, and what is in it."""
+    """A chunk in a file: its shard, its number and offset in the shard's section, and its codec."""
 
     shard: int
     number: int
@@ -96,7 +100,7 @@ class DeltaReader(Closing):
             self._expect(self.norms_at.start, self.norms_at.stop)
 
     def announce(self, sizes: Mapping[int, int], block_bytes: int) -> None:
-        """Tell the store what will be read next, if it can make use of that: for each shard, this number of bytes.
+        """Tell the store how many bytes of each shard will be read next, if it can make use of it.
 
         What lies side by side in the file becomes one request; ``block_bytes`` is the most that one
         request reads.
@@ -244,6 +248,9 @@ class DeltaReader(Closing):
 
 
 def checksum(data: Buffer, first_seed: int, number: int) -> bytes:
-    """The checksum of the chunk with this number in a section, which is valid in no other place of the file."""
+    """Return the checksum of the chunk with this number in a section.
+
+    It is valid in no other place of the file.
+    """
     digest = xxhash.xxh3_64_intdigest(data, seed=(first_seed + number) % 2**64)
     return sum_bytes(digest)

@@ -1,4 +1,7 @@
-"""Reading the fields of an unsealed record: if a field has a wrong type or range, an error names the record and the field."""
+"""Reading the fields of an unsealed record, whose types and ranges are checked.
+
+If a field has a wrong one, an error names the record and the field.
+"""
 
 from __future__ import annotations
 

@@ -137,16 +137,19 @@ class Shard:
         return result_of(section_parts(self.values(), map(self.job.published, self._chunks())))
 
     def rest(self, metadata: Mapping[str, str]) -> int:
-        """The checksum of what :meth:`parts` would now yield before the values: header and outer optimizer's tensors."""
+        """Return the checksum of what :meth:`parts` would now yield before the values.
+
+        That is the header and the outer optimizer's tensors.
+        """
         return result_of(self._before_values(metadata))
 
     def summing(
         self, metadata: Mapping[str, str]
     ) -> tuple[Callable[[Piece], None], Callable[[], int]]:
-        """Computes what :meth:`rest` returns chunk by chunk, for callers that have each chunk in the processor's cache anyway.
+        """Compute what :meth:`rest` returns, chunk by chunk.
 
-        If the outer state is published encoded, it is another checksum, since memory holds what was
-        decoded.
+        This is for callers that have each chunk in the processor's cache anyway. If the outer state
+        is published encoded, it is another checksum, since memory holds what was decoded.
 
         Returns:
             A function that adds the next chunk of the shard, and one that returns the checksum
@@ -186,22 +189,28 @@ class Shard:
         self._values_of(reader, origin)
 
     def announce_rest(self, reader: ObjectReader) -> None:
-        """Announce that everything before the values of a file will be read, for stores that fetch ahead."""
+        """Announce reads of all that comes before a file's values, for stores that fetch ahead."""
         stop = self.rest_bytes(reader.size)
         if reads_ahead(reader) and stop > 0:
             reader.expect(0, stop)
 
     def rest_bytes(self, size: int) -> int:
-        """How many bytes of a file of this size are before what a replica reads that adopts it: header and outer state."""
+        """Return how many bytes of a file of this size lie before what an adopting replica reads.
+
+        They are the header and the outer state.
+        """
         return size - section_bytes(self.job.layout, self.values()) - CHECKSUM_BYTES * len(END)
 
     @property
     def writable(self) -> bool:
-        """Whether memory holds all that is needed to write the file, if it holds the values and the outer state."""
+        """True if memory with values and outer state holds all that is needed to write the file."""
         return True
 
     def memory_sum(self, metadata: Mapping[str, str]) -> int:
-        """What :meth:`summing` comes to: a checksum of the outer optimizer's tensors as they are in memory."""
+        """Return what :meth:`summing` comes to.
+
+        It is a checksum of the outer optimizer's tensors as they are in memory.
+        """
         add, result = self.summing(metadata)
         for chunk in self._chunks():
             add(chunk)
@@ -261,7 +270,9 @@ class Shard:
     def described(
         self, reader: ObjectReader, origin: str, expected: int | None = None
     ) -> tuple[Mapping[str, str], dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
-        """Read and verify the metadata in the header, the outer optimizer's tensors, chunk by chunk, and its scalars.
+        """Read and verify the header's metadata and the outer optimizer's tensors and scalars.
+
+        The tensors come chunk by chunk.
 
         Args:
             reader: The open file.
@@ -333,7 +344,10 @@ class Shard:
     def _before(
         self, names: Sequence[str]
     ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
-        """The sections before the values, each with its chunks, and whether the checksum of the rest covers it."""
+        """Yield the sections before the values, each with its chunks.
+
+        Each also comes with whether the checksum of the rest covers it.
+        """
         for name in names:
             outer = self._chunks_with(name)
             tensors = (self.job.outer_state(chunk)[name] for chunk in outer)
@@ -383,7 +397,9 @@ class Shard:
 
 
 def as_recorded(sums: Sums, expected: Sums | None, origin: str) -> Sums:
-    """The checksums of a file, after comparing them with those in the record of its state, if they are known.
+    """Return the checksums of a file after comparing them with those in its state's record.
+
+    ``expected`` is None if the latter are not known.
 
     Raises:
         CorruptedObjectError: The file is undamaged, but is not the one that the record describes.
@@ -396,7 +412,10 @@ def as_recorded(sums: Sums, expected: Sums | None, origin: str) -> Sums:
 
 
 WITHOUT = "without"
-"""In the header of a published shard: the contribution (rank and epoch) whose part of it was lost, and counts as unchanged."""
+"""The header field of a published shard that names a contribution, by rank and epoch.
+
+The contribution's part of the shard was lost, and counts as unchanged.
+"""
 
 
 def shard_metadata(job: SyncJob, sync: int, without: str = "") -> dict[str, str]:

@@ -98,7 +98,10 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
 
 
 def unsealed_fields(kind: str, key: str, data: bytes, origin: str) -> Fields:
-    """The fields of a stored record, to be read one by one; arguments and errors are those of :func:`unseal`."""
+    """Return the fields of a stored record, to be read one by one.
+
+    Arguments and errors are those of :func:`unseal`.
+    """
     return Fields(unseal(kind, key, data, origin), origin)
 
 

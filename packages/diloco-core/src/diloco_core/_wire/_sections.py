@@ -79,7 +79,10 @@ def fingerprint(*identity: object) -> str:
 
 
 def seed(*identity: object) -> int:
-    """The seed of a checksum, made from what identifies a section; anything that JSON can express."""
+    """Return the seed of a checksum, made from what identifies a section.
+
+    That is anything that JSON can express.
+    """
     return xxhash.xxh3_64_intdigest(json.dumps(identity).encode())
 
 
@@ -97,7 +100,7 @@ def view(tensor: torch.Tensor) -> memoryview:
 
 
 def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
-    """The byte offset of each section within the data of a file; the last number is the size of the data."""
+    """Return the byte offset of each section in the data of a file, followed by the data's size."""
     starts = [0]
     for section in sections:
         starts.append(starts[-1] + section_bytes(layout, section))
@@ -112,7 +115,7 @@ def padding_bytes(size: int) -> int:
 def header(
     layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str], least: int = 0
 ) -> bytes:
-    """The bytes of a file's safetensors header, including its length: at least ``least`` of them."""
+    """Return a file's safetensors header, with its length: at least ``least`` bytes."""
     tensors: dict[str, object] = {}
     for section, start in zip(sections, section_starts(layout, sections), strict=False):
         offset = start + NUMBER_BYTES * section.numbers

@@ -1,4 +1,7 @@
-"""Checking the tables of a manifest, which say where each tensor is in the files of a run: numbers in them are not sizes yet."""
+"""Checking the tables of a manifest, which say where each tensor is in the files of a run.
+
+Until then, no number in them is taken for a size.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def _check_table(table: Fields) -> None:
 
 
 def _is_tensor(entry: Any, filled: list[int]) -> bool:
-    """Whether an entry describes a tensor that begins where the one before it in its group has ended.
+    """Say whether an entry is a tensor that begins where the one before it in its group ended.
 
     Written for speed: a manifest may have hundreds of thousands of entries.
     """

@@ -16,7 +16,7 @@ _ALIGNMENT = 16
 
 
 class CodecConformance:
-    """Tests of a codec, for pytest or any other runner that calls the methods whose names begin with ``test_``.
+    """Tests of a codec, for pytest or any other runner that calls methods named ``test_...``.
 
     Derive a class, and return the codec from :meth:`make`. If the codec states how far a decoded
     value may be from the original, return that from :meth:`error`, and it is tested, too::
@@ -31,7 +31,9 @@ class CodecConformance:
         raise NotImplementedError("return the codec from make()")
 
     def error(self, values: torch.Tensor) -> torch.Tensor | None:
-        """The largest difference between each decoded value and its original; None if nothing is stated about it.
+        """Return the largest difference between each decoded value and its original.
+
+        Return None if nothing is stated about it.
 
         Args:
             values: All values of one block, or some of them; float64, finite in float32.

@@ -14,10 +14,10 @@ T = TypeVar("T")
 def run_replicas(
     train: Callable[[Exchange], T], exchanges: Sequence[Exchange], *, timeout: float = 600.0
 ) -> list[T | BaseException]:
-    """Call ``train(exchange)`` in one thread per exchange; returns what each returned or raised, in their order.
+    """Call ``train(exchange)`` in one thread per exchange.
 
-    Torch's global random generator is shared by all threads: give every replica a
-    ``torch.Generator`` of its own.
+    Return what each call returned or raised, in the order of the exchanges. Torch's global random
+    generator is shared by all threads: give every replica a ``torch.Generator`` of its own.
 
     Raises:
         TimeoutError: A thread is still running after ``timeout`` seconds.

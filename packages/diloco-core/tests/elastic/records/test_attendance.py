@@ -1,4 +1,4 @@
-"""A replica that is lost is named in the log of the others, and so is who leaves and who is back."""
+"""A replica that is lost, leaves or is back is named in the log of the others."""
 
 import logging
 
@@ -36,8 +36,8 @@ class TestAttendance:
         ((level, text),) = attendance.committed(_commit(2, [0, 1]), list, 185.0)
         assert level == logging.WARNING
         assert (
-            text
-            == "sync 2 goes on without rank 2, which has not contributed in time (last heard from 75.0 s ago)"
+            text == "sync 2 goes on without rank 2, which has not contributed in time "
+            "(last heard from 75.0 s ago)"
         )
         assert attendance.committed(_commit(3, [0, 1]), list, 200.0) == []
         assert attendance.committed(_commit(4, [0, 1, 2], 2), list, 210.0) == [

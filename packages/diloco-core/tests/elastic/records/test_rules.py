@@ -313,7 +313,7 @@ def test_the_two_newest_states_of_a_fragment_are_kept():
 
 
 def test_a_incarnation_that_slept_through_a_rollback_keeps_what_that_went_back_to():
-    """States 1 and 3 were complete, 5 was given up by the rollback 6, and it knows nothing of that."""
+    """States 1 and 3 were complete; rollback 6 gave up state 5, and it knows nothing of that."""
     keys = [done_key(sync, 0) for sync in (1, 3, 7)]
     assert kept_from(keys, 2, last=5) == [1, 0]
 

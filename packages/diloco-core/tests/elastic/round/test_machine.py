@@ -317,13 +317,17 @@ RULES = {
     a_sync_is_decided_without_all: {"fixed": 0},
 }
 NOT_IN_FIXED = {
-    contributions_from_other_states_count: "only an incarnation that has been replaced can hold another state",
-    nobody_looks_whether_the_record_is_of_its_own_state: "such an incarnation stops at the record, which names the newer one",
+    contributions_from_other_states_count: "only an incarnation that has been replaced can hold "
+    "another state",
+    nobody_looks_whether_the_record_is_of_its_own_state: "such an incarnation stops at the record, "
+    "which names the newer one",
     no_quorum: "all ranks are waited for, however many are asked for",
-    the_quorum_counts_contributions_and_not_ranks: "all ranks are waited for, however many are asked for",
+    the_quorum_counts_contributions_and_not_ranks: "all ranks are waited for, however many are "
+    "asked for",
     whoever_is_left_out_does_not_obey: "no record leaves a rank out",
     nobody_does_the_work_of_an_owner_that_is_late: "nobody could: the owner's own part is not sent",
-    collection_forgets_who_lags: "the two states that are kept anyway are as many as an incarnation may lag",
+    collection_forgets_who_lags: "the two states that are kept anyway are as many as an "
+    "incarnation may lag",
 }
 INCARNATIONS = {  # likewise
     "own listing": {"elastic": 3, "fixed": 118},

@@ -181,7 +181,7 @@ def test_gather_outer_state_that_one_replica_alone_holds_is_not_gone_on_from(cap
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
-    """The state that it ends with is published by whoever leaves first, and compared by the others."""
+    """The first that leaves publishes the state that the run ends with; the others compare it."""
     training = _OuterFlips(syncs=3, sizes=(40,))
 
     def train(node):

@@ -1,4 +1,4 @@
-"""Ranged reads over a network: fetched in the order in which they will be used, several at a time, and in limited memory.
+"""Ranged reads over a network: in the order of use, several at a time, in limited memory.
 
 All readers of a store share one queue and one budget. Readers announce what they are going to read,
 range by range, in the order of use, across all objects. So it makes no difference to speed whether
@@ -25,7 +25,7 @@ from .._transfer import Transfer
 T = TypeVar("T")
 
 HEAD_BYTES = 64 * 2**10
-"""Bytes that are read when an object of unknown size is opened, so that small objects need no second request."""
+"""Bytes read when an object of unknown size is opened: small objects need no second request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +86,9 @@ class Transfers:
             return self._submit(act)
 
     def check_process(self) -> None:
-        """Refuse to send requests from a forked process, in which threads and connections do not work: they would never end.
+        """Refuse to send requests from a forked process, where they would never end.
+
+        Threads and connections do not work there.
 
         Raises:
             StoreUnavailableError: The store was opened by the process that this one was forked
@@ -106,7 +108,7 @@ class Transfers:
         return os.getpid() == self._process
 
     def announce(self, wanted: Range) -> None:
-        """Announce that this range will be read after all ranges that any reader has announced before."""
+        """Announce that this range will be read after all that any reader has announced before."""
         self.check_process()
         with self._lock:
             self._queue.append(wanted)
@@ -299,5 +301,5 @@ def _copy(block: memoryview, start: int, into: memoryview) -> int:
 
 
 def new_buffer(size: int) -> memoryview:
-    """Memory that is mapped from the system, and goes back to it as soon as it is no longer used."""
+    """Return memory mapped from the system, which goes back to it as soon as it is not used."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

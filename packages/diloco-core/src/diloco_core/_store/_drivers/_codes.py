@@ -95,14 +95,16 @@ def is_known(code: str | None) -> bool:
 
 _ADVICE = {
     Verdict.NO_BUCKET: "The bucket does not exist: create it, or correct the URI.",
-    Verdict.EXPIRED: "The credentials have ended, or cannot be had at the moment. Use a source that renews them (a role, web "
-    "identity, a credential process, SSO): credentials in environment variables and in files are "
-    "never renewed. For SSO, log in again. If they are new, set this machine's clock.",
-    Verdict.CLOCK: "The clock of this machine is wrong: set it (with NTP, for instance). S3 allows 15 minutes.",
-    Verdict.WRONG_PLACE: "The bucket is in another region, or belongs to another endpoint: set AWS_REGION and "
-    "AWS_DEFAULT_REGION to its region, or AWS_ENDPOINT_URL.",
-    Verdict.THROTTLED: "The store limits how many requests it takes: use fewer connections= per replica, or larger shares of "
-    "its limits.",
+    Verdict.EXPIRED: "The credentials have ended, or cannot be had at the moment. Use a source "
+    "that renews them (a role, web identity, a credential process, SSO): credentials in "
+    "environment variables and in files are never renewed. For SSO, log in again. If they are new, "
+    "set this machine's clock.",
+    Verdict.CLOCK: "The clock of this machine is wrong: set it (with NTP, for instance). S3 allows "
+    "15 minutes.",
+    Verdict.WRONG_PLACE: "The bucket is in another region, or belongs to another endpoint: set "
+    "AWS_REGION and AWS_DEFAULT_REGION to its region, or AWS_ENDPOINT_URL.",
+    Verdict.THROTTLED: "The store limits how many requests it takes: use fewer connections= per "
+    "replica, or larger shares of its limits.",
 }
 
 
@@ -126,7 +128,10 @@ def advice(verdict: Verdict, verb: str, driver: str) -> str:
             f"by itself) may put, get, list and delete below the prefix.{conditional}"
         )
     if verdict is Verdict.REFUSED:
-        return f"The store refuses this kind of request, so it was not tried again. {_way_out(verb, driver)}"
+        return (
+            "The store refuses this kind of request, so it was not tried again. "
+            f"{_way_out(verb, driver)}"
+        )
     return _ADVICE.get(verdict, "")
 
 

@@ -58,9 +58,10 @@ class BotocoreCredentials:
 
 
 def credentials_of_botocore() -> BotocoreCredentials | None:
-    """Credentials from a new session; None if variables hold them, botocore is not installed, or it finds none.
+    """Return credentials from a new session of botocore, or None if it is of no use.
 
-    obstore's own chain is used then, which may find some.
+    That is so if variables hold credentials, botocore is not installed, or it finds none. obstore's
+    own chain is used then, which may find some.
     """
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return None
@@ -74,7 +75,10 @@ def credentials_of_botocore() -> BotocoreCredentials | None:
 
 
 def once_at_a_time(lock: threading.Lock, ask: Callable[[], None]) -> None:
-    """Let one of the threads that are refused at the same time ask for new credentials, while the others wait for it."""
+    """Let one of the threads that are refused at the same time ask for new credentials.
+
+    The others wait for it.
+    """
     first = lock.acquire(blocking=False)
     if not first:
         lock.acquire()

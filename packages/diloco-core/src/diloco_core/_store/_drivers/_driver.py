@@ -1,4 +1,4 @@
-"""What a driver of a store behind a network has to do: send single requests, and say what its errors mean."""
+"""A driver of a store behind a network: it sends single requests, and says what errors mean."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Verdict(Enum):
 
 
 ANEW = {Verdict.TRANSIENT, Verdict.THROTTLED, Verdict.EXPIRED, Verdict.CLOCK}
-"""After such an error in an upload in parts, the object may be written if it is sent from its beginning."""
+"""Errors after which an upload in parts may be sent again from the beginning of the object."""
 
 
 class Sending(NamedTuple):
@@ -70,11 +70,11 @@ class Driver(Protocol):
     name: str
     near: bool
     exclusive: bool
-    """Whether an exclusive write is a single step, so that nothing can happen between looking and writing."""
+    """True if an exclusive write is a single step: nothing happens between looking and writing."""
     deletes_many: bool
     """Whether it deletes many objects with one request."""
     copies: int
-    """How many copies of a part it holds while the part is sent; 0 if it sends the caller's buffer itself."""
+    """Copies of a part that it holds while it sends the part; 0 if it sends the caller's buffer."""
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object; if ``exclusive``, only if the key does not exist."""
@@ -102,10 +102,13 @@ class Driver(Protocol):
         """Delete objects; those that do not exist are ignored."""
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
-        """What an error means, and its text without details that only a developer of the driver wants to read."""
+        """Return what an error means, and its text without details for developers of the driver."""
 
     def renew(self) -> None:
-        """Ask the source of the credentials for new ones; called when the service says that they have ended."""
+        """Ask the source of the credentials for new ones.
+
+        Called when the service says that the credentials have ended.
+        """
 
 
 class TooLargeError(Exception):

@@ -1,4 +1,6 @@
-"""Files below a run's folder, reached without following links, so that nothing outside is ever read, written or deleted.
+"""Files below a run's folder, reached without following links.
+
+So nothing outside is ever read, written or deleted.
 
 The run's folder itself may be reached through links. Below it every folder must be a real folder,
 and every object a regular file: each one is opened relative to the descriptor of its parent folder,
@@ -122,7 +124,10 @@ def _open_folder(folder: int, name: str) -> int:
         if error.errno in {errno.ELOOP, errno.ENOTDIR} and stat.S_ISLNK(
             _look(folder, name).st_mode
         ):
-            message = f"the folder {name!r} in it is a symbolic link, and only the run's own folder may be reached through one"
+            message = (
+                f"the folder {name!r} in it is a symbolic link, and only the run's own folder may "
+                "be reached through one"
+            )
             raise OSError(errno.ELOOP, message) from error
         raise
 
@@ -172,7 +177,7 @@ def _kind(status: os.stat_result) -> str | None:
 
 
 def check_replaceable(folder: int, name: str) -> None:
-    """Refuse to replace or remove anything that is not a regular file, since it cannot be the run's.
+    """Refuse to replace or remove anything but a regular file, since it cannot be the run's.
 
     Raises:
         OSError: There is a link, a pipe, a socket, a device or a folder of this name.
@@ -236,7 +241,10 @@ def open_to_write_over(folder: int, name: str) -> int | None:
 
 
 def is_ours_alone(status: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether a file may be written over: a regular file of this user, with only one name, on its folder's file system."""
+    """Say whether a file may be written over.
+
+    That is a regular file of this user, with only one name, on its folder's file system.
+    """
     return (
         stat.S_ISREG(status.st_mode)
         and status.st_nlink == 1
@@ -276,7 +284,7 @@ def remove_empty(root: int, folders: list[str]) -> None:
 
 
 def sync_folder(folder: int) -> None:
-    """Make sure that the names in a folder survive a power cut, on file systems that support that."""
+    """Make sure that the names in a folder survive a power cut, if the file system supports it."""
     try:
         os.fsync(folder)
     except OSError as error:
@@ -380,7 +388,7 @@ def new_store_name(store: object) -> str:
 
 
 def temporary_name(store_name: str, number: int) -> str:
-    """The name of a temporary file, which says which process, which store object of it, and which host it belongs to."""
+    """Return the name of a temporary file: it says which process, store object and host own it."""
     return f".tmp-{os.getpid()}-{store_name}-{number}-{host_id()}"
 
 

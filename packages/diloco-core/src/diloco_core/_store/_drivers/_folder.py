@@ -17,7 +17,10 @@ from ..._redact import redact_uri
 from .._api import RECORD_BYTES, Buffer, read_bytes, too_large
 from . import _files as disk
 
-_ADVICE = "Check that this user may read and write the run's folder, and that the file system is mounted and has room."
+_ADVICE = (
+    "Check that this user may read and write the run's folder, and that the file system is mounted "
+    "and has room."
+)
 
 
 class FolderStore:
@@ -196,7 +199,10 @@ class FolderStore:
             disk.remove_folders(self._made)
 
     def unmake(self) -> None:
-        """Remove the folders that this store has made, if they are empty: what the store was opened for has failed."""
+        """Remove the folders that this store has made, if they are empty.
+
+        Called when what the store was opened for has failed.
+        """
         self.close()
         disk.remove_folders(self._made)
 
@@ -205,7 +211,7 @@ class FolderStore:
         return self._spares.setdefault((os.getpid(), key.partition("/")[0]), disk.Spares())
 
     def _keep(self, key: str, root: int, folder: int, name: str) -> bool:
-        """Keep a large object's file, to be written over by the next large object of the same top folder."""
+        """Keep a large object's file, to be written over by the next one of the same top folder."""
         with self._lock:
             spares = self._spares_of(key)
             spares.writing = False
@@ -306,7 +312,7 @@ class FolderStore:
         temporary: str,
         act: Callable[[str, str, int, int], None],
     ) -> None:
-        """Give an object its name, in a folder that another replica may remove at any time while it is empty."""
+        """Give an object its name in a folder that another replica may remove while it is empty."""
         *folders, name = disk.split(key)
         for _ in range(100):
             with (
@@ -327,7 +333,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _named(self, failure: str, advice: str = _ADVICE) -> Iterator[None]:
-        """Turn errors of the system into errors of the store; ``failure`` says what could not be done."""
+        """Turn the system's errors into the store's; ``failure`` says what could not be done."""
         try:
             yield
         except OSError as error:

@@ -105,7 +105,10 @@ class FsspecDriver:
             attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
 
     def get(self, key: str, largest: int) -> Buffer:
-        """Read a whole object: first its beginning, which is usually all of it, then the rest if that is not too large."""
+        """Read a whole object: first its beginning, then the rest if that is not too large.
+
+        The beginning is usually all of it.
+        """
         path = self._path(key)
         try:
             first = self._fs.cat_file(path, start=0, end=_FIRST_BYTES)
@@ -168,7 +171,10 @@ class FsspecDriver:
                 self._fs.rm_file(self._path(key))
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
-        """What an error means: drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors."""
+        """Return what an error means, and its text.
+
+        Drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors.
+        """
         status, code, sentence = _answer(error)
         said = next(filter(None, (str(error), sentence, *map(str, _causes(error)))), "")
         message = ": ".join(filter(None, (type(error).__name__, said)))
@@ -194,7 +200,10 @@ class FsspecDriver:
         return Verdict.TRANSIENT, message
 
     def renew(self) -> None:
-        """Begin anew with a file system that asks for credentials: each keeps those that it has, whatever the service says."""
+        """Begin anew with a file system that asks for credentials.
+
+        Each keeps those that it has, whatever the service says.
+        """
         once_at_a_time(self._renewing, self._open)
 
     def _pipe(self, key: str, data: bytes, exclusive: bool) -> None:
@@ -350,14 +359,20 @@ def _mode(exclusive: bool) -> dict[str, str]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error that caused this one, and so on: fsspec raises a timeout without a text over that of s3fs over botocore's."""
+    """Yield the error that caused this one, and so on.
+
+    fsspec raises a timeout without a text over that of s3fs over botocore's.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
         yield error
 
 
 def _answer(error: BaseException) -> tuple[int | None, str | None, str | None]:
-    """HTTP status, the service's own code and its sentence, from an error or its causes (botocore, google, azure, aiohttp)."""
+    """Return the HTTP status, the service's own code, and its sentence.
+
+    They come from an error or its causes (botocore, google, azure, aiohttp).
+    """
     for link in (error, *_causes(error)):
         if type(link).__module__ == "aiohttp.http_exceptions":
             continue  # the answer was cut off, and this "code" was not sent by a server

@@ -303,7 +303,10 @@ class ObstoreDriver:
 
 
 def _check_process(uri: str) -> None:
-    """Refuse a process that was forked from one in which obstore is in use: requests would hang for ever in both."""
+    """Refuse a process that was forked from one in which obstore is in use.
+
+    Requests would hang for ever in both.
+    """
     global _process  # noqa: PLW0603 - obstore also has only one runtime per process
     _process = _process or os.getpid()
     if _process != os.getpid():

@@ -1,7 +1,7 @@
-"""What every store behind a network needs: retries, creates that are right even if an answer got lost, clear errors.
+"""The common part of all stores behind a network: retries, creates and clear errors.
 
-A :class:`._driver.Driver` sends single requests and says what its errors mean; :class:`RemoteStore`
-makes a store from a driver.
+Creates are right even if an answer got lost. A :class:`._driver.Driver` sends single requests and
+says what its errors mean; :class:`RemoteStore` makes a store from a driver.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class RemoteStore:
 
     @property
     def downtime(self) -> float:
-        """Seconds for which an unavailable store was waited for; see :attr:`._api.Store.downtime`."""
+        """Seconds spent waiting for an unavailable store; see :attr:`._api.Store.downtime`."""
         return self._downtime.seconds()
 
     @property
     def creates_at_once(self) -> int:
-        """How many objects may be created at the same time; see :attr:`._api.InBackground.creates_at_once`."""
+        """Objects to be created at once at most; see :attr:`._api.InBackground.creates_at_once`."""
         if self.driver.copies:
             return max(1, self._transfers.budget // self.transfer.least_upload())
         return creates_at_once(self.transfer)

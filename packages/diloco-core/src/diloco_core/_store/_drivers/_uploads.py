@@ -1,4 +1,4 @@
-"""Uploads in parts: their blocks, and how many of them are sent at the same time in limited memory."""
+"""Uploads in parts: their blocks, and how many of them are sent at once in limited memory."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ class UploadBlocks(Iterator[Any]):
 
 
 class Sent(Iterator[Any]):
-    """The blocks of an upload, of which size and digest are kept, so that it can be known later whether they arrived.
+    """The blocks of an upload, with their size and digest.
+
+    These show later whether the blocks arrived.
 
     Attributes:
         size: Bytes so far.
@@ -121,10 +123,11 @@ class Sent(Iterator[Any]):
 
 
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
-    """Copies the bytes of all parts into new buffers of ``size`` bytes, since the maker of a part may reuse it.
+    """Copy the bytes of all parts into new buffers of ``size`` bytes.
 
-    Only the last buffer may be shorter. Large buffers are mapped from the system, so their memory
-    goes back to it at once; the C library would keep much of it for later.
+    The maker of a part may reuse it. Only the last buffer may be shorter. Large buffers are mapped
+    from the system, so their memory goes back to it at once; the C library would keep much of it
+    for later.
     """
     block = memoryview(bytearray(min(size, _SMALL)))
     end = 0
@@ -147,12 +150,17 @@ def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
 
 
 def creates_at_once(transfer: Transfer) -> int:
-    """How many objects are created at the same time while others are read, by drivers that need no memory for that."""
+    """Return how many objects are created at the same time while others are read.
+
+    This is for drivers that need no memory for that.
+    """
     return max(1, transfer.connections * 3 // 8)
 
 
 def parts_at_once(transfer: Transfer, free: int, copies: int = 1, least: int | None = None) -> int:
-    """How many parts of an upload are under way at the same time, besides the one that is being made.
+    """Return how many parts of an upload are under way at the same time.
+
+    The one that is being made does not count.
 
     Args:
         transfer: The store's settings.
