@@ -1,6 +1,6 @@
 """An elastic run: one of three replicas fails, is started again, and the run does not mind.
 
-The replicas are threads here, as in ``plain_loop.py``. In incarnation the failure is a machine that
+The replicas are threads here, as in ``plain_loop.py``. In practice the failure is a machine that
 is taken away, and whoever launched the replica (Kubernetes, say) starts it again.
 """
 
@@ -39,8 +39,7 @@ def train(exchange, fails_after=None):
     with DiLoCo(model, optimizer, exchange, sync_every=10, flush="none") as outer:
         began_at = outer.inner_steps  # 0 unless this rank has lived before
         while outer.committed < OUTER_STEPS:  # the run's steps, whoever took them
-            # A loader with a position of its own belongs in stateful= instead; see "Batches" in the
-            # README.
+            # A loader with a position of its own belongs in stateful= instead (README, "Batches").
             x, y = batch(exchange.rank, outer.inner_steps)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()

@@ -1,8 +1,7 @@
 """What a row's model has learned in the end: its loss on text that no replica has trained on.
 
 Losses do not depend on time, so replicas are threads of one process here, and take their inner
-steps one after another: a run needs one core, and every run of the same row and seed gives the same
-loss.
+steps one after another: a run needs one core, and every run of a row and seed gives the same loss.
 """
 
 from __future__ import annotations

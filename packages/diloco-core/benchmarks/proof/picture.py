@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from .results import Results
 
-# As in tools/bench/scale: told apart by those who see colours otherwise, too, on light and on dark
-# ground.
+# As in tools/bench/scale: told apart by those who see colours otherwise, too, on any ground.
 _COLOURS = ("#0072b2", "#009e73", "#d55e00")
 _LABELS, _WIDTH, _GAP = 230, 260, 60  # pixels
 _ROW, _TOP, _BOTTOM = 34, 44, 64

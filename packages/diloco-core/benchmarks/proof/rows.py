@@ -20,8 +20,7 @@ class Row:
             ``"alone"``: one replica.
         against: The row whose loss this one's is compared with, if any.
         within: By which share its loss may be above that of ``against``: the goal.
-        fewer: How many times fewer bytes it has to move than the row that it is compared with: the
-            goal.
+        fewer: How many times fewer bytes it should move than the row that it is compared with.
         fragments: As for :class:`DiLoCo`.
         delay: The delay as a part of the period P between two syncs, from 0 to less than 1.
         alpha: As for :class:`DiLoCo`.
@@ -66,8 +65,7 @@ class Conditions:
         bandwidth: Bytes per second of a replica's link, in each direction.
         latency: Seconds that a request takes besides its bytes.
         step: Seconds of an inner step.
-        rounds: How many times H inner steps are measured, after as many to warm up as ``warm``
-            says.
+        rounds: How many times H inner steps are measured, after ``warm`` times as a warm-up.
         warm: Rounds before those that are measured.
         over: What stands behind the link: ``"folder"``, or ``"s3"`` for moto's S3 over HTTP.
     """

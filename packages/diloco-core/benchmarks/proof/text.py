@@ -20,8 +20,7 @@ class Text:
     Attributes:
         parts: For every replica the bytes of its own files, as uint8.
         validation: Bytes of other files, as uint8.
-        digest: Tells whether two machines have the same text: it changes with the version of
-            Python.
+        digest: Tells whether two machines have the same text, which depends on Python's version.
     """
 
     parts: tuple[torch.Tensor, ...]

@@ -68,8 +68,7 @@ class Time:
             means of gradients are ``"sharded"``.
         utilisation: The share of the time that went into training, as a mean over the replicas.
         bound: That share as the planner has it, for steps as long as they were.
-        compute: Seconds of training: those of the sleeps, and by how much each of them was too
-            long.
+        compute: Seconds of training: the sleeps, and by how much each of them was too long.
         exposed: Seconds in which the training stood still.
         hidden: Seconds of syncs beside the training.
         sent: Bytes that passed through the link up, headers and records included.

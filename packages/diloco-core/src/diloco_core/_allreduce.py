@@ -121,8 +121,7 @@ class ObjectStoreAllReduce:
             ConfigurationError: A tensor is not floating-point; or this process is in a group, and
                 was not told its rank.
             NonFiniteDeltaError: A tensor holds NaN or infinity; nothing was sent.
-            MismatchError: Another replica passed other tensors: another number, other shapes or
-                dtypes.
+            MismatchError: Another replica passed another number of tensors, other shapes or dtypes.
             SyncTimeoutError: Others did not come in time; it names them.
             ReplicaLostError: Another replica died or failed.
         """

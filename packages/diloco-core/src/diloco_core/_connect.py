@@ -143,8 +143,7 @@ def connect(
         chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for
             all replicas.
         transfer: Connections, block size and memory for a store behind a network, such as
-            ``Transfer(connections=32)``. It may differ between replicas, and is refused for
-            folders.
+            ``Transfer(connections=32)``. May differ between replicas; refused for folders.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
         grace: Seconds to wait for a late replica before the others go on.
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is
@@ -152,16 +151,14 @@ def connect(
         topology: Which replica updates which parameters: ``sharded``, ``gather``, or ``auto``,
             which chooses by the size of the model and the number of replicas.
         publish_every: In the gather topology, the number of syncs of a fragment from one published
-            state to the next. Where ``auto`` chooses ``sharded``, it is refused when the run
-            begins.
+            state to the next. Where ``auto`` chooses ``sharded``, the start of the run refuses it.
         retention: How many syncs a replica may lag without having to reload. A larger number keeps
             more objects in the store.
         resume: Continue the run that the prefix holds, even if another launch began it. All ranks
             of a fixed run continue it together, with the same model and settings (``sync_every``
             may change on all of them). ``"newest-whole"`` also permits the run to return to an
             older state if a newer one is damaged and cannot be restored.
-        elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after
-            it.
+        elastic: Settings that make the run elastic; replaces ``min_replicas`` and what follows it.
         timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``,
             ``beat_interval``, ``lost_after`` and ``return_within``.
         environ: The mapping to use instead of ``os.environ``.

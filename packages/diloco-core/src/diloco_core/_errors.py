@@ -168,8 +168,7 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
 
     The new values are not published.
 
-    Every contribution was finite: it is the sum, or the outer step, that exceeds the range of the
-    dtype.
+    Every contribution was finite: it is the sum, or the outer step, that exceeds the dtype's range.
 
     Attributes:
         tensor: Name of the tensor.

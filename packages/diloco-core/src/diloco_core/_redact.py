@@ -17,8 +17,7 @@ _FOLDER = re.compile(r"/(?!/)|\.{1,2}/|~")
 _PIECES = re.compile(r"[/?#@:]")
 # Pages are linked to with fragments, and folders may have any name.
 _WITH_FRAGMENTS = {"http", "https", "file"}
-# A secret this short is also part of ordinary words, so it is only replaced where it stands by
-# itself.
+# A secret this short is also part of ordinary words, so it is only replaced on its own.
 _SHORT = 6
 
 

@@ -186,12 +186,10 @@ class Wait:
     def pause(self) -> None:
         """Sleep once.
 
-        Calls ``look_around`` when that is due, and raises the error of ``expired`` past the
-        deadline.
+        Calls ``look_around`` when that is due; past the deadline, raises the error of ``expired``.
 
         The first pause past the deadline only looks around, so that the caller checks once more
-        whether it has to wait: if this process stood still, everything may have arrived in the
-        meantime.
+        whether it has to wait: if this process stood still, everything may have arrived by now.
         """
         moment = self.moment()
         if moment.expired and self._overdue:

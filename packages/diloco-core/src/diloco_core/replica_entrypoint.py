@@ -47,8 +47,7 @@ def run(
         trainer_module: Importable name of the user's module.
         trainer_fn: Name of a function in that module.
         trainer_kwargs: Keyword arguments of the function.
-        rendezvous_uri: The place where the replicas meet; taken from ``RENDEZVOUS_URI`` if left
-            out.
+        rendezvous_uri: The place where the replicas meet; from ``RENDEZVOUS_URI`` if left out.
         rank: The number of this replica; taken from ``REPLICA_RANK`` if left out.
         world_size: Number of replicas; from ``REPLICA_WORLD_SIZE`` if left out.
         connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}``
@@ -73,8 +72,7 @@ def _prepare(
     options: Mapping[str, Any],
 ) -> tuple[StoreExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
-    # The arguments go into the environment too, for the trainer's own connect() and its worker
-    # processes.
+    # The arguments go into the environment for the trainer's own connect() and its workers, too.
     given = {
         "RENDEZVOUS_URI": rendezvous_uri,
         "REPLICA_RANK": rank,

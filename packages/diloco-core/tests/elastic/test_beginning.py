@@ -250,7 +250,7 @@ class TestSigns:
         hand.events += [(7.0, says(hand, bytes(5000)))]
         assert 8 <= hand.wait() < 8.5
 
-    def test_who_begins_another_run_or_is_another_version_is_waited_for_until_its_manifest_is_there(
+    def test_who_begins_another_run_or_has_another_version_is_awaited_until_its_manifest_is_there(
         self, tmp_path
     ):
         hand, manifest = Hand(tmp_path), []

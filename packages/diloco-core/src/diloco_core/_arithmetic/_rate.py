@@ -17,8 +17,7 @@ class Rate:
     """The outer learning rate of a sync, and where it comes from.
 
     Attributes:
-        values: One for each parameter group of the outer optimizer; empty if there is no outer
-            step.
+        values: One for each parameter group of the outer optimizer; empty without an outer step.
         number: How many times the rate had been changed by ``set_outer_lr`` in the run: 0 as long
             as it is what the outer loop was made with.
         rank: The rank that asked for this rate; 0 if none has.

@@ -63,8 +63,7 @@ def reduce_shards(
         chunk_bytes: Largest size of a chunk.
         scratch: Buffers.
         sync: Number of the sync, for errors.
-        block_bytes: How much is read from one source before the next one is read: at least one
-            chunk.
+        block_bytes: How much is read from one source before the next one: at least one chunk.
         everything: Whether all sources also give the groups for which only the first source's
             values are used.
         verify: Called after all contributions have been read; raises if they are not what was

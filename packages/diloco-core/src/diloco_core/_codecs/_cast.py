@@ -31,8 +31,7 @@ class Cast:
         if values.dtype is self._dtype:
             return values.view(torch.uint8)
         rounded = values.to(self._dtype)
-        # The sum of squares is a bound for every value. It costs much less than looking for
-        # infinity.
+        # The sum of squares bounds every value. It costs much less than looking for infinity.
         if not sum_of_squares(values) < self._largest**2:
             largest = torch.full_like(rounded, self._largest).copysign(rounded)
             rounded = torch.where(rounded.isinf() & values.isfinite(), largest, rounded)

@@ -37,8 +37,7 @@ _PARTITION_IS_QUICK = np.lib.NumpyVersion(
 def largest(rows: torch.Tensor, k: int) -> _Found:
     """Where in a matrix the k largest magnitudes of each row are, and which values these are.
 
-    NaN counts as larger than any number. Of equal magnitudes, ``torch.topk`` decides which are
-    chosen.
+    NaN counts as larger than any number. Among equal magnitudes, ``torch.topk`` chooses.
 
     Args:
         rows: The blocks, contiguous float32 ``(blocks, elements)``.

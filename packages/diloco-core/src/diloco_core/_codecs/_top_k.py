@@ -76,8 +76,7 @@ class TopK(BlockCodec):
         encoded = data.numpy()
         table = encoded[:, :_TABLE_BYTES].copy().view(np.float32)
         positions = _unpack_positions(encoded[:, _TABLE_BYTES:end], k)
-        # Bytes are decoded before their checksum is known, and positions of damaged ones may lie
-        # outside.
+        # Bytes are decoded before their checksum is known, and damaged positions may lie outside.
         np.minimum(positions, numel - 1, out=positions)
         row = np.arange(blocks)[:, None]
         values = table.reshape(-1)[_unpack_bins(encoded[:, end:], k) + _BINS * row]

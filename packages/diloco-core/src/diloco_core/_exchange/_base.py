@@ -27,8 +27,7 @@ class Schema:
     """The settings and tensors that all replicas must have in common.
 
     Attributes:
-        tensors: By name, a line for each tensor: its shape, dtype and everything else that must
-            agree.
+        tensors: By name, a line for each tensor: its shape, dtype and all else that must agree.
         settings: Settings of the outer loop.
         fragments: A description of the files of every fragment, for readers that have no replica.
             It follows from the other fields and is not compared.
@@ -95,8 +94,7 @@ class Exchange(Protocol):
         Args:
             job: The tensors to sync, and what to do with the result.
             last: Whether this replica can do without the sync. If so, an UnequalSyncsError in a
-                fixed run is not a failure of this replica: its copies are unchanged, and it may
-                leave.
+                fixed run is not a failure of this replica: its copies are unchanged; it may leave.
 
         Raises:
             NonFiniteDeltaError: The contribution of this replica holds NaN or infinity; nothing was

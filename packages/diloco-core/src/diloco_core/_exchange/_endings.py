@@ -30,8 +30,7 @@ class Progress:
     Attributes:
         number: The number of syncs that it has finished, of all kinds. It is also the number of the
             next one.
-        syncs: The same without those that only shared the initial values: the number that messages
-            give.
+        syncs: The same without those that only shared the initial values, as messages give it.
     """
 
     number: int = 0

@@ -17,8 +17,7 @@ class SyncReport:
         sync: In reports of an outer loop, the number of outer steps that the run has taken after
             this sync: 1 for the first sync; the same as before if this sync took none. In reports
             of an exchange that is used without an outer loop, such as those of
-            :meth:`ObjectStoreAllReduce.mean`, the number of the sync within the exchange: 0 for the
-            first.
+            :meth:`ObjectStoreAllReduce.mean`, the number of the sync within the exchange, from 0.
         fragment: Name of what was synced.
         committed: Whether the new values were adopted, including by a reload.
         members: How many replicas contributed; 0 if the sync does not count.

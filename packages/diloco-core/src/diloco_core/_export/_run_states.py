@@ -225,8 +225,7 @@ class RunStates:
         left: dict[tuple[int, int], int] = {}
         for hint in hints:
             if hint.event == "leave":
-                # An incarnation that fails names two syncs; it has the state before the first of
-                # them.
+                # An incarnation that fails names two syncs; it has the state before the first.
                 incarnation = hint.rank, hint.epoch
                 left[incarnation] = min(hint.sync - 1, left.get(incarnation, hint.sync))
         first = self.initial_steps
@@ -237,8 +236,7 @@ class RunStates:
         numbers: Iterable[int] = range(newest, first - 1, -1)
         if self.seldom:
             # Most syncs are not published, and a state that is published has its record of
-            # completion two rounds later. Only a replica that leaves publishes the last state at
-            # once.
+            # completion two rounds later. Only a replica that leaves publishes at once.
             begun = {first, *traces}
             settled = newest if has_ended else newest - 2 * len(self.fragments) - 1
             settled_numbers = {

@@ -6,8 +6,7 @@ What such an optimizer has written cannot be told from a step, and what it keeps
 that it never uses. So a tiny twin of it takes a few steps without gradients: once as it is, and
 once with other values in what it keeps. If its parameters move with these, and by as much
 everywhere, it pulls the model towards them, and so away from the result of a sync. What never
-changes is let alone, such as the initial weights towards which some train: all replicas have the
-same.
+changes is let alone, such as initial weights towards which some train: all replicas have the same.
 
 An optimizer that makes the parameters anew at every step, without reading them, is found by
 shifting these alone: a step later nothing is left of the shift.

@@ -78,8 +78,7 @@ class InnerSteps:
         after: Called with the number of an optimizer after each of its steps.
 
     Attributes:
-        in_use: Whether the outer loop has been entered, so that another one must not take over its
-            optimizers.
+        in_use: Whether the outer loop has been entered; no other may take over its optimizers then.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]

@@ -30,8 +30,7 @@ class UnseenChanges:
     thread-safe.
 
     Args:
-        tensors: The tensors that are synced; a few of the trainable parameters among them are
-            watched.
+        tensors: The tensors that are synced, of which a few trainable parameters are watched.
         sync_every: Number of inner steps between two syncs.
     """
 

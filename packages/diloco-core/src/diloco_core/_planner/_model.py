@@ -51,8 +51,7 @@ class Model:
     """What is synced, and by how many replicas. All sizes are in bytes.
 
     Attributes:
-        values: Size of the model's values, and so of those of a contribution before they are
-            encoded.
+        values: Size of the model's values, and so of a contribution's before they are encoded.
         outer_state: Size of what the outer optimizer keeps for them.
         replicas: How many replicas there are.
         transfer: How the replicas read and write.

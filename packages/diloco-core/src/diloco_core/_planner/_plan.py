@@ -48,8 +48,7 @@ class ExchangePlan:
             :class:`SyncReport` has contributions and published state alone. What HTTP has around
             each request, some 400 bytes up and 500 down over S3, is not included.
         bytes_received: The bytes that it receives, likewise.
-        puts: Write requests of a replica; the parts of an upload, its beginning and its end are one
-            each.
+        puts: Write requests of a replica; each part, beginning and end of an upload is one.
         gets: Read requests of a replica.
         lists: LIST requests of a replica.
         deletes: DELETE requests of a replica.
@@ -185,8 +184,7 @@ def plan_exchange(
         bytes_per_param: Bytes of a parameter where it is not encoded: 4 for models in fp32 and
             narrower dtypes, 8 for float64.
         outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for
-            it, and that are published with it: 1 for SGD with momentum, 0 for SGD without, 2 for
-            Adam.
+            it, and that are published with it: 1 for SGD with momentum, 0 without, 2 for Adam.
         fragments: The number of fragments. A sync moves one of them, which is taken to hold its
             equal share of the parameters.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Fixed runs are

@@ -232,8 +232,7 @@ def creates_once(
 
     Args:
         store: The store.
-        attempt: Calls the function that it is given, and calls it again while the store is
-            unavailable.
+        attempt: Calls a function, and calls it again while the store is unavailable.
     """
     if not store.exclusive:
         return False
@@ -280,8 +279,7 @@ def check_size(store: Store, size: int) -> None:
         size: The size of the fragment's values in bytes.
 
     Raises:
-        ConfigurationError: The fragment is too large; the error says into how many fragments to cut
-            it.
+        ConfigurationError: The fragment is too large; the error says into how many to cut it.
     """
     if store.largest is not None and size > most_values(store.largest):
         raise ConfigurationError(

@@ -123,8 +123,7 @@ def open_ahead(
         sizes: Their keys, and their sizes in bytes from a listing, so that no request is needed to
             open them.
         announce: Called with each key and its reader, to announce what will be read. If it raises a
-            StoreError, that is ignored, since the caller will meet the same error when it reads the
-            object.
+            StoreError, that is ignored, since the caller will meet it when it reads the object.
     """
     with ExitStack() as stack:
         if store.near:

@@ -27,8 +27,7 @@ class Support:
     Attributes:
         codecs: Whether contributions are sent as ``Terms.codec`` encodes them. If not, a codec is
             refused.
-        weighs: Whether contributions are weighed, trimmed and clipped. If not, all of that is
-            refused.
+        weighs: Whether contributions are weighed, trimmed and clipped; if not, all are refused.
         state_codecs: Whether state can be published encoded. If not, a codec for it is refused.
         delays: Whether a sync may be carried out by another thread while the replica trains. If
             not, a delay is refused.
@@ -39,10 +38,8 @@ class Support:
         lanes: Whether a replica may be several processes that hold a model together, each with an
             exchange of its own.
         gather: Whether every replica updates every shard, so that few syncs publish their state.
-        keeps_state: Whether its store keeps the state of the run, from which the run can be
-            continued.
-        takes_run: Whether a replica that comes takes the state of the run, whatever it holds
-            itself.
+        keeps_state: Whether its store keeps the run's state, so that the run can be continued.
+        takes_run: Whether a replica that comes takes the run's state, whatever it holds itself.
         fewest: The least number of replicas that take part in a sync; None: all of them.
         begins_behind: Whether a thread that does not train may also begin a sync.
         in_background: How that thread is started; see :class:`.Timing`.

@@ -68,8 +68,7 @@ class Windows(Turns):
             since_sent: Inner steps since the fragment whose turn it is was sent; None if it has not
                 been sent.
             half_taken: Whether some of several inner optimizers have already taken their next step.
-                As with a schedule in steps, a sync waits for the others, but not after twice the
-                window.
+                As with a schedule in steps, a sync waits for the others, but not after two windows.
         """
         wait = half_taken and elapsed < 2 * self.seconds
         if since_sent is not None:

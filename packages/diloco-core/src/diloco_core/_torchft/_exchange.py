@@ -55,8 +55,7 @@ class ManagerExchange(ExchangeInMemory):
     tensors, the values that are not synced, and the global copy of the fragment. A manager can only
     average, so the error says in which of these the replicas differ and what this replica has, but
     not which replica differs. Over a :class:`MockManager`, they are also compared when the block is
-    entered, with errors that name the rank and the tensor, and all replicas take rank 0's initial
-    values.
+    entered, with errors that name rank and tensor, and all replicas take rank 0's initial values.
 
     Other managers do not distribute rank 0's values, so the replicas have to begin with the same
     ones, unless the manager heals at the first step (``init_sync=True`` in torchft): a replica that
@@ -65,8 +64,7 @@ class ManagerExchange(ExchangeInMemory):
     brings to a later step is refused; the others go on without it.
 
     Args:
-        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or any object with its
-            members.
+        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or anything like it.
         rank: This replica's number, for reports and errors only.
         world_size: The number of replicas, for reports only.
 
@@ -191,15 +189,13 @@ class ManagerExchange(ExchangeInMemory):
     def _average_and_vote(self, items: Sequence[Compared], sums: Sequence[torch.Tensor]) -> bool:
         """Compare, average if all replicas agree, and vote. Returns whether the step counts."""
         mean = numbers(items)
-        # The comparison comes first, since the sums of replicas that differ may have different
-        # sizes.
+        # The comparison comes first, since sums of replicas that differ may differ in size.
         self._manager.allreduce(mean).wait()
         difference = first_difference(items, mean)
         if difference is None:
             for work in [self._manager.allreduce(total) for total in sums]:
                 work.wait()
-        # Managers hide errors of averages until the vote. If the vote is no, the averages mean
-        # nothing.
+        # Managers hide errors of averages until the vote. If it is no, the averages mean nothing.
         committed = self._manager.should_commit()
         if committed and difference is not None:
             raise MismatchError(

@@ -172,8 +172,7 @@ class DeltaFormat:
             shards: The shards, in the order in which they will be read.
             origin: What the file is called in errors.
             open_file: Opens the file, given its size.
-            again: Calls a function that reads something, and calls it again after errors that may
-                pass.
+            again: Calls a function that reads something, and repeats it after errors that may pass.
         """
         plan, rank, layout = self._plan(named.groups, named.rank), named.rank, self._layout
 

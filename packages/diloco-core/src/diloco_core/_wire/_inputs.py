@@ -42,8 +42,7 @@ class Inputs(Closing):
     Attributes:
         sources: For every member, a source that gives its contribution chunk by chunk.
         block_bytes: As given.
-        clipping: How contributions are clipped; None if they are not. The sources are clipped
-            already.
+        clipping: How contributions are clipped, or None. The sources are clipped already.
 
     Raises:
         ObjectNotFoundError: A contribution is gone.

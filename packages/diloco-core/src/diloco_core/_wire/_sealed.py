@@ -41,8 +41,7 @@ def seal(kind: str, key: str, fields: Mapping[str, Any]) -> bytes:
         key: The key under which it will be stored.
         fields: Its content: names, and values that JSON can express.
     """
-    # Not with ``indent``: that encoder is written in Python, and records of large models took it 40
-    # ms.
+    # Not with ``indent``: that encoder is in Python, and took 40 ms for records of large models.
     lines = [
         f" {_ENCODER.encode(name)}: {_ENCODER.encode(value)}"
         for name, value in {"kind": kind, "format": FORMAT, **fields}.items()

@@ -6,8 +6,7 @@ A file is a sequence of *sections*. A section consists of one tensor per piece, 
 multiple of eight bytes, and eight bytes with the xxh3-64 of the bytes of the pieces (little
 endian). The checksum comes after its data, so that a writer needs only one pass, and a single
 ranged read fetches both. Its seed is made from the run's schema, the sync, the writer and the
-shard, so a valid section in the wrong place fails, too. In contributions, every chunk has such a
-checksum.
+shard, so a valid section in the wrong place fails, too. In contributions, every chunk has one.
 
 The position of a section, in published shards counted from the end of the file, follows from the
 layout alone, so readers do not depend on the header. The header is for people and other tools, and
@@ -42,8 +41,7 @@ NUMBER_BYTES = 8
 # Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file,
 # whatever its dtype.
 _ALIGNMENT = 8
-# The dtypes of most tensors. For others, another tensor is made first, which takes as long as the
-# rest.
+# The dtypes of most tensors. Others need another tensor first, which takes as long as the rest.
 _OF_NUMPY = {torch.float32, torch.float64, torch.uint8}
 
 

@@ -61,8 +61,7 @@ class Transfers:
 
     Attributes:
         block_bytes: The most bytes that one request reads.
-        budget: How many bytes of announced ranges may be held or under way; it may be set at any
-            time.
+        budget: Bytes of announced ranges that may be held or under way; may be set at any time.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """What the error codes of services mean, and what to do about them. One table for all drivers.
 
 Services are S3 and its kin (MinIO, R2, Ceph, GCS over S3), GCS and Azure. The status of an answer
-is only looked at where a code is unknown or missing: S3 answers faults that pass with 400 and 403,
-too.
+is only looked at where a code is unknown or missing: S3 answers 400 and 403 to passing faults, too.
 
 Sources: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, botocore's retries,
 docs.cloud.google.com/storage/docs/xml-api/reference-status,

@@ -143,8 +143,7 @@ class FolderStore:
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._api.Store.list`.
 
-        Anything that is not a regular file is left out, and so is a file whose name begins with a
-        dot.
+        Left out is anything that is not a regular file, or whose name begins with a dot.
         """
         sizes_by_key: dict[str, int] = {}
         top = prefix.strip("/")

@@ -186,8 +186,7 @@ class RemoteStore:
             else:
                 self._do(verb, key, lambda: self._send_large(verb, key, UploadBlocks(iter(views))))
             return size
-        # An object that is created in one request is held in memory until that request has
-        # succeeded.
+        # An object that is created in one request is held in memory until that succeeded.
         held_whole = verb == "create" and not self.driver.copies
         size = 0
 

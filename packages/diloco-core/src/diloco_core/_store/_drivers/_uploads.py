@@ -65,8 +65,7 @@ class Uploads:
 class UploadBlocks(Iterator[Any]):
     """The blocks of an upload.
 
-    If making them fails, the error is remembered, since a driver may wrap it in an error of its
-    own.
+    If making them fails, the error is remembered, since a driver may wrap it in its own.
     """
 
     def __init__(self, blocks: Iterator[Buffer], first: Buffer | None = None) -> None:
