@@ -48,9 +48,7 @@ def with_buffers(lab, buffers):
 
 
 def synced(lab, kind, buffers, policy="mean", later=None, **options):
-    """What replicas hold after two syncs, where rank r has the buffers ``later[r]`` before the
-    second.
-    """
+    """Return what replicas hold after two syncs; rank r has ``later[r]`` before the second."""
 
     def replica(exchange):
         net = with_buffers(lab, buffers[exchange.rank])

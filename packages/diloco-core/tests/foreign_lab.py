@@ -1,6 +1,4 @@
-"""Runs whose records somebody else has written: any field may hold anything, and every checksum is
-right.
-"""
+"""Runs with foreign records: any field may hold anything, and every checksum is right."""
 
 import copy
 import json

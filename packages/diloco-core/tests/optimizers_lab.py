@@ -1,6 +1,4 @@
-"""Inner optimizers that keep weights, some of which write them back; and how replicas train with
-them.
-"""
+"""Inner optimizers that keep weights, some of which write them back, and training with them."""
 
 import torch
 

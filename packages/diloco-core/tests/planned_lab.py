@@ -169,8 +169,7 @@ def moved(kind, stores, counters, params, *, warm, syncs, publish_every=2, **opt
     Args:
         kind: ``"fixed"``, or a topology.
         stores: One for each replica.
-        counters: What counts the bytes of each; its ``sent`` and ``received`` are read after each
-            sync.
+        counters: What counts the bytes of each; ``sent`` and ``received`` are read after a sync.
         params: How many parameters the model has.
         warm: Syncs before those that are counted.
         syncs: How many are counted.

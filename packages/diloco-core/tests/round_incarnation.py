@@ -59,9 +59,7 @@ class Request:
 
 @dataclass
 class State:
-    """What an incarnation holds: per shard the batches that are counted, and where it stands in the
-    log.
-    """
+    """What an incarnation holds: the counted batches of each shard, and its place in the log."""
 
     sync: int = 0
     values: list = field(default_factory=list)

@@ -1,6 +1,4 @@
-"""Runs of all ranks in virtual time, whose processes are killed at chosen operations and started
-again.
-"""
+"""Runs of all ranks in virtual time, killed at chosen operations and started again."""
 
 import random
 from dataclasses import dataclass, field
@@ -28,8 +26,7 @@ class Process(Connection):
 
     Args:
         number: The number of the process in its simulation.
-        before: Called with the process, a kind of request and a key before each request; None for
-            nothing.
+        before: Called with process, kind and key before each request; None for nothing.
         **options: Those of a connection.
     """
 
@@ -72,8 +69,7 @@ class Process(Connection):
 
 @dataclass
 class Run:
-    """One run with all of its incarnations; every call of :meth:`live` starts all of its ranks
-    once.
+    """One run with all of its incarnations; each call of :meth:`live` starts all ranks once.
 
     Attributes:
         limits: For some ranks, limits of :class:`Timing` for processes that are started from now

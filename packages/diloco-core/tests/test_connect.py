@@ -85,9 +85,7 @@ def test_the_same_place_with_another_world_size_is_refused(environ):
 
 
 class TestWorldSize:
-    """The variable WORLD_SIZE belongs to torchrun and the trainers, and counts the processes of one
-    replica.
-    """
+    """The variable WORLD_SIZE is for torchrun and trainers: it counts processes of one replica."""
 
     @pytest.mark.parametrize("size", ["1", "8"])
     def test_the_replicas_are_counted_and_not_the_processes_of_one(self, environ, size, caplog):

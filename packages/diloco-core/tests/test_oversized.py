@@ -16,9 +16,7 @@ SYNCS = 3
 
 
 class Meddled(SimulatedStore):
-    """Holds some objects from the start; once a certain key is written, ``meddle(store)`` is
-    called.
-    """
+    """A store with some objects; once a key is written, ``meddle(store)`` is called."""
 
     def __init__(self, objects=(), when="", meddle=None):
         super().__init__()
@@ -82,9 +80,7 @@ def stopped(request):
 
 @pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.slow)])
 def some(request):
-    """Chooses of keys: by default one of each folder, the last one, and of the folders every second
-    one.
-    """
+    """Return a choice of keys: by default the last one of every second folder."""
 
     def chosen(keys, first):
         if request.param == "all":

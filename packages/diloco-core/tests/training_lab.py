@@ -27,9 +27,7 @@ def run(train, exchanges):
 
 
 def fill(model, seed=0):
-    """Give a model the same random values everywhere: torch's global generator is shared between
-    threads.
-    """
+    """Give a model the same random values everywhere; threads share torch's generator."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -61,9 +59,7 @@ def identical(runs):
 
 
 def replica(make_model, exchange, steps=4, **options):
-    """One replica under plain inner SGD with the gradients of ``push``; what its model holds at the
-    end.
-    """
+    """Train a replica by plain SGD with the gradients of ``push``; return what its model holds."""
     model = make_model(exchange.rank)
     inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
     with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}):

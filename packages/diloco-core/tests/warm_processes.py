@@ -46,8 +46,7 @@ class WarmProcess:
     def communicate(self):
         """Wait for the end.
 
-        Returns the exit status, and what was written to the standard output and to the standard
-        error.
+        Return the exit status, and what was written to standard output and standard error.
         """
         self._process.join(PATIENCE)
         return self._process.exitcode, *(path.read_text() for path in self._outputs)

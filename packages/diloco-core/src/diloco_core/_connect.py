@@ -151,7 +151,7 @@ def connect(
         topology: Which replica updates which parameters: ``sharded``, ``gather``, or ``auto``,
             which chooses by the size of the model and the number of replicas.
         publish_every: In the gather topology, the number of syncs of a fragment from one published
-            state to the next. Where ``auto`` chooses ``sharded``, the start of the run refuses it.
+            state to the next. If ``auto`` chooses ``sharded``, it is refused at the start.
         retention: How many syncs a replica may lag without having to reload. A larger number keeps
             more objects in the store.
         resume: Continue the run that the prefix holds, even if another launch began it. All ranks

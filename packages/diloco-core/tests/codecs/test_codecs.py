@@ -107,8 +107,7 @@ def sync(kind, folder, codec):
 @pytest.mark.parametrize("codec", CODECS, ids=name_of)
 def test_all_add_up_what_was_sent(kind, codec, tmp_path):
     replicas, _, _ = sync(kind, tmp_path / "run", codec)
-    # As an exchange does it: the difference of the global copy and the model, not what was
-    # subtracted.
+    # As an exchange does it: the difference of the global copy and the model.
     deltas = [replica.start - (replica.start - replica.learned) for replica in replicas]
     sent = [decoded(codec, delta) for delta in deltas]
     # Zeros of a sparse codec were not sent, and do not count.

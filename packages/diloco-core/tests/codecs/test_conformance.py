@@ -10,9 +10,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def half_a_step(values, dtype):
-    """How far rounding to a dtype may move values; those that are too large go to its largest
-    number.
-    """
+    """Return how far rounding to a dtype may move values, of which too large ones are clamped."""
     of = torch.finfo(dtype)
     relative = (values.abs() * of.eps / 2).clamp(min=of.smallest_normal * of.eps / 2)
     return torch.maximum(relative, values.abs() - of.max)

@@ -94,9 +94,7 @@ def test_values_without_ties_need_no_sorting(find, k):
 
 @WAYS
 def test_nan_is_larger_than_all_numbers(keys):
-    """So that it is sent, and seen: a contribution that holds it must not look like one that does
-    not.
-    """
+    """It must be sent: a contribution that holds it must not look like one that does not."""
     rows = torch.randn(3, NUMEL, generator=torch.Generator().manual_seed(1))
     rows[1, 77] = torch.nan
     rows[2, 5] = torch.inf

@@ -97,9 +97,7 @@ def test_no_number_comes_out_that_some_processors_take_for_zero(name):
     st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3e38, -3e38, 1e-40]), min_size=1, max_size=300)
 )
 def test_equal_magnitudes_are_chosen_alike_whatever_comes_before(numbers):
-    """Chunks are cut differently on different replicas, so ties must not depend on what else is
-    encoded.
-    """
+    """Replicas cut chunks differently, so ties must not depend on what else is encoded."""
     codec, values = CODECS["topk64"], torch.tensor(numbers)
     block = values.repeat(-(-BLOCK // len(values)))[:BLOCK]
     alone = bytes(codec.encode(block).tolist())

@@ -1,6 +1,4 @@
-"""An elastic run of several fragments in which a rank dies after the sync of one, before that of
-another.
-"""
+"""An elastic run of several fragments in which a rank dies between the syncs of two of them."""
 
 from contextlib import suppress
 

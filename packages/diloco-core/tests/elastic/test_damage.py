@@ -1,5 +1,4 @@
-"""Every object of an elastic run with one flipped bit, cut short, or gone: the same model comes of
-it.
+"""Objects of an elastic run with one flipped bit, cut short, or gone: the model is the same.
 
 Only the manifest cannot be made again from anything else; without it there is an error with a name.
 """
@@ -277,9 +276,7 @@ def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_the_first_state_is_made_again_from_the_initial_one(topology):
-    """Nothing of a loading that failed half-way may stay: the first outer step begins without
-    momentum.
-    """
+    """Nothing of a failed loading may stay: the first outer step begins without momentum."""
     settings = Elastic(
         2,
         grace=5.0,

@@ -1,6 +1,4 @@
-"""Many replicas, many syncs: what a sync costs stays what the model says, and the store does not
-grow.
-"""
+"""Many replicas, many syncs: a sync costs what the model says, and the store does not grow."""
 
 import itertools
 

@@ -172,9 +172,7 @@ def test_a_copy_alone_is_a_leftover():
 
 
 def test_a_copy_that_is_seen_before_its_manifest_is_no_damage(caplog):
-    """Another replica writes both, while this one has looked for the first and not yet for the
-    second.
-    """
+    """Another replica writes both after this one has looked for the first one only."""
     first, _ = _run(None, syncs=1)
 
     class Beginning:

@@ -1,6 +1,4 @@
-"""What an elastic run refuses: another model, other settings, another run, and what no run could
-use.
-"""
+"""Refusals of elastic runs: another model, other settings, another run, useless settings."""
 
 from dataclasses import replace
 

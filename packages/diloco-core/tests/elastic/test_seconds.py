@@ -82,9 +82,7 @@ def test_the_windows_of_fast_and_slow_replicas_stay_together(sizes, delay, alpha
 
 
 def _slow_to_adopt(monkeypatch, seconds=10.0):
-    """How far contributions are apart if one replica takes so many seconds more to adopt every
-    sync.
-    """
+    """Return how far contributions are apart if one replica takes longer to adopt every sync."""
     run_adoption = Adoption.run
 
     def slow(self):
@@ -158,9 +156,7 @@ def test_a_step_longer_than_the_window_is_waited_for_within_the_grace(caplog):
 
 
 def test_a_step_much_longer_than_the_window_holds_nobody_up_and_is_told(caplog):
-    """No contribution without a step, and none in a sync that is decided; nothing that it learns is
-    lost.
-    """
+    """It contributes nothing without a step, or to a decided sync, and loses nothing it learned."""
     caplog.set_level(logging.WARNING)
     store, training = run((1.0, 1.0, 90.0), Elastic(1, grace=5.0), 20, syncs=8)
     assert all(ranks == [0, 1] for ranks in members_in(store)[:8])

@@ -21,9 +21,7 @@ HARMS = {"flip": late_bit, "cut": lambda data: data[: len(data) // 3], "empty": 
 
 @pytest.fixture
 def harming(new_store):
-    """Makes stores in which some objects are harmed when they are written, ``times`` of them at
-    most.
-    """
+    """Return a maker of stores in which at most ``times`` objects are harmed when written."""
 
     class Harming(new_store):
         def __init__(self, wanted, harm, times=10**9):

@@ -55,9 +55,7 @@ def used_again(run, operation, resume, ranks=2):
     ],
 )
 def test_nothing_of_the_new_run_changes(resume, operations, tmp_path):
-    """Wherever it hangs after it has read the manifest, except in the request that claims its rank
-    itself.
-    """
+    """It hangs anywhere after reading the manifest, except in the request that claims its rank."""
     expected = Frozen(2).live(until=12)
     for operation in operations:
         run = Frozen(2)

@@ -32,9 +32,7 @@ pytestmark = pytest.mark.processes
 
 
 def _rank_1_does_not_come(hang):
-    """A replica for every rank; that of rank 1 hangs before the second sync until the other has
-    ended.
-    """
+    """Return a replica for every rank; rank 1's hangs before sync 2 until the other has ended."""
 
     def replica(exchange):
         with ObjectStoreAllReduce(exchange) as reduce:
@@ -215,9 +213,7 @@ def test_the_beat_changes(tmp_path, caplog, fails):
 
 
 class TestSilence:
-    """Rank 0 waits in mean 2 for ranks that have died without a word, and nobody waits for them to
-    return.
-    """
+    """Rank 0 waits in mean 2 for ranks that died without a word, and are not expected back."""
 
     def dies(self, run, *ranks, after=0.0):
         """Let some ranks live so many seconds longer, and die before they contribute."""
@@ -230,9 +226,7 @@ class TestSilence:
         run.before = before
 
     def lost(self, run, *, seconds):
-        """The rank that rank 0 calls lost, which it says after so many seconds, or up to eight
-        more.
-        """
+        """Return the rank that rank 0 calls lost after ``seconds``, or up to eight more."""
         (result, *_) = run.live(until=2)
         assert isinstance(result, ReplicaLostError), result
         found = re.search(
@@ -274,9 +268,7 @@ class TestSilence:
         assert self.lost(run, seconds=1200.0) == 1
 
     def test_of_many_that_are_missing_some_are_looked_at_each_time(self):
-        """While beats are read, nobody looks whether the wait is over; and yet everybody has a
-        turn.
-        """
+        """The end of the wait is not noticed while beats are read; yet every rank has a turn."""
         run, others, looks = Means(301), range(1, 301), [[]]
 
         def before(_, kind, key):

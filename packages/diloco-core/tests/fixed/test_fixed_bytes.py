@@ -34,9 +34,7 @@ class Overwriting(FolderStore):
 
 @pytest.fixture(params=[FolderStore, Overwriting], ids=["deciding", "overwriting"])
 def exchanges(request):
-    """Makes the exchanges of all ranks over a folder, in a store that can decide and in one that
-    cannot.
-    """
+    """Return a maker of all ranks' exchanges over a folder, whose store can decide or not."""
 
     def make(folder, ranks, **options):
         return [

@@ -1,6 +1,4 @@
-"""A run with fixed membership that begins with a loaded outer loop goes on as if it had not
-stopped.
-"""
+"""Fixed runs that begin with a loaded outer loop go on as if they had not stopped."""
 
 import pytest
 from resuming_lab import OUTER, REPLICAS, Experiment, equal

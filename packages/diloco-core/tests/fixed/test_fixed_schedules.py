@@ -92,9 +92,7 @@ def _check(schedule, options):
 
 @pytest.mark.parametrize("seed", [57, 93, 256, 504, 578])
 def test_a_incarnation_that_was_replaced_while_it_hung_is_told_so(seed):
-    """It is fenced, and neither waits for what nobody publishes any more nor asks to be started
-    again.
-    """
+    """It is fenced: it waits for nothing that is never published, and asks for no new start."""
     kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
     assert random_run(seed, kinds) == []
 
@@ -111,9 +109,7 @@ _LOADS = Fault(1, 2, 14, "zombie", 3.0), Fault(1, 2, 24, "delay", 60.0)
     ids=["one that waits", "one that loads"],
 )
 def test_a_incarnation_leaves_the_part_of_a_newer_one_alone(faults, seed):
-    """The record names the newer one, which holds what it has not sent, and has not published it
-    yet.
-    """
+    """The record names the newer one, which holds the unsent part, and has not published it yet."""
     assert wrong(Schedule(2, seed=seed, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
 
 

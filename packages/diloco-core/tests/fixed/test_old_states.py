@@ -79,9 +79,7 @@ def test_however_often_it_is_resumed_nothing_piles_up(make, fragments):
 
 
 def test_before_its_first_outer_step_a_fragment_survives_damage_too(make):
-    """Whoever resumes the run makes its initial state again from the values that its model was
-    given.
-    """
+    """A resumed run makes its initial state again from the values that its model was given."""
     run = make(2, 2)
     run.live(until=1)
     survives(run, 2, 1)

@@ -62,9 +62,7 @@ def as_undisturbed(run, caplog):
 
 
 def until_the_end(run, chance, most_stops, latest=80):
-    """Start all ranks again and again, and kill any of them anywhere, until the run comes to its
-    end.
-    """
+    """Start all ranks again and again, and kill any of them anywhere, until the run ends."""
     stops, results = 0, run.live(*kills(run, chance, 25, latest), seed=0)
     while not all(isinstance(result, dict) for result in results):
         if not keys_lab.keys_of(run.store.objects, "manifest"):
@@ -199,9 +197,7 @@ def late_ones_change_nothing(seed, new_store, caplog, options=None):
 
 
 def test_ranks_may_have_had_different_numbers_of_incarnations(new_store):
-    """An attempt in which one rank was alone, one that was killed while it began, and then all of
-    them.
-    """
+    """One rank was alone at first, one was killed while it began, and then all came."""
     run = Run(3, store=new_store())
     run.live(until=2)
     (alone,) = run.live(resume=True, ranks=[0])

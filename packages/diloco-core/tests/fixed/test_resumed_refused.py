@@ -44,9 +44,7 @@ class TestWhatIncarnations:
 
     @pytest.fixture
     def dead(self):
-        """A run whose two processes were killed after three outer steps, and have not said how they
-        ended.
-        """
+        """Return a run whose two processes were killed without a word after three outer steps."""
         run = Generations(2)
         run.silent(0, 1, until=3)
         return run
@@ -122,9 +120,7 @@ class TestWhatIncarnations:
         assert self.seconds(left) < 0.3 * LOST_AFTER
 
     def test_time_without_the_store_does_not_count(self, dead):
-        """It is away from second 20 to second 220, and all get the whole time again when it is
-        back.
-        """
+        """It is away from second 20 to 220, and all get the whole time again when it is back."""
 
         def away(process, *_):
             if 20.0 <= process.clock() < 220.0:

@@ -64,9 +64,7 @@ def test_a_rank_that_parted_takes_up_its_steps(new_store, caplog):
 
 
 def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
-    """Rank 1 was stopped during its last save, and has gone on after the next incarnation had
-    ended.
-    """
+    """Rank 1 was stopped during its last save, and went on after the next incarnation's end."""
     run, seen = Batches(2), {}
     run.live(steps=(8, 8))
     late = {key: run.store.objects[key] for key in keys_of(run.store.objects, "inner", rank=1)}

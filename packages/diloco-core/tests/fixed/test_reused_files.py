@@ -19,9 +19,7 @@ def inodes(folder):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_after_a_few_syncs_no_file_is_new(ranks, tmp_path):
-    """Contributions of different ranks differ a little in size, since the shards that are left out
-    do.
-    """
+    """Contributions of ranks differ a little in size, as the shards that are left out do."""
     exchanges = [
         ObjectStoreAllReduce(tmp_path, rank=rank, world_size=ranks) for rank in range(ranks)
     ]

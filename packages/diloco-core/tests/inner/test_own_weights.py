@@ -11,9 +11,7 @@ from diloco_core._inner._own_weights import OwnWeights
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """SGD without a schedule: gradients are taken between an average and the weights ``z`` that are
-    trained.
-    """
+    """SGD without a schedule: gradients are taken between an average and the trained ``z``."""
 
     def __init__(self, parameters, lr=0.05, beta=0.9, weight_decay=0.01):
         super().__init__(parameters, {"lr": lr, "beta": beta, "weight_decay": weight_decay, "k": 0})
@@ -170,9 +168,7 @@ def test_what_never_changes_and_a_momentum_in_an_attribute_are_let_alone(make):
 
 
 class Mixed(torch.optim.Optimizer):
-    """Schedule-free with both sequences in the state: the model is a mix of them that it never
-    reads.
-    """
+    """Schedule-free with both sequences in the state; it never reads the model, a mix of them."""
 
     def __init__(self, parameters, lr=0.05):
         super().__init__(parameters, {"lr": lr})

@@ -1,6 +1,4 @@
-"""Inner state that cannot be saved, or does not belong to what it is restored to, is refused by
-name.
-"""
+"""Inner state that cannot be saved, or is restored to something else, is refused by name."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""A rank that comes back gets its inner optimizer, its random numbers and its place in the data
-back.
-"""
+"""A rank that comes back has its inner optimizer, random numbers and place in the data again."""
 
 import itertools
 import random

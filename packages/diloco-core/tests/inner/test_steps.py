@@ -265,9 +265,7 @@ class TestSeveralOptimizers:
         assert sum(r.inner_steps for r in reports) == 20
 
     def test_a_sync_within_a_step_counts_it(self, lab):
-        """It holds what was learned in that step: an incarnation that begins there must not take it
-        again.
-        """
+        """It holds what that step learned: an incarnation that begins there must not repeat it."""
         model, two = self.parts(lab)
         saved = []
 

@@ -87,9 +87,7 @@ def test_none(lab):
 
 @pytest.mark.parametrize("policy", ["mean", "rank0"])
 def test_buffers_take_no_outer_step(lab, policy):
-    """Neither learning rate nor momentum touches them: they are the same whatever the outer
-    optimizer.
-    """
+    """They are the same whatever the outer optimizer: neither learning rate nor momentum counts."""
     gentle = train(lab, policy, outer_lr=0.01, outer_momentum=0.0)
     strong = train(lab, policy, outer_lr=1.0, outer_momentum=0.9)
     for name in BUFFERS + COUNTERS:

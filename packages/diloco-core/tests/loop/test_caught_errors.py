@@ -1,6 +1,4 @@
-"""Errors that user code catches, state that is not there yet, and what is left in memory
-afterwards.
-"""
+"""Errors that user code catches, state that is not there yet, and memory afterwards."""
 
 import gc
 import weakref

@@ -1,6 +1,4 @@
-"""Contributions that are scaled down to the median of their norms, over every exchange, by a plain
-formula.
-"""
+"""Clipping to the median of the norms in every exchange, compared with a plain formula."""
 
 import json
 import math
@@ -33,8 +31,7 @@ KINDS = ["threads", "store", "sharded", "gather"]
 
 
 def train(exchange, learned, steps=1, delay=0, **options):
-    """Plain averaging of what the replicas have learned; the parameters at the end, and the
-    reports.
+    """Average plainly what replicas learn; return the parameters at the end and the reports.
 
     Args:
         learned: For every rank the values of each tensor: what one inner step changes.
@@ -68,9 +65,7 @@ def train(exchange, learned, steps=1, delay=0, **options):
 
 
 def by_the_formula(learned, codec="plain", weights=None):
-    """Clip first, then weigh, tensor by tensor in plain Python; what the tensors become, and all
-    factors.
-    """
+    """Clip first, then weigh, tensor by tensor; return what tensors become, and all factors."""
     weights = weights or [1.0] * len(learned)
     decoded = []
     for each in learned:

@@ -1,6 +1,4 @@
-"""Which options can be used over which exchange: the table in docs/train.md says what the loop
-accepts.
-"""
+"""Which options fit which exchange: the table in docs/train.md says what the loop accepts."""
 
 from pathlib import Path
 

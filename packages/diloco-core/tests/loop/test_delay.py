@@ -73,9 +73,7 @@ def test_every_step_is_that_of_the_formulas(lab, case, kind, refused):
 
 @pytest.mark.parametrize("kind", ["store", "sharded"])
 def test_one_that_leaves_while_another_is_late_loses_nothing(lab, kind):
-    """It waits for the sync under way a second time if need be, and what it has learned counts
-    whole.
-    """
+    """It may wait for the sync under way once more, and what it has learned counts whole."""
     left, case = threading.Event(), {"fragments": 1, "period": 4, "delay": 3, "alpha": 0.0}
     case |= {"inner": "SGD", "outer": "Nesterov", "steps": 5}
     first, second = exchanges(kind, 2)
@@ -100,9 +98,7 @@ def test_one_that_leaves_while_another_is_late_loses_nothing(lab, kind):
 
 
 class Late:
-    """An exchange that does nothing until the training loop says so: as with the slowest of
-    networks.
-    """
+    """An exchange that does nothing until the loop says so, like the slowest of networks."""
 
     def __init__(self, exchange):
         self._exchange = exchange

@@ -101,9 +101,7 @@ def test_with_other_options_all_replicas_come_to_the_same_values(kind, options):
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "SGD"])
 def test_any_element_wise_optimizer_may_have_groups(name):
-    """NAdam keeps numbers that depend on the settings of the group, and SGD without momentum keeps
-    nothing.
-    """
+    """NAdam keeps numbers that depend on the group's settings; SGD without momentum keeps none."""
     factory = {
         "Adam": lambda given: torch.optim.Adam(given, lr=0.1),
         "NAdam": lambda given: torch.optim.NAdam(given, lr=0.1),
@@ -264,9 +262,7 @@ def test_state_that_is_published_encoded():
 
 
 def test_one_group_is_what_the_arguments_say():
-    """Nothing differs from a loop without groups: neither the settings nor what identifies its
-    files.
-    """
+    """Settings and what identifies its files are those of a loop without groups."""
     model = fill(torch.nn.Linear(2, 3))
     plain = lone(model, outer_lr=0.4, outer_momentum=0.6)
     grouped = lone(model, outer_groups=[{"params": model, "lr": 0.4, "momentum": 0.6}])

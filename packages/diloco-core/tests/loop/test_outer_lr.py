@@ -242,9 +242,7 @@ def test_where_a_replica_stands_in_an_elastic_run_is_the_rate_too():
 
 @pytest.mark.parametrize("kind", [Run, Generations])
 def test_whoever_writes_the_record_of_a_fixed_run_writes_the_same_rate(kind):
-    """Where the store cannot decide, several ranks may write it, and must not go on with different
-    rates.
-    """
+    """Where the store cannot decide, several ranks may write it, but must use the same rates."""
     returned = itertools.count(1)
     options = {"outer_lr": lambda sync: 0.9 + 1 / next(returned)}
     for seed in range(6):

@@ -63,9 +63,7 @@ def mixed_before_the_outer_step(monkeypatch):
 
 
 def the_base_stays_old(monkeypatch):
-    """The next pseudo-gradient is taken from what the model held after mixing, not from the global
-    copy.
-    """
+    """Take the next pseudo-gradient from the model after mixing, not from the global copy."""
     arrive = DelayedFragment.arrive
 
     def stale(self, fate):
@@ -129,9 +127,7 @@ OWN = {
 
 
 def is_the_mean_of_what_decodes(lab, kind, folder):
-    """Whether both replicas end with the mean of what their contributions decode to, after one
-    sync.
-    """
+    """Say whether both replicas end one sync with the mean of their decoded contributions."""
     codec = CODECS["e2m1"]
     values = [torch.randn(30, 40, generator=torch.Generator().manual_seed(rank)) for rank in (0, 1)]
     decoded = [torch.empty(1200), torch.empty(1200)]

@@ -20,9 +20,7 @@ def test_as_long_as_nobody_has_left_nothing_is_refused():
 
 
 def test_another_sync_is_refused_at_once():
-    """With another error each time: one that was raised keeps the frames of whoever caught it in
-    memory.
-    """
+    """The errors differ: one that was raised keeps the frames of whoever caught it in memory."""
     parting, error = Parting(), left()
     parting.part(error, 0)
     raised = []

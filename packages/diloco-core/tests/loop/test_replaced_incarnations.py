@@ -1,6 +1,4 @@
-"""An incarnation whose rank was claimed by a newer one was replaced: nobody says that it has
-failed.
-"""
+"""An incarnation whose rank a newer one has claimed was replaced, and does not count as failed."""
 
 import pytest
 import torch

@@ -13,9 +13,7 @@ from diloco_core._store._open import open_store
 
 
 class Net(nn.Module):
-    """A linear layer and BatchNorm; some of it in other dtypes, and one tensor that is not
-    contiguous.
-    """
+    """A linear layer and BatchNorm, partly in other dtypes, with one non-contiguous tensor."""
 
     def __init__(self):
         super().__init__()

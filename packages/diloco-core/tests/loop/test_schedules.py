@@ -1,6 +1,4 @@
-"""Learning rate schedules in ``stateful``: a resumed run has the learning rates of one that was not
-stopped.
-"""
+"""Learning rate schedules in ``stateful``: a resumed run has the rates of an unstopped one."""
 
 import pytest
 import torch

@@ -132,9 +132,7 @@ class TestWhatDoesNotFit:
             outer.load_state_dict({"weight": torch.ones(1)})
 
     def test_the_outer_state_of_other_shards(self, lab):
-        """A state put together from two ranks: the global copy is everybody's, but the momentum is
-        not.
-        """
+        """The state is put together from two ranks: only the global copy is common to them."""
         first, second = self.states(lab, 2, models := {})
         mixed = {
             **first,

@@ -45,9 +45,7 @@ def net(lab):
 
 
 def train(lab, exchange, change, *, before=1, after=6, at_rank=0, **options):
-    """Steps, then what is done to the model, then steps; returns what is held and the number of
-    syncs.
-    """
+    """Step, act on the model, step again; return what is held and the number of syncs."""
     model = net(lab)
     inner = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}) as outer:

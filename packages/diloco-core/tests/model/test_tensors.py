@@ -1,6 +1,4 @@
-"""Which tensors are synced: trainable ones, each once, whatever their shape, dtype and memory
-layout.
-"""
+"""Which tensors are synced: trainable ones, each once, whatever their shape, dtype and layout."""
 
 import pytest
 import torch

@@ -157,9 +157,7 @@ def test_a_contribution_is_not_used_before_it_is_there():
 
 
 class TestBuffers:
-    """The device is far behind: it has not even made the copies for which only its current stream
-    waits.
-    """
+    """The device has not even made the copies for which only its current stream waits."""
 
     def copies(self):
         self.values = [torch.arange(3.0), torch.arange(4.0, dtype=torch.bfloat16)]

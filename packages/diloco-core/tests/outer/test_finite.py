@@ -138,9 +138,7 @@ def test_what_half_precision_cannot_hold_is_refused(lab, tmp_path, kind):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", EDGES)
 def test_the_edge_is_where_rounding_puts_it(dtype, sign, others):
-    """The global copy may be above the largest value of the model's dtype, as long as it is rounded
-    down.
-    """
+    """The global copy may exceed the largest value of the model's dtype if it is rounded down."""
     weight = nn.Parameter(torch.ones(9, dtype=dtype))
     (named,) = [NamedTensor("weight", weight, Rule.OUTER)]
     fragment = Fragment(

@@ -1,6 +1,4 @@
-"""The outer step is torch's own optimizer on the mean pseudo-gradient, for every optimizer that is
-allowed.
-"""
+"""The outer step is torch's own on the mean pseudo-gradient, for every allowed optimizer."""
 
 import pytest
 import torch
@@ -138,9 +136,7 @@ def test_every_optimizer_over_several_steps(lab, name):
 
 
 def test_nesterov_is_what_the_formula_says(lab):
-    """Buffer b := mu b + g (b = g at first), direction g + mu b: numbers worked out by hand, not by
-    torch.
-    """
+    """Buffer b := mu b + g (b = g at first), direction g + mu b: numbers worked out by hand."""
     lr, mu, moves = 0.5, 0.8, [1.0, 2.0, -1.0]
     value, buffer, seen = 0.0, 0.0, []
     for move in moves:
@@ -166,9 +162,7 @@ def test_nesterov_is_what_the_formula_says(lab):
 
 @pytest.mark.parametrize("chunk_bytes", [128, 333, 1000, 4096])
 def test_the_numbers_do_not_depend_on_the_chunk_size(lab, chunk_bytes):
-    """Vectorised kernels round the tail of a tensor differently: chunks must not move the tails
-    about.
-    """
+    """Vectorised kernels round tails differently: chunks must not move them about."""
 
     def make(rank):
         return lab.fill(nn.Linear(70, 31))

@@ -65,9 +65,7 @@ def test_movements_that_cancel_in_the_models_dtype_do_not_cancel_in_the_mean(lab
 
 
 def test_rounding_is_no_progress(lab):
-    """Replicas that do not move leave the global copy alone, although the model cannot hold it
-    exactly.
-    """
+    """Replicas that stand still leave the global copy alone, even if the model cannot hold it."""
 
     def replica(exchange):
         model = one_weight(torch.bfloat16)

@@ -1,6 +1,4 @@
-"""A contribution that counts as finite before it is computed is finite, whatever the global copy
-holds.
-"""
+"""A contribution that counts as finite before it is computed is so, whatever the global copy."""
 
 import math
 

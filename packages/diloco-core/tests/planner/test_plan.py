@@ -46,9 +46,7 @@ class TestByHand:
     )
 
     def test_a_fixed_sync_of_two(self):
-        """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header
-        each.
-        """
+        """A contribution of 1 MB for the other one, and a published shard of 2 MB, plus headers."""
         plan = plan_exchange(5e5, 2, NIC, fixed=True, store=self.STORE)
         looked = 3 / 8  # the manifest, its copy and the own claim, in one of eight syncs
         # The record and the next claim in vain; then the record, by one more for the other one's
@@ -149,9 +147,7 @@ def test_where_memory_begins_to_limit_the_reads_there_is_no_jump():
 
 class TestTheRateOfAPrefix:
     def test_it_takes_as_long_as_the_prefix_needs(self):
-        """1,000 replicas that each read all of 1,000 shards, once as contributions and once as
-        published.
-        """
+        """1,000 replicas read all of 1,000 shards, once as contributions and once as published."""
         plan = plan_exchange(1e6, 1000, NIC, fixed=True)
         assert plan.seconds > 1000 * plan.gets / 5500 > 300
         assert plan_exchange(1e6, 1000, NIC, fixed=True, store=UNLIMITED).seconds < 10

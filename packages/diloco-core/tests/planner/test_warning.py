@@ -1,6 +1,4 @@
-"""What is said when a run begins whose syncs are long for the time that replicas wait for each
-other.
-"""
+"""The warning about syncs that are long for the time that replicas wait for each other."""
 
 from functools import partial
 from types import SimpleNamespace

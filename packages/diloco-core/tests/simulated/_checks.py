@@ -253,9 +253,7 @@ def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTrain
 
 
 def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
-    """Batches that more than one counted step of a rank has learned; what was given up does not
-    count.
-    """
+    """Return batches that more than one counted step of a rank has learned, unless given up."""
     given_up = {sync for record in log if isinstance(record, Rollback) for sync in record.given_up}
     seen: dict[tuple[int, int, int], int] = {}
     problems = []

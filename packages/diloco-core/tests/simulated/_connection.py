@@ -208,9 +208,7 @@ class Connection:
             )
 
     def _tear(self, key: str, data: bytes) -> None:
-        """A part of an object is there, as after a power cut; what it should have been is what was
-        decided.
-        """
+        """Leave a part of an object, as after a power cut; what it should have been was decided."""
         self._shared.write(key, data)
         self._shared.damage(key, data[: self._chance.randrange(len(data))] if data else b"")
 

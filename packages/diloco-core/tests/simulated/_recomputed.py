@@ -244,9 +244,7 @@ def _source(values: torch.Tensor) -> Source:
 
 
 def _without(shard: bytes) -> str:
-    """Which contribution a published shard lacks, as its header says: rank and epoch; empty where
-    none.
-    """
+    """Return the contribution that a published shard lacks, by rank and epoch; empty if none."""
     size = int.from_bytes(shard[:8], "little")
     header = json.loads(shard[8 : 8 + size])["__metadata__"] if shard else {}
     return str(header.get(WITHOUT, ""))

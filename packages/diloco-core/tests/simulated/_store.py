@@ -32,8 +32,7 @@ class SimulatedStore:
             sync decided once more.
         intrusions: Inner state that an incarnation has saved although it had a successor, and had
             not looked for one just before.
-        history: When which keys came and went, with their sizes (None: it went), in virtual
-            seconds.
+        history: When keys came and went, with their sizes (None: it went), in virtual seconds.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
 

@@ -106,9 +106,7 @@ class Timeline:
         self._stood[position.sync] = _Stood(position.seen, steps)
 
     def leaves(self, steps: int) -> None:
-        """The incarnation trains no more: from here on it contributes what is left, whatever the
-        time.
-        """
+        """Train no more: from here on, contribute what is left, whatever the time."""
         self._left = steps
 
     def not_tiled(self, claims: Mapping[int, tuple[int, int]]) -> Iterator[str]:
@@ -140,8 +138,7 @@ class Timeline:
                 begins[number] = now
 
     def not_in_time(self, stops: Mapping[int, int], window: float) -> Iterator[str]:
-        """Contributions that were not sent at the first boundary between two steps after their
-        window.
+        """Yield contributions that were not sent at the first step boundary after their window.
 
         Args:
             stops: How many inner steps the incarnation had taken when it contributed, by sync.

@@ -1,6 +1,4 @@
-"""What the simulator takes for values that a sparse codec has sent: any of equal ones, and nothing
-else.
-"""
+"""Values that the simulator takes for those of a sparse codec: any of equal ones, no others."""
 
 import pytest
 import torch

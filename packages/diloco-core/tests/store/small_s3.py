@@ -1,5 +1,4 @@
-"""A small S3 over HTTP, for what moto does not do: ignore conditions, fail, conflict, and lose
-answers.
+"""A small S3 over HTTP that, unlike moto, ignores conditions, fails, conflicts, loses answers.
 
 One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in
 ``log``, ``served`` counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`,

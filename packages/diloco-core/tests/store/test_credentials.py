@@ -285,9 +285,7 @@ def test_a_source_that_fails_at_the_start_is_named(world, scheme):
 
 
 class Keeping(MemoryFileSystem):
-    """A driver that keeps the token that it found when it was made, as those of GCS and Azure may
-    do.
-    """
+    """A driver that keeps the first token that it found, as those of GCS and Azure may do."""
 
     protocol = "gs"
     newest, refused = 1, 0

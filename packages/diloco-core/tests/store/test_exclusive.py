@@ -15,9 +15,7 @@ from diloco_core._store._open import open_store
 
 @pytest.fixture
 def looks_first(tmp_path, monkeypatch):
-    """URI of a folder through fsspec's driver, which inherits how it creates from fsspec's base
-    class.
-    """
+    """Return the URI of a folder through fsspec's driver, which creates as its base class does."""
     monkeypatch.setitem(fsspec.config.conf, "local", {"auto_mkdir": True})
     return f"local://{tmp_path}/run"
 

@@ -17,9 +17,7 @@ from diloco_core._store._transfer import PART_BYTES
 
 @pytest.fixture
 def full_disk():
-    """From now on, no file of this process can grow beyond a megabyte: the system refuses the
-    write.
-    """
+    """Let no file of this process grow beyond a megabyte: the system refuses the write."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
     yield

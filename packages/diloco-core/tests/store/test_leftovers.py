@@ -88,9 +88,7 @@ def test_what_the_killed_leave_goes_and_what_the_living_use_stays(tmp_path, work
 
 
 def test_the_files_of_the_one_before_with_the_same_id_go(tmp_path, spare):
-    """In a container, the process that is started again often has the id of the one that was
-    killed.
-    """
+    """In a container, a process that is started again often has the id of the killed one."""
     theirs = renamed(spare, incarnation="00000000")
     spare.write_bytes(b"")
     open_store(str(tmp_path))

@@ -1,6 +1,4 @@
-"""Whole runs over S3: the same bytes as over a local folder, with either driver, and nothing left
-running.
-"""
+"""Whole runs over S3: with either driver the bytes of a folder, and nothing left running."""
 
 import itertools
 import threading

@@ -1,6 +1,4 @@
-"""URIs that say more than their driver obeys are refused before anything is opened, and show no
-secret.
-"""
+"""URIs that say more than their driver obeys are refused unopened, and show no secret."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""The file of a contribution: its bytes, its size, and that whatever is read of it has been
-verified.
-"""
+"""The file of a contribution: its bytes, its size, and that what is read was verified."""
 
 import hashlib
 import math

@@ -18,7 +18,7 @@ class BlockCodec(ABC):
     The last block of a shard may be shorter. Values of every dtype are encoded as float32: numbers
     in float64 that are too large for it become its largest number.
 
-    A block that holds NaN or infinity does so after decoding, too, but maybe in other places.
+    A block that holds NaN or infinity also does after decoding, though not only in the same places.
     """
 
     plain = False

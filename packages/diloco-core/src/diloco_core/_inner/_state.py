@@ -143,7 +143,7 @@ class InnerState:
             rollback: Number of the newest rollback in the run's log.
 
         Raises:
-            ConfigurationError: A state holds more than numbers, text, lists, dicts and tensors.
+            ConfigurationError: A state is not made of numbers, text, lists, dicts and tensors.
         """
         tensors: list[torch.Tensor] = []
         tree = self._tree(tensors)

@@ -64,7 +64,7 @@ class ManagerExchange(ExchangeInMemory):
     brings to a later step is refused; the others go on without it.
 
     Args:
-        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or anything like it.
+        manager: ``torchft.Manager`` (``use_async_quorum=False``) or an object with its members.
         rank: This replica's number, for reports and errors only.
         world_size: The number of replicas, for reports only.
 

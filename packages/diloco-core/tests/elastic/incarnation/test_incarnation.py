@@ -69,8 +69,7 @@ _READ_ONLY = [
 def test_nothing_of_a_incarnation_is_set_from_outside(name):
     incarnation = _incarnation(_standing())
     before = getattr(incarnation, name)
-    # A TypeError in Python 3.11, where the class is frozen, has slots, and the name is that of a
-    # property.
+    # A TypeError in Python 3.11, where the class is frozen, has slots, and this is a property.
     with pytest.raises((AttributeError, TypeError)):
         setattr(incarnation, name, before)
 

@@ -17,9 +17,7 @@ _KEY = "state/00000003/000.00000.safetensors"
 
 
 def _with_incarnation(act):
-    """What ``act(incarnation, store)`` returns or raises, after three syncs of a run with one
-    replica.
-    """
+    """Return what ``act(incarnation, store)`` returns or raises, after three syncs of a rank."""
     training, store, outcomes = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore(), []
 
     def train(node):

@@ -1,6 +1,4 @@
-"""What a user sees of a run that has gone back: the count of outer steps, and the place in the
-data.
-"""
+"""What a user sees of a run that has gone back: the outer steps, and the place in the data."""
 
 import logging
 from dataclasses import replace

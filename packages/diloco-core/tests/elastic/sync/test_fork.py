@@ -75,8 +75,7 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
     wrong = [
         text
         for text in violations(outcome, training)
-        # Nor does the log say any more what the sleeper's contribution to the first record counted
-        # as.
+        # Nor does the log say any more how the sleeper's contribution to the first record counted.
         if not text.startswith((f"after sync {LOST},", f"sync {LOST} counts steps None"))
     ]
     return store, training, outcome, wrong

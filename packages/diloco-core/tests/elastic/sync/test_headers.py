@@ -76,9 +76,7 @@ class _Run:
 
 
 def _reports_are_true(outcome, training):
-    """What the reports call counted is what the log counts, sync by sync, and nothing else is
-    committed.
-    """
+    """The reports call counted what the log counts, sync by sync, and nothing else is committed."""
     log, _ = read_log(outcome.store)
     for (rank, incarnation), reports in training.reports.items():
         assert incarnation == 1, "nobody had to be started again"

@@ -1,6 +1,4 @@
-"""Folders that are made and given up, power cuts, and what a process finds that was stopped for
-long.
-"""
+"""Folders that are made and given up, power cuts, and what a long-stopped process finds."""
 
 import errno
 import os
