@@ -207,7 +207,7 @@ class Cohort:
                 self._ended(incarnation, answer["status"])
 
     def settled(self) -> bool:
-        """Whether nobody is stopped, no zombie is left, and every rank has made a sync in its present incarnation or has finished."""
+        """Say whether all run, no zombie is left, and every rank has finished or synced in its present incarnation."""
         if self.zombies or any(
             incarnation.wake_at is not None for incarnation in self._incarnations
         ):

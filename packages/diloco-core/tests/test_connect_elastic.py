@@ -207,7 +207,7 @@ class TestTogether:
         exchange.leave()
 
 
-def test_signs_of_incarnation_may_be_rare(tmp_path):
+def test_signs_of_life_may_be_rare(tmp_path):
     """An elastic run does not use ``lost_after``, so its default does not limit the interval."""
     options = {"rank": 0, "world_size": 2, "min_replicas": 1, "grace": 300}
     exchange = connect(tmp_path / "run", beat_interval=60, **options)

@@ -96,7 +96,7 @@ def test_progress_in_the_last_moment_gives_the_whole_time_again():
 
 
 @pytest.mark.parametrize("limit", ["beat_interval", "lost_after", "return_within"])
-def test_without_a_store_there_are_no_signs_of_incarnation(limit):
+def test_without_a_store_there_are_no_signs_of_life(limit):
     timing = Timing(**{limit: {"lost_after": 33.0}.get(limit, 9.0)})
     with pytest.raises(ConfigurationError, match=f"{limit}, which has no effect in InProcess"):
         in_process(2, timing=timing)

@@ -337,7 +337,7 @@ class TestEnding:
 
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 1.8])
 @pytest.mark.parametrize(("sync", "step"), [(3, 2), (4, 3), (5, 4), (6, 5)])
-def test_a_incarnation_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(
+def test_an_incarnation_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(
     seconds, sync, step
 ):
     def trouble(node):

@@ -159,7 +159,7 @@ def test_two_incarnations_that_go_back_at_the_same_time(monkeypatch):
     assert [record.sync for record in _rollbacks(store)] == [4, 5]
 
 
-def test_a_incarnation_that_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
+def test_an_incarnation_that_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
     """It slept meanwhile, and what it would look at has been removed."""
     before, store = _run(4, settings=_SHARDED)
     for key in list(store.objects):
@@ -198,7 +198,7 @@ def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost()
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-def test_a_incarnation_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
+def test_an_incarnation_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
     before, store = _run(6, settings=_SHARDED, ranks=2)
     for key in list(store.objects):
         if key.startswith(("state/00000006/00", "deltas/00000006/")):

@@ -94,7 +94,7 @@ def no_second_reading(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_without_a_second_reading_a_flipped_bit_costs_a_incarnation(policy, monkeypatch):
+def test_without_a_second_reading_a_flipped_bit_costs_an_incarnation(policy, monkeypatch):
     def incarnations():
         faults = [
             Fault(rank, 1, operation, "flip") for rank in range(3) for operation in (9, 30, 60)

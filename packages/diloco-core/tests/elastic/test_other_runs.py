@@ -162,7 +162,7 @@ def _stops(topology, hang):
         ("sharded", "delete", "state/", ["delete"]),
     ],
 )
-def test_a_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more(
+def test_an_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more(
     topology, operation, part, late
 ):
     reused = _stops(topology, (operation, part))
@@ -179,7 +179,7 @@ def test_wherever_it_stands_still(topology):
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(
+def test_an_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(
     topology,
 ):
     """For a grace it does not look, and goes on with its own log: what it decides becomes part of

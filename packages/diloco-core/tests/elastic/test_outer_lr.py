@@ -153,7 +153,7 @@ def test_a_wish_stands_until_a_sync_counts_its_maker(monkeypatch):
     assert _left_out()[0]
 
 
-def test_the_report_of_a_incarnation_that_was_left_out_says_the_records_rate():
+def test_the_report_of_an_incarnation_that_was_left_out_says_the_records_rate():
     """It takes the published shards, and no outer step of its own; the simulation compares every
     report with its record.
     """

@@ -40,7 +40,7 @@ def _until(syncs, exchange, step=lambda: None, **options):
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.5, 2.2])
-def test_a_incarnation_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
+def test_an_incarnation_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
     # Incarnation 1 was late, and carries steps 0 to 4; while they are sent, incarnation 2 begins at
     # step 0 and trains two.
     training = SimulatedTraining(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})

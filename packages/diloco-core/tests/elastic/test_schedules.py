@@ -190,7 +190,7 @@ def test_an_answer_that_takes_a_minute_and_gets_lost_is_no_outage(at):
 
 
 @pytest.mark.parametrize("at", range(72, 80))
-def test_a_incarnation_says_that_a_residual_is_lost_and_dies_too(at):
+def test_an_incarnation_says_that_a_residual_is_lost_and_dies_too(at):
     """The incarnation after it goes on with the zero that was saved, and has nothing to say."""
     faults = [Fault(3, incarnation, at + incarnation, "kill after") for incarnation in (1, 2)]
     schedule = Schedule(4, faults=faults, restart_after=0.1, latency=0.001)

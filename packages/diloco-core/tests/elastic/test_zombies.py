@@ -59,7 +59,7 @@ def _wrong(operation, seconds, topology="sharded"):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("seconds", [2.0, 12.0])
-def test_wherever_a_incarnation_sleeps(topology, seconds):
+def test_wherever_an_incarnation_sleeps(topology, seconds):
     # In three saves and between them; the slow test tries every operation.
     assert [_wrong(operation, seconds, topology) for operation in range(29, 70, 9)] == [[]] * 5
 
@@ -67,7 +67,7 @@ def test_wherever_a_incarnation_sleeps(topology, seconds):
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0, 5.0, 12.0, 30.0])
-def test_wherever_and_however_long_a_incarnation_sleeps(topology, seconds):
+def test_wherever_and_however_long_an_incarnation_sleeps(topology, seconds):
     assert [_wrong(operation, seconds, topology) for operation in range(5, 120)] == [[]] * 115
 
 

@@ -23,7 +23,7 @@ from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 
-def test_beats_of_another_run_are_no_signs_of_incarnation(new_store):
+def test_beats_of_another_run_are_no_signs_of_life(new_store):
     run = Means(2, store=new_store())
 
     def before(process, kind, key):

@@ -91,7 +91,7 @@ def _check(schedule, options):
 
 
 @pytest.mark.parametrize("seed", [57, 93, 256, 504, 578])
-def test_a_incarnation_that_was_replaced_while_it_hung_is_told_so(seed):
+def test_an_incarnation_that_was_replaced_while_it_hung_is_told_so(seed):
     """It is fenced: it waits for nothing that is never published, and asks for no new start."""
     kinds = ("kill before", "kill after", "zombie", "lose answer", "tear", "delay")
     assert random_run(seed, kinds) == []
@@ -108,7 +108,7 @@ _LOADS = Fault(1, 2, 14, "zombie", 3.0), Fault(1, 2, 24, "delay", 60.0)
     ],
     ids=["one that waits", "one that loads"],
 )
-def test_a_incarnation_leaves_the_part_of_a_newer_one_alone(faults, seed):
+def test_an_incarnation_leaves_the_part_of_a_newer_one_alone(faults, seed):
     """The record names the newer one, which holds the unsent part, and has not published it yet."""
     assert wrong(Schedule(2, seed=seed, faults=faults), SimulatedTraining(4, (40,), 2))[0] == []
 
@@ -134,7 +134,7 @@ def test_many_schedules(run):
 
 
 @pytest.mark.parametrize("operation", range(1, 36))
-def test_no_bit_that_flips_on_its_way_while_a_incarnation_begins_ends_it(operation):
+def test_no_bit_that_flips_on_its_way_while_an_incarnation_begins_ends_it(operation):
     fault = Fault(0, 1, operation, "flip")
     schedule = Schedule(2, seed=0, starts=[0.0, 0.0], faults=[fault], latency=0.001)
     _check(schedule, {"sizes": (40,)})

@@ -55,7 +55,7 @@ def test_an_end_is_obeyed(monkeypatch):
     assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]
 
 
-def test_a_incarnation_that_was_replaced_stops(monkeypatch):
+def test_an_incarnation_that_was_replaced_stops(monkeypatch):
     """The next sync is decided with the newer incarnation, which also deletes what this one may
     still read.
     """

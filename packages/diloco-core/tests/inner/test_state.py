@@ -80,7 +80,7 @@ def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     assert loader.seen == list(range(1, 13))
 
 
-def test_what_is_counted_while_a_incarnation_begins_is_passed_over_and_its_state_is_saved_later(
+def test_what_is_counted_while_an_incarnation_begins_is_passed_over_and_its_state_is_saved_later(
     tmp_path, monkeypatch, caplog
 ):
     """The incarnation before it had contributed to sync 4, and ended before that was decided."""
@@ -299,7 +299,7 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
     assert position + skip == steps, "the loader stands where the counted steps end"
 
 
-def test_a_incarnation_with_a_successor_saves_nothing():
+def test_an_incarnation_with_a_successor_saves_nothing():
     """It would do no harm, but it is told, and its bytes would only lie there."""
 
     def train(node):

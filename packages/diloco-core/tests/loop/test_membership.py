@@ -65,7 +65,7 @@ class GoesBackWhileCatchingUp:
         return iter(())
 
 
-def test_a_run_that_goes_back_while_a_incarnation_begins_counts_fewer_inner_steps():
+def test_a_run_that_goes_back_while_an_incarnation_begins_counts_fewer_inner_steps():
     exchange, asked_for = GoesBackWhileCatchingUp(), []
     own_state = SimpleNamespace(restore=asked_for.append, restored_steps=0, residuals=Residuals())
     count = Counters([0])

@@ -150,7 +150,7 @@ class TestOpenWishes:
         assert caplog.records == []
 
 
-def test_a_wish_of_a_incarnation_that_has_just_come_is_not_taken_for_overruled():
+def test_a_wish_of_an_incarnation_that_has_just_come_is_not_taken_for_overruled():
     """The run's rate was changed before it came.
 
     Its first sync is decided without it, with that rate, and is no answer.

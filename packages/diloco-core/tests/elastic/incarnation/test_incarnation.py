@@ -66,7 +66,7 @@ _READ_ONLY = [
 
 
 @pytest.mark.parametrize("name", [*_READ_ONLY, "traffic", "handover", "damage", "epoch"])
-def test_nothing_of_a_incarnation_is_set_from_outside(name):
+def test_nothing_of_an_incarnation_is_set_from_outside(name):
     incarnation = _incarnation(_standing())
     before = getattr(incarnation, name)
     # A TypeError in Python 3.11, where the class is frozen, has slots, and this is a property.

@@ -312,7 +312,7 @@ def test_the_two_newest_states_of_a_fragment_are_kept():
     assert kept_from(keys[2:4], 2, last=5) == [0, 0], "one complete state and the initial one"
 
 
-def test_a_incarnation_that_slept_through_a_rollback_keeps_what_that_went_back_to():
+def test_an_incarnation_that_slept_through_a_rollback_keeps_what_that_went_back_to():
     """States 1 and 3 were complete; rollback 6 gave up state 5, and it knows nothing of that."""
     keys = [done_key(sync, 0) for sync in (1, 3, 7)]
     assert kept_from(keys, 2, last=5) == [1, 0]

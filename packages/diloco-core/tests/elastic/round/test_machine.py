@@ -364,7 +364,7 @@ def test_every_rule_is_tried_in_fixed_runs_or_is_none_there():
 
 
 @pytest.mark.parametrize(("policy", "broken", "first"), _cases(INCARNATIONS))
-def test_a_incarnation_that_does_not_do_what_is_decided_is_found_out(policy, broken, first):
+def test_an_incarnation_that_does_not_do_what_is_decided_is_found_out(policy, broken, first):
     assert _found_out(policy, first, [broken])
 
 

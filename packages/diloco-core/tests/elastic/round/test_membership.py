@@ -155,7 +155,7 @@ def test_what_becomes_of_what_was_learned(members, own, late, becomes):
     assert fate(_commit(*members), 0, own, learned=False, late=late) == "none"
 
 
-def test_what_a_incarnation_decides_in_the_last_moment_it_obeys():
+def test_what_an_incarnation_decides_in_the_last_moment_it_obeys():
     """Rank 1 contributes late and dies at once; rank 0 sees that just when its own time is up."""
 
     def train(node):

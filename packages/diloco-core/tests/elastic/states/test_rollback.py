@@ -230,7 +230,7 @@ def test_a_crash_in_the_middle_of_it(stopped, first):
 
 @pytest.mark.parametrize("first", [5, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seconds", [4.0, 60.0])
-def test_a_incarnation_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
+def test_an_incarnation_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
     for operation in range(first, 60, 22):
         faults = [Fault(1, 1, operation, "zombie", seconds)]
         outcome, training, _, broken = _resume(stopped, "newest-whole", faults)
