@@ -178,6 +178,35 @@ def test_a_launch_whose_ranks_are_void_names_what_an_earlier_try_of_it_has_left(
         lab.launch(4)
 
 
+@pytest.mark.parametrize("ended", ["cancelled", "failed", "succeeded"])
+def test_a_run_of_which_a_rank_was_ended_or_has_failed_is_not_completed(lab, ended):
+    """The other ranks would wait for it. One that was quick may be that of a launcher which is still at work."""
+    first = lab.launch(4)[:2]
+    for number in (2, 3):
+        lab.record().pop(f"call-{number}")
+    if ended == "cancelled":
+        lab.executor().cancel(first[1])
+    else:
+        lab.begin(first[1])
+        lab.finish(first[1], code=int(ended == "failed"))
+    if ended == "succeeded":
+        assert lab.launch(4)[:2] == first
+        return
+    words = (
+        r"^rank [01] of an earlier try .* rank 2 was not started: .*cancel_run\('run'\), and purge"
+    )
+    with pytest.raises(LaunchError, match=words) as caught:
+        lab.launch(4)
+    assert caught.value.survivors == (first[0],)
+    lab.executor().cancel(first[0])
+    with pytest.raises(RunConflictError, match=words):
+        lab.launch(4)
+    assert len(lab.world.calls()) == 4
+    lab.executor().cancel_run("run")
+    lab.executor().purge(first[0])
+    assert len(lab.launch(4)) == 4
+
+
 def test_a_launch_whose_secret_is_gone_names_what_an_earlier_try_of_it_has_left(lab):
     lab.world.add_secret("held", {"KEY": "1"})
     asked = {"secrets": {"KEY": "held"}}

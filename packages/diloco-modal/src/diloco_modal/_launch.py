@@ -16,6 +16,7 @@ from diloco_protocol import (
     Backoff,
     LaunchError,
     ReplicaHandle,
+    ReplicaState,
     RunConflictError,
     RunRequest,
     retry,
@@ -29,6 +30,7 @@ from ._options import DAY, ModalOptions
 from ._payload import call_timeout, payloads, record_name
 from ._record import DamagedRecordError, call_of, calls_of, launch_of, written
 from ._resources import cores, mebibytes, modal_gpu
+from ._states import Trace, ended
 from ._withdraw import Withdrawal
 
 # Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
@@ -90,7 +92,8 @@ class Launcher:
         """Start what is missing of a run.
 
         Raises:
-            RunConflictError: The run_id belongs to another launch, or this one was cancelled or taken back and has ended.
+            RunConflictError: The run_id belongs to another launch, or this one was cancelled or taken back and has ended,
+                or has in part and cannot be completed.
             LaunchError: It failed, and some of its calls may be running: they could not be ended, or an earlier or another
                 launcher has started them.
             BackendError: It failed, and nothing that it has seen is left running.
@@ -125,6 +128,8 @@ class Launcher:
                     f"the run {request.run_id!r} was launched {days:.1f} days ago, and its record on Modal does not say what "
                     f"became of rank {missing[0]}, which may have been trained: entries fade after 7 days. Choose another run_id"
                 )
+            if missing and any(held.values()):
+                self._check_not_over(request.run_id, missing[0], held)
             start_by = began + self._options.pending_timeout
             sent = payloads(request, self._options, launch["id"], start_by, launch["environment"])
 
@@ -273,6 +278,30 @@ class Launcher:
         """End a call that would train nothing, since another holds its rank, or nobody may."""
         with contextlib.suppress(BackendError):
             await asyncio.to_thread(self._client.cancel, call)
+
+    def _check_not_over(self, run_id: str, missing: int, held: Mapping[int, str | None]) -> None:
+        """Refuse to complete a run of which a rank was ended or has failed: the others would wait for it, and cost money.
+
+        One that has succeeded may be that of a launcher which is still at work.
+
+        Raises:
+            RunConflictError: One was, or has.
+        """
+        calls = [(rank, call) for rank, call in held.items() if call]
+        fallen = list(itertools.compress(calls, many.at_once(self._has_fallen, calls)))
+        if fallen:
+            raise RunConflictError(
+                f"rank {fallen[0][0]} of an earlier try of this launch has ended, and rank {missing} was not started: end what "
+                f"runs with cancel_run({run_id!r}), and purge that run, which attach({run_id!r}) finds, or choose another run_id"
+            )
+
+    async def _has_fallen(self, held: tuple[int, str]) -> bool:
+        with contextlib.suppress(BackendError):
+            end = await self._client.end(held[1])
+            if end is None or end.late:
+                return False
+            return ended(end, Trace(), "")[0].state is not ReplicaState.SUCCEEDED
+        return False
 
     async def _may_live(self, held: tuple[int, str]) -> bool:
         with contextlib.suppress(BackendError):
