@@ -8,6 +8,7 @@ from scripted_aws import AWSHarness
 from diloco_protocol import (
     AuthError,
     BackendError,
+    FolderJournal,
     ForbiddenError,
     InvalidRequestError,
     LaunchError,
@@ -147,6 +148,36 @@ def test_what_a_killed_launcher_has_created_is_named_when_its_launch_fails_again
         launch(executor(), 4)
     assert sorted(aws.jobs) == ["diloco-run-1-00000", "diloco-run-1-00001"]
     assert [executor().poll(each) for each in raised.value.survivors] == ["pending"] * 2
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_survivors_of_an_earlier_life_of_a_launch_are_not_those_of_a_later_one(
+    aws, executor, tmp_path, journal
+):
+    """A launch fails beside what a killed launcher has created; all of it is ended and purged, and that comes again."""
+    ours = executor(journal=FolderJournal(tmp_path / "journal") if journal else None)
+
+    def refused(_):
+        raise BackendError("no quota today")
+
+    lives = []
+    for _ in range(2):
+        remains(aws, executor, 0, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ours._client, "create", refused)
+            with pytest.raises(LaunchError, match="no quota today") as caught:
+                launch(ours, 4)
+        lives.append(caught.value.survivors)
+        if len(lives) == 1:
+            for handle in lives[0]:
+                ours.cancel(handle)
+                aws.move(handle.metadata["job_name"], "Stopped", "Stopped")
+            assert {each["status"] for each in ours.collect(lives[0])} == {"cancelled"}
+            ours.purge(lives[0][0])
+            assert aws.jobs == {}
+    assert [ours.poll(handle) for handle in lives[1]] == ["pending"] * 2
+    ours.cancel(lives[0][0])
+    assert {job["TrainingJobStatus"] for job in aws.jobs.values()} == {"InProgress"}
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from ._client import Client
 from ._errors import MissingError
 from ._facts import Summary
 from ._handles import check_handle, make_handle
-from ._launch import FailedLaunchError, Launch, Launcher
+from ._launch import FailedLaunchError, Launch, Launcher, Made
 from ._logs import JobLog
 from ._options import SageMakerOptions
 from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout
@@ -203,7 +203,16 @@ class SageMakerExecutor(BaseExecutor):
 
         def unsure(job_names: Sequence[str]) -> list[ReplicaHandle]:
             ranks = dict(zip(launch.requests, request.ranks, strict=True))
-            return [handle(ranks[name], launch.fingerprint(name)) for name in sorted(job_names)]
+            # One that was seen to be of this launch is told from a later job of the same launch.
+            created = {
+                name: job.created
+                for name, job in launch.met.items()
+                if launch.of(name) is Made.THERE
+            }
+            return [
+                handle(ranks[name], created.get(name, launch.fingerprint(name)))
+                for name in sorted(job_names)
+            ]
 
         try:
             self._launcher.create(launch, request.run_id, self._options.quota_timeout)
