@@ -370,6 +370,34 @@ def test_a_job_that_has_just_been_created_may_appear_later(aws, executor):
     assert len(launch(executor(), 2)) == 2
 
 
+def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executor):
+    """The create of job 1 and its answer were lost, and AWS was away when the launch was taken back."""
+    ours = executor(retry_timeout=1)
+
+    def away(*_):
+        raise UnavailableError("away")
+
+    create = ours._client.create
+    with pytest.MonkeyPatch.context() as patch:
+        lost = lambda job: (away if job["TrainingJobName"].endswith("1") else create)(job)  # noqa: E731
+        patch.setattr(ours._client, "create", lost)
+        patch.setattr(ours._client, "describe", away)
+        patch.setattr(ours._client, "stop", away)
+        with pytest.raises(LaunchError) as caught:
+            launch(ours, 2)
+    first, second = caught.value.survivors
+    with pytest.raises(InvalidRequestError, match=r"not ended, such as diloco-run-1-00000"):
+        ours.purge(second)
+    ours.cancel(first)
+    aws.move("diloco-run-1-00000", "Stopped", "Stopped")
+    ours.purge(second)
+    assert aws.jobs == {}
+    launch(ours, 2, gpu="H100")  # a later run of the name, with another fingerprint
+    del aws.jobs["diloco-run-1-00001"]
+    ours.purge(second)
+    assert list(aws.jobs) == ["diloco-run-1-00000"]
+
+
 def test_waiting_for_quota(aws, executor):
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)] * 5
     assert len(launch(executor(quota_timeout=600))) == 3

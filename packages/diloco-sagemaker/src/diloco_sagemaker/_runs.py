@@ -256,7 +256,9 @@ class Runs:
         if all(job.status == "Deleting" for job in jobs):
             return jobs[0]  # whosever they are: nothing is removed, and they are waited for
         oldest, created = jobs[0], created_of(handle)
-        if created is not None and oldest.created <= created:
+        if created is None:  # it has the fingerprint of the launch, which the others have, too
+            return next((job for job in jobs if is_of(handle, job)), None)
+        if oldest.created <= created:
             return oldest  # a later run of the name began when it was gone
         if names.job_name(handle.run_id, oldest.ranks[0]) in there:
             return None  # the first job of a launch comes first: this is a later one, which may be under way
