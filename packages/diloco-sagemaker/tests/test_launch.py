@@ -303,7 +303,10 @@ def test_a_job_that_was_ended_meanwhile_hides_no_other_one(aws, executor):
 
     aws.CreateTrainingJob = ended
     ours = executor()
-    for says in (r"00001, .* was ended meanwhile", r"00001 of an earlier try .*00002 is not there"):
+    for says in (
+        r"00001, .* was ended meanwhile",
+        r"00001 of an earlier try .*00002 was not there",
+    ):
         text = rf"{says}.*cancel_run\('run-1'\), and purge.*survivors \(diloco-run-1-00000\)"
         with pytest.raises(LaunchError, match=text):
             launch(ours, 4)
@@ -531,7 +534,7 @@ def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
     aws.move("diloco-run-1-00000", status, status)
     gone = aws.jobs.pop("diloco-run-1-00002")
     with pytest.raises(
-        LaunchError, match=r"00000 of an earlier try .*00002 is not there"
+        LaunchError, match=r"00000 of an earlier try .*00002 was not there"
     ) as caught:
         launch(executor())
     assert [each.rank for each in caught.value.survivors] == [1]
@@ -545,4 +548,28 @@ def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
         return {**page, "TrainingJobSummaries": kept}
 
     aws.ListTrainingJobs = lagging
+    assert launch(executor()) == handles
+
+
+@pytest.mark.parametrize("status", ["Stopping", "Stopped"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_of_which_some_has_ended_is_not_completed_where_the_list_lags(
+    aws, executor, rank, status
+):
+    """A launcher was killed when it had stopped its job, and had not deleted it; a create finds that."""
+    remains(aws, executor, rank)
+    aws.move(f"diloco-run-1-{rank:05d}", status, status)
+    aws.lists_lag = True
+    ours = executor()
+    found = rf"{rank:05d} of an earlier try .* was not there.*cancel_run\('run-1'\), and purge"
+    with pytest.raises(RunConflictError, match=found):
+        launch(ours, 4)
+    assert list(aws.jobs) == [f"diloco-run-1-{rank:05d}"]
+
+
+def test_a_run_that_has_ended_is_found_where_the_list_lags(aws, executor):
+    handles = launch(executor())
+    for handle in handles:
+        aws.move(handle.metadata["job_name"], "Completed", "Completed")
+    aws.lists_lag = True
     assert launch(executor()) == handles

@@ -52,11 +52,13 @@ class Launch:
         made: What became of each so far.
         met: Those of :attr:`Made.THERE` that had not ended when they were met; while nobody knows whose they are, all that a
             list has of these names.
+        over: One of :attr:`Made.THERE` that had ended.
     """
 
     requests: dict[str, dict[str, Any]] = field(repr=False)
     made: dict[str, Made] = field(default_factory=dict)
     met: dict[str, Summary] = field(default_factory=dict)
+    over: JobFacts | None = None
 
     def of(self, job_name: str) -> Made:
         """What is known of a job."""
@@ -76,6 +78,8 @@ class Launch:
         self.made[job.name] = Made.THERE
         if job.status == "InProgress":
             self.met[job.name] = job
+        else:
+            self.over = job
 
     def check_met(self, job_name: str, now: Summary | None) -> None:
         """Refuse to return a job that was met alive and is taken back by the launch that has created it.
@@ -139,22 +143,21 @@ class Launcher:
         )
         launch.met = {}
         self._meet_all(launch, details.values())
-        over = [
-            job
-            for job in details.values()
-            if launch.of(job.name) is Made.THERE and job.status != "InProgress"
-        ]
-        if over and launch.left():
-            self._check_complete(launch, over[0])
+        self._check_complete(launch)
 
-    def _check_complete(self, launch: Launch, over: JobFacts) -> None:
+    def _check_complete(self, launch: Launch) -> None:
         """Refuse to complete a run of which a job has ended: an earlier try was taken back, or a purge was interrupted."""
-        # A list may lack what has just been created.
-        left_out = self._patiently(lambda: self._jobs.described(launch.left()))
-        self._meet_all(launch, left_out.values())
-        if left := launch.left():
+        over = launch.over
+        if over is None:
+            return
+        if not (left := launch.mine()):
+            # A list may lack what has just been created.
+            left_out = self._patiently(lambda: self._jobs.described(launch.left()))
+            self._meet_all(launch, left_out.values())
+            left = launch.left()
+        if left:
             raise RunConflictError(
-                f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} is not there: end what "
+                f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} was not there: end what "
                 f"runs with cancel_run({over.run_id!r}), and purge that run, which attach({over.run_id!r}) finds, or choose "
                 "another run_id"
             )
@@ -220,6 +223,7 @@ class Launcher:
             batch = left[:window]
             futures = [pool.submit(self._try, launch, name) for name in batch]
             errors = [error for future in futures if (error := future.result()) is not None]
+            self._check_complete(launch)  # the list may have lacked one that has ended
             waits = self._may_wait(errors, deadline, quota_deadline)
             went_well = len(batch) - len(errors)
             if went_well:
