@@ -401,6 +401,24 @@ def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executo
     assert list(aws.jobs) == ["diloco-run-1-00000"]
 
 
+def test_a_job_that_is_taken_back_may_appear_later(aws, executor):
+    missing = ("StopTrainingJob", "ValidationException", "Requested resource not found.", 400)
+    aws.faults += [(*missing, False)] * 2
+    ours = executor()
+    create = ours._client.create
+
+    def refused(job):
+        if job["TrainingJobName"].endswith("1"):
+            raise BackendError("no quota today")
+        create(job)
+
+    ours._client.create = refused
+    with pytest.raises(BackendError, match="no quota today") as caught:
+        launch(ours, 2)
+    assert type(caught.value) is BackendError  # nothing is left
+    assert (aws.jobs, aws.faults) == ({}, [])
+
+
 def test_waiting_for_quota(aws, executor):
     aws.faults += [("CreateTrainingJob", "ResourceLimitExceeded", QUOTA, 400, False)] * 5
     assert len(launch(executor(quota_timeout=600))) == 3

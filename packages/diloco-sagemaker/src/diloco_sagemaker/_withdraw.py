@@ -23,7 +23,7 @@ from ._results import remove_checkpoints
 _SECONDS_TO_END = 600.0
 """SageMaker gives a job 120 s after SIGTERM; then it uploads what there is."""
 _SECONDS_TO_APPEAR = 60.0
-"""For so long a create whose answer was lost may still be under way."""
+"""For so long a create whose answer was lost may still be under way, and a job that was created may not be seen yet."""
 
 
 class _NotYetError(BackendError):
@@ -79,7 +79,7 @@ def withdraw(
             except EndedError:
                 return True
             except MissingError as error:
-                if name in certain or backoff.clock() >= appears_until:
+                if backoff.clock() >= appears_until:  # also one that was created may appear later
                     return False
                 raise _NotYetError(str(error)) from error
             return True
