@@ -279,10 +279,12 @@ def test_a_cancel_does_not_pass_over_what_lives_on_without_its_record(lab):
     modal.Dict.objects.delete("diloco-run", client=lab.client)
     lab.executor().cancel(handles[0])
     call = lab.call(handles[1]).call_id
-    with pytest.raises(BackendError, match=f"has not ended, and may cost money: .*{call}"):
-        lab.executor().cancel(handles[1])
+    for verb in ("cancel", "purge"):
+        with pytest.raises(BackendError, match=f"has not ended, and may cost money: .*{call}"):
+            getattr(lab.executor(), verb)(handles[1])
     lab.call(handles[1]).stop()
     lab.executor().cancel(handles[1])
+    lab.executor().purge(handles[1])
 
 
 def test_a_cancel_does_not_pass_over_what_lives_on_beside_a_later_run_of_its_name(lab):

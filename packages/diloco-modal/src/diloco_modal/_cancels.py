@@ -17,7 +17,6 @@ from diloco_protocol.backend import cancel_all, shown
 from . import _many as many
 from ._client import Client
 from ._ending import Ending
-from ._handles import link
 from ._looks import Looks, other_call, other_launch
 from ._options import ModalOptions
 from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
@@ -170,25 +169,13 @@ class Cancels:
         except DamagedRecordError as damage:  # it may be running nevertheless
             why = str(damage)
         if not ours:
-            self._check_over(handle, why)
+            self._looks.check_over(handle, why)
             return
         word = self._looks.word(handle)
         unknown = word == "MISSING" and self._looks.unknown(handle, trace) is not None
         # What was terminated at an earlier try, whose answer was lost, still needs its mark.
         if word is None or unknown or (word == "TERMINATED" and ending.tried):
             self._end(handle, record, ending)
-
-    def _check_over(self, handle: ReplicaHandle, why: str) -> None:
-        """Refuse to say that nothing is left to end, if the record is gone or damaged and the call is not over.
-
-        It is not ended here: without a record nobody knows whether the handle is true.
-        """
-        call = handle.metadata["function_call_id"]
-        if self._looks.word_without_record(handle, why) is None:
-            raise BackendError(
-                f"{why}, but the call of this handle has not ended, and may "
-                f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
-            )
 
     def _check_app(self, call: str) -> None:
         """Refuse a call that is none of the executor's own app, whatever a record says of it."""

@@ -267,16 +267,16 @@ class ModalSpawnExecutor(BaseExecutor):
         while True:
             try:
                 record, entries = self._patiently(lambda: self._call_looks.of(handle))
-            except ReplicaNotFoundError:
+            except ReplicaNotFoundError as error:
+                why = str(error)
+                self._patiently(lambda why=why: self._call_looks.check_over(handle, why))  # type: ignore[misc]
                 return
             try:
                 launch = launch_of(entries)
                 if not is_of(handle, launch, entries):
                     if calls_of(entries).get(handle.rank) == handle.metadata["function_call_id"]:
                         raise InvalidRequestError(f"{other_launch(handle)}; nothing is removed")
-                    self._patiently(
-                        lambda: self._call_looks.word_without_record(handle, other_call(handle))
-                    )
+                    self._patiently(lambda: self._call_looks.check_over(handle, other_call(handle)))
                     return
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch, calls_of(entries))

@@ -197,6 +197,18 @@ class Looks:
             )
         return word
 
+    def check_over(self, handle: ReplicaHandle, why: str) -> None:
+        """Refuse to say that nothing is left, if the record is gone or damaged and the call is not over.
+
+        It is not ended here: without a record nobody knows whether the handle is true.
+        """
+        call = handle.metadata["function_call_id"]
+        if self.word_without_record(handle, why) is None:
+            raise BackendError(
+                f"{why}, but the call of this handle has not ended, and may "
+                f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
+            )
+
     def unknown(
         self, handle: ReplicaHandle, trace: states.Trace | None = None
     ) -> BackendError | None:
