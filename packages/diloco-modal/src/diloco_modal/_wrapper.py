@@ -217,7 +217,7 @@ def kept(outcome: str) -> str:
     whole = Outcome.from_json(outcome)
     why = None if whole.error is None else whole.error[: _KEPT_CHARACTERS // 4]
     if whole.exit_code == 0:
-        why = f"Modal took the container away before a result of {len(outcome)} characters was reported"
+        why = f"a result of {len(outcome)} characters is too long for the record, and only the record is left"
     return replace(whole, result=None, error=why, traceback=None).to_json()
 
 
