@@ -34,8 +34,7 @@ from ._exchange._process_group import ProcessGroupExchange
 from ._exchange._report import SyncReport
 from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
-from ._loop._diloco import DiLoCo
-from ._loop._factory import make_diloco_outer_loop
+from ._loop._diloco import DiLoCo, make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
 from ._run._exchange import StoreExchange

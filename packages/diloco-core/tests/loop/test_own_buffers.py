@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange
-from diloco_core._loop._own_buffers import OwnBuffers
+from diloco_core._model._own_buffers import OwnBuffers
 from diloco_core._store._open import open_store
 
 

@@ -7,14 +7,12 @@ the first half when the sync is begun, and the second half when it is finished.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 from .._errors import SyncError
 from ._report import SyncReport
-
-T = TypeVar("T")
 
 Ready = Callable[[], bool]
 """The function that the generator of a sync yields.
@@ -100,7 +98,8 @@ class Syncs:
         """
         self.check(f"the sync of {name} cannot be begun")
         halves = self._under_way = _Halves(name, steps, guard, self.give_up)
-        halves.begin()
+        with halves.at_work():
+            halves.ready_now = next(steps)
         return halves
 
     def check(self, refusal: str) -> None:
@@ -163,36 +162,34 @@ class _Halves:
         self._steps = steps
         self._guard = guard
         self._ended = ended
-        self._ready: Ready = bool
-
-    def begin(self) -> None:
-        self._ready = self._run(lambda: next(self._steps))
+        self.ready_now: Ready = bool
 
     def ready(self) -> bool:
         self._check()
-        return self._run(self._ready)
+        with self.at_work():
+            return self.ready_now()
 
     def finish(self) -> SyncReport:
         self._check()
-        report = self._run(self._second_half)
+        with self.at_work():
+            try:
+                next(self._steps)
+            except StopIteration as end:
+                report: SyncReport = end.value
+            else:
+                raise RuntimeError(
+                    f"the sync of {self.name} yields twice, but must yield once, between its two "
+                    "halves"
+                )
         self._ended()
         return report
 
-    def _second_half(self) -> SyncReport:
-        try:
-            next(self._steps)
-        except StopIteration as end:
-            report: SyncReport = end.value
-            return report
-        raise RuntimeError(
-            f"the sync of {self.name} yields twice, but must yield once, between its two halves"
-        )
-
-    def _run(self, act: Callable[[], T]) -> T:
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
         self.thread = threading.get_ident()
         try:
             with self._guard():
-                return act()
+                yield
         except BaseException:
             self._ended()
             raise

@@ -9,7 +9,8 @@ import torch
 
 from .._checks import one_of, whole
 from .._codecs._codec import Codec
-from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
+from .._connect import connect
+from .._errors import ConfigurationError, SyncError, UnseenStepsError
 from .._exchange._base import Exchange, Schema
 from .._exchange._report import SyncReport
 from .._inner._kept_weights import KeptWeights
@@ -19,7 +20,9 @@ from .._inner._steps import StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
 from .._model._names import plain_name
+from .._model._own_buffers import OwnBuffers
 from .._model._partition import Buffers, split
+from .._model._place import Place
 from .._outer._groups import checked_groups, group_of_parameters
 from .._outer._groups import outer_groups as outer_groups_of
 from .._outer._optimizer import OuterOptimizerFactory
@@ -32,8 +35,6 @@ from ._inner_loop import InnerLoop, TrainingProcess
 from ._membership import SAVE_INNER_EVERY, membership_of
 from ._outer_lr import OuterLr, check_changeable
 from ._outer_steps import OuterSteps
-from ._own_buffers import OwnBuffers
-from ._place import Place
 from ._saved import SavedState
 from ._synced_model import SyncedModel
 
@@ -548,11 +549,8 @@ class DiLoCo:
 
         Returns the report; none if another replica has left before.
         """
-        try:
-            return [self._outer_steps.sync(last=True)]
-        except UnequalSyncsError as error:
-            self._outer_steps.part(error)
-            return []
+        report = self._outer_steps.sync(last=True)
+        return [] if report is None else [report]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the outer loop's state on this replica.
@@ -684,3 +682,28 @@ class DiLoCo:
     def _schema(self) -> Schema:
         checks = self._terms.init == "check" or bool(self._saved.loaded)
         return self._model.schema(self.committed, values=checks and not self._membership.resumes)
+
+
+def make_diloco_outer_loop(
+    model: torch.nn.Module,
+    inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    exchange: Exchange | None = None,
+    *,
+    sync_every: int | Seconds = 500,
+    **options: Any,
+) -> DiLoCo:
+    """Make an outer loop with the usual settings.
+
+    They are H = 500, and as outer optimizer SGD with Nesterov momentum, lr 0.7 and momentum 0.9.
+
+    Args:
+        model: The model.
+        inner_optimizer: The optimizer that the training loop steps, or several.
+        exchange: The connection to the other replicas; if left out, what :func:`connect` returns
+            without arguments.
+        sync_every: Inner steps between two syncs of the same fragment; or :class:`Seconds`.
+        **options: Further arguments of :class:`DiLoCo`.
+    """
+    if exchange is None:
+        exchange = connect()
+    return DiLoCo(model, inner_optimizer, exchange, sync_every=sync_every, **options)

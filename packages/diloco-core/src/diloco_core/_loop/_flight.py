@@ -1,7 +1,7 @@
-"""A sync under way: in the background, or at once while the replica waits for it.
+"""A sync that goes on in the background while its replica trains.
 
-In the background it goes on while the replica trains. This also says when a sync is due if
-``sync_every`` is a time, and what becomes of it when another replica has left.
+This also says when a sync is due if ``sync_every`` is a time, and what becomes of it when another
+replica has left.
 """
 
 from __future__ import annotations
@@ -22,19 +22,32 @@ from ._membership import Membership
 _STOP_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a replica knew when it contributed to a sync.
+
+    Attributes:
+        number: The number of the fragment.
+        inner_steps: How many inner steps the contribution covers.
+        at: How many inner steps this replica had taken.
+        counted: How many inner steps of this rank the run had counted.
+    """
+
+    number: int
+    inner_steps: int
+    at: int
+    counted: int
+
+
 @dataclass(eq=False)
 class Flight:
-    """One sync from its beginning to its adoption. Used by the thread that trains.
+    """One sync that goes on while its replica trains. Used by the thread that trains.
 
     Attributes:
         fragment: The fragment that is synced.
         membership: Begins the sync.
-        number: The number of the fragment.
-        inner_steps: How many inner steps the contribution covers.
-        sent_at: How many inner steps this replica had taken then.
-        counted: How many inner steps of this rank the run had counted before.
-        last: Whether this replica leaves afterwards.
-        behind: Whether the replica trains meanwhile.
+        sent: What was sent.
+        stood: For how many seconds the replica did not train while it sent the fragment.
         seconds: How long the sync took; 0 as long as it goes on.
         parted: Says that another replica has left after fewer syncs, if that is known already.
         report: The result; None as long as it is not there.
@@ -42,16 +55,13 @@ class Flight:
 
     fragment: Fragment
     membership: Membership
-    number: int
-    inner_steps: int
-    sent_at: int
-    counted: int
-    last: bool
-    behind: bool
+    sent: Sent
+    stood: float = 0.0
     seconds: float = 0.0
     parted: UnequalSyncsError | None = None
-    _pending: Pending | None = None
     report: SyncReport | None = None
+    _last: bool = False
+    _pending: Pending | None = None
     _error: BaseException | None = None
     _ended: Callable[[float | None], bool] | None = None
 
@@ -65,7 +75,7 @@ class Flight:
         self._ended = self.membership.support.in_background(self._act)
 
     def result(self) -> SyncReport:
-        """Wait for the result; carry the sync out now if :meth:`start` was not called. Repeatable.
+        """Wait for the result; carry the sync out now if it was to begin :meth:`again`. Repeatable.
 
         Raises:
             SyncError: The sync has failed.
@@ -80,7 +90,7 @@ class Flight:
 
     def again(self) -> None:
         """Forget the result, and begin the sync again as one after which this replica leaves."""
-        self.last = True
+        self._last = True
         self._pending = self.report = self._ended = None
 
     def check(self) -> None:
@@ -127,7 +137,9 @@ class Flight:
     def _begin(self) -> Pending:
         if isinstance(self.fragment, DelayedFragment):
             self.fragment.collect()
-        self._pending = self.membership.begin_sync(self.fragment, last=self.last)
+        self.membership.own.save_residual(self.fragment)
+        last = self._last or not self.membership.elastic
+        self._pending = self.membership.exchange.begin(self.fragment, last=last)
         return self._pending
 
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from .._errors import CoreError, SyncError, UnequalSyncsError
+from .._errors import CoreError, SyncError
 from .._inner._kept_weights import KeptWeights
 from .._inner._steps import InnerSteps
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
-from .._terms._schedule import Due
 from . import _notices as notices
 from ._outer_steps import OuterSteps
 
@@ -118,24 +117,17 @@ class InnerLoop:
             self._end()
         if due.send or due.adopt:
             with self.process.between_steps():
-                self._exchange(due)
+                if due.adopt:
+                    self._tell_of_idle()
+                    self.outer_steps.sync()
+                else:
+                    self.outer_steps.send()
         elif self.outer_steps.under_way:
             self.outer_steps.check_under_way()
         elif not half_taken and self.outer_steps.may_look():
             with self.process.between_steps():
                 self.outer_steps.look()
         self.loads.stepped()
-
-    def _exchange(self, due: Due) -> None:
-        """Send the fragment whose turn it is, or adopt a sync, or both."""
-        try:
-            if due.adopt:
-                self._tell_of_idle()
-                self.outer_steps.sync()
-            else:
-                self.outer_steps.send()
-        except UnequalSyncsError as error:
-            self.outer_steps.part(error)
 
     def _end(self) -> None:
         """Save what can be saved, and leave as a process that SIGTERM has ended.

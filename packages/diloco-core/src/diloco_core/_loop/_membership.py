@@ -12,17 +12,15 @@ import torch
 
 from .._errors import ConfigurationError, SyncError
 from .._exchange._base import Exchange
-from .._exchange._pending import Pending
 from .._exchange._resumable import Position
 from .._inner._state import Stateful
+from .._model._own_buffers import OwnBuffers
 from .._outer._fragment import Fragment
 from .._outer._initial import Initial
 from .._run._exchange import StoreExchange
 from .._terms._support import support_of
 from . import _notices as notices
-from ._counters import Counters
-from ._open_steps import OpenSteps
-from ._own_buffers import OwnBuffers
+from ._counters import Counters, OpenSteps
 from ._own_state import NothingSaved, OwnState
 
 CatchUp: TypeAlias = Callable[[], None]
@@ -157,16 +155,6 @@ class Membership:
         """Whether there is a sync that this replica can adopt without contributing."""
         return False
 
-    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:  # noqa: ARG002
-        """Begin the sync of a fragment.
-
-        Args:
-            fragment: The fragment whose turn it is.
-            last: Whether this replica leaves afterwards, so that the sync may be left out. In a
-                fixed run every sync may be the last one, as another replica may have left.
-        """
-        return self.exchange.begin(fragment, last=True)
-
     def hurry(self, hurried: bool) -> None:
         """Say that a sync in another thread need not be decided.
 
@@ -266,11 +254,6 @@ class StoreMembership(Membership):
     def behind(self) -> bool:
         """Whether a sync was committed without this replica."""
         return self.exchange.behind()
-
-    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
-        """Begin the sync of a fragment."""
-        self.own.save_residual(fragment)
-        return self.exchange.begin(fragment, last=last or not self.elastic)
 
     def hurry(self, hurried: bool) -> None:
         """Say that a sync that another thread carries out need not be decided."""

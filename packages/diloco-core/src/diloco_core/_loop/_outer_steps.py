@@ -5,8 +5,8 @@ They say which fragment is synced next, and what becomes of this replica's contr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from .._terms._windows import Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
-from ._flight import Flight, Parting, WindowClock, copied, undecided
+from ._flight import Flight, Parting, Sent, WindowClock, copied, undecided
 from ._membership import Membership
 from ._outer_lr import OuterLr
 
@@ -60,8 +60,7 @@ class OuterSteps:
         self._clock = self.membership.support.clock
         self._failure = ""
         self._parting = Parting()
-        self._sent: Flight | None = None
-        self._stood = 0.0  # seconds in which this replica did not train, for the sync under way
+        self._flight: Flight | None = None  # the sync that goes on while this replica trains
         self._delayed = [each for each in self.fragments if isinstance(each, DelayedFragment)]
         self._mark = 0.0  # when the last sync was adopted
         self._overlap = 0
@@ -81,11 +80,11 @@ class OuterSteps:
         Args:
             half_taken: Whether some of several inner optimizers have already taken their next step.
         """
-        since_event, sent = self.count.since_event, self._sent
+        since_event, flight = self.count.since_event, self._flight
         if self._window is None:
             assert isinstance(self.schedule, Schedule)
             return self.schedule.due(since_event, sent=self.under_way, half_taken=half_taken)
-        since_sent = None if sent is None else self.count.inner_steps - sent.sent_at
+        since_sent = None if flight is None else self.count.inner_steps - flight.sent.at
         return self._window.due(since_event, since_sent, half_taken=half_taken)
 
     @property
@@ -108,7 +107,7 @@ class OuterSteps:
     @property
     def under_way(self) -> bool:
         """Whether a sync was sent that is not adopted yet."""
-        return self._sent is not None
+        return self._flight is not None
 
     def check_under_way(self) -> None:
         """Raise the error of the sync under way if it has failed by now. Does not wait.
@@ -117,17 +116,17 @@ class OuterSteps:
             SyncError: It has failed. A replica that has left too early is no failure as yet;
                 :meth:`sync` says so.
         """
-        if self._sent is None:
+        if self._flight is None:
             return
         try:
-            self._sent.check()
+            self._flight.check()
         except UnequalSyncsError as error:
-            self._sent.parted = error
+            self._flight.parted = error
         except BaseException as error:
             self._fail(error)
             raise
 
-    def sync(self, *, last: bool = False) -> SyncReport:
+    def sync(self, *, last: bool = False) -> SyncReport | None:
         """Sync the fragment whose turn it is, or adopt the sync under way.
 
         Then adopt those that were committed meanwhile.
@@ -135,13 +134,19 @@ class OuterSteps:
         Args:
             last: Whether this replica leaves afterwards.
 
+        Returns:
+            The report; None if another replica of a fixed run has left after fewer syncs, so that
+            this one ends with the values that all have; see :meth:`check_not_parted`.
+
         Raises:
-            UnequalSyncsError: Another replica of a fixed run has left after fewer syncs. Call
-                :meth:`part` next.
             SyncError: The sync has failed; see :meth:`._base.Exchange.sync`.
         """
-        report = self._next(last)
-        self.catch_up()
+        try:
+            report = self._sync_at_once(last) if self._flight is None else self._land(last)
+            self.catch_up()
+        except UnequalSyncsError as error:
+            self._part(error)
+            return None
         self.membership.own.save(self.count.inner_steps, self._overlap)
         return report
 
@@ -154,21 +159,21 @@ class OuterSteps:
         Returns:
             Whether the exchange can still be used. It cannot if the sync is in a long request.
         """
-        sent = self._sent
-        if sent is None:
+        flight = self._flight
+        if flight is None:
             return True
-        sent.stop()
-        if adopt and sent.report is not None:
-            self._adopt(last=False)
+        flight.stop()
+        if adopt and flight.report is not None:
+            self._land(last=False)
             return True
-        self._forget_sent()
+        self._forget_flight()
         self._failure = self._failure or "SyncError: the sync under way was given up"
-        return sent.over
+        return flight.over
 
     def catch_up(self) -> None:
         """Adopt the syncs that were committed without this replica."""
         while self.membership.behind():
-            self._next(last=True)  # so that it does not wait for replicas that have left
+            self._sync_at_once(last=True)  # and do not wait for replicas that have left
 
     def drop_open_steps(self) -> None:
         """Set fragments with inner steps since their last sync back to the values of that sync."""
@@ -189,7 +194,7 @@ class OuterSteps:
                 fragment.start_over()  # it holds values of its own without any change
         return [name for fragment in settled for name in fragment.settle()]
 
-    def part(self, error: UnequalSyncsError) -> None:
+    def _part(self, error: UnequalSyncsError) -> None:
         """End with the values that all replicas have.
 
         Another replica has left, so there can be no more syncs.
@@ -230,21 +235,28 @@ class OuterSteps:
                 f"run, by connecting again. The error was {self._failure}"
             )
 
-    def _next(self, last: bool) -> SyncReport:
-        if self._sent is None:
-            self.send(last=last, behind=False)
-        return self._adopt(last)
+    def send(self) -> None:
+        """Send the fragment whose turn it is, and go on training. :meth:`sync` adopts the result.
 
-    def send(self, *, last: bool = False, behind: bool = True) -> None:
-        """Send the fragment whose turn it is. :meth:`sync` adopts the result.
-
-        Args:
-            last: Whether this replica leaves afterwards.
-            behind: Whether it goes on training while the fragment is synced.
+        If another replica has left before, it ends as :meth:`sync` does.
         """
+        start = self._clock()
+        try:
+            sent = self._prepare()
+            fragment = self.fragments[sent.number]
+            with self._undefined_after_errors(), _ordinary_mode():
+                self._depart(fragment)
+                self._flight = Flight(fragment, self.membership, sent)
+                self._flight.start()
+        except UnequalSyncsError as error:
+            self._part(error)
+        else:
+            self._flight.stood = self._clock() - start
+
+    def _prepare(self) -> Sent:
+        """Say what this replica contributes with the fragment whose turn it is."""
         self.check_whole()
         self._parting.check_sync()
-        start = self._clock()
         self.before()
         count = self.count
         number = self.schedule.turn(count.decisions)
@@ -257,54 +269,92 @@ class OuterSteps:
         check_counted(fragment.terms.weighting, contribution.amount, self._rank)
         # The exchange sets the rate to what the sync takes, if it can be another one.
         fragment.contribution, fragment.rate = contribution, contribution.proposal.standing
-        counts = (number, count.since_sync[number], count.inner_steps, self.membership.counted)
-        try:
-            with _ordinary_mode():
-                for other in self._delayed:
-                    other.detach()
-                fragment.depart()
-                self._sent = Flight(fragment, self.membership, *counts, last=last, behind=behind)
-                if behind:
-                    self._sent.start()
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self._stood = self._clock() - start
+        return Sent(number, count.since_sync[number], count.inner_steps, self.membership.counted)
 
-    def _adopt(self, last: bool) -> SyncReport:
-        """Wait for the sync under way, and adopt its result."""
-        sent = self._sent
-        assert sent is not None
-        fragment = self.fragments[sent.number]
+    def _depart(self, fragment: Fragment) -> None:
+        for other in self._delayed:
+            other.detach()
+        fragment.depart()
+
+    def _sync_at_once(self, last: bool) -> SyncReport:
+        """Sync the fragment whose turn it is, while this replica waits."""
         start = self._clock()
-        try:
-            report = self._result(sent, hurried=sent.behind and last)
-            if sent.behind and last and undecided(report):
+        sent = self._prepare()
+        fragment, membership = self.fragments[sent.number], self.membership
+        with self._undefined_after_errors():
+            with _ordinary_mode():
+                self._depart(fragment)
+                if isinstance(fragment, DelayedFragment):
+                    fragment.collect()
+                membership.own.save_residual(fragment)
+                # In a fixed run every sync may be the last one, as another replica may have left.
+                may_be_last = last or not membership.elastic
+                report = membership.exchange.begin(fragment, last=may_be_last).finish()
+            report = self._adopt(sent, report, since=start)
+        return self._tell(report)
+
+    def _land(self, last: bool) -> SyncReport:
+        """Wait for the sync under way, and adopt its result."""
+        flight = self._flight
+        assert flight is not None
+        start = self._clock()
+        with self._undefined_after_errors():
+            report = self._result(flight, hurried=last)
+            if last and undecided(report):
                 # Once more, with all the patience that a replica has that leaves; and with the same
                 # contribution, since the others may have counted it by now.
-                sent.again()
-                report = self._result(sent, hurried=False)
-            self._settle_residuals(sent.number, report)
-            waited = self._clock() - start
-            if sent.behind:
-                self.before()  # the model may have changed since it was sent
+                flight.again()
+                report = self._result(flight, hurried=False)
+            hidden = max(0.0, flight.seconds - (self._clock() - start))
+            self.before()  # the model may have changed since it was sent
+            report = self._adopt(flight.sent, report, since=start - flight.stood, hidden=hidden)
+        return self._tell(report)
+
+    def _result(self, flight: Flight, *, hurried: bool) -> SyncReport:
+        if flight.parted is not None:
+            raise copied(flight.parted)
+        try:
+            if hurried:
+                self.membership.hurry(True)
             with _ordinary_mode():
-                for other in self._delayed:
-                    if other is not fragment:
-                        other.attach()
-                self._arrive(fragment, report)
-            end = self._clock()
-            exposed = self._stood + end - start
-            report = replace(
-                self._complete(report, sent),
-                compute_seconds=max(0.0, end - self._mark - exposed),
-                hidden_seconds=max(0.0, sent.seconds - waited) if sent.behind else 0.0,
-                exposed_seconds=exposed,
-            )
-            self._mark = end
-        except BaseException as error:
-            self._fail(error)
-            raise
+                return flight.result()
+        finally:
+            if hurried:
+                self.membership.hurry(False)
+
+    def _adopt(
+        self, sent: Sent, report: SyncReport, *, since: float, hidden: float = 0.0
+    ) -> SyncReport:
+        """Give the model the result of a sync, and count it.
+
+        Returns its report, completed with what the exchange cannot know.
+
+        Args:
+            sent: What was sent, and when.
+            report: The exchange's report.
+            since: When this replica began to wait, by the clock, less the seconds for which it had
+                not trained before for this sync.
+            hidden: For how many seconds the sync went on while it trained.
+        """
+        fragment = self.fragments[sent.number]
+        self._settle_residuals(sent.number, report)
+        with _ordinary_mode():
+            for other in self._delayed:
+                if other is not fragment:
+                    other.attach()
+            self._arrive(fragment, report)
+        end = self._clock()
+        exposed = end - since
+        report = replace(
+            self._complete(report, sent),
+            compute_seconds=max(0.0, end - self._mark - exposed),
+            hidden_seconds=hidden,
+            exposed_seconds=exposed,
+        )
+        self._mark = end
+        return report
+
+    def _tell(self, report: SyncReport) -> SyncReport:
         notices.log.debug("rank %d: %s", self._rank, report)
         # What was decided before this replica trains belongs to the state that it begins with. The
         # caller does not have the loop yet (`with DiLoCo(...) as outer`), and the inner state is
@@ -312,18 +362,6 @@ class OuterSteps:
         if self.on_sync is not None and self.training:
             self.on_sync(report)
         return report
-
-    def _result(self, sent: Flight, *, hurried: bool) -> SyncReport:
-        if sent.parted is not None:
-            raise copied(sent.parted)
-        try:
-            if hurried:
-                self.membership.hurry(True)
-            with _ordinary_mode():
-                return sent.result()
-        finally:
-            if hurried:
-                self.membership.hurry(False)
 
     def _arrive(self, fragment: Fragment, report: SyncReport) -> None:
         """Give the model the result of a sync."""
@@ -348,24 +386,32 @@ class OuterSteps:
                 lost = (fragment.name, report.sync, self.membership.own.advice)
                 notices.log.warning(notices.RESIDUAL_LOST, self._rank, *lost)
 
-    def _forget_sent(self) -> None:
-        self._sent = None
+    def _forget_flight(self) -> None:
+        self._flight = None
         for fragment in self._delayed:
             fragment.attach()
 
-    def _fail(self, error: BaseException) -> None:
+    @contextmanager
+    def _undefined_after_errors(self) -> Iterator[None]:
         """Remember that a sync has failed, unless only another replica has left."""
-        if self._sent is None or self._sent.over:
-            self._forget_sent()
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if self._flight is None or self._flight.over:
+            self._forget_flight()
         if not isinstance(error, UnequalSyncsError):
             # Keep only its text: the error itself would keep many frames in memory.
             self._failure = f"{type(error).__name__}: {error}"
 
-    def _complete(self, report: SyncReport, sent: Flight) -> SyncReport:
-        """Count a sync. Returns its report, completed with what the exchange cannot know."""
+    def _complete(self, report: SyncReport, sent: Sent) -> SyncReport:
+        """Count a sync; returns its report with the counts."""
         count, number, inner_steps = self.count, sent.number, sent.inner_steps
-        self._sent = None
-        self._overlap = count.inner_steps - sent.sent_at
+        self._flight = None
+        self._overlap = count.inner_steps - sent.at
         self.adopted()
         if report.contribution in {"carried", "open"}:
             inner_steps = 0  # the fragment's next sync covers them, and its report counts them

@@ -13,11 +13,11 @@ import torch
 
 from .._errors import CorruptedObjectError
 from .._inner._state import InnerState, Stateful
+from .._model._own_buffers import OwnBuffers
 from .._outer._fragment import Fragment
 from .._run._exchange import StoreExchange
 from . import _notices as notices
-from ._open_steps import OpenSteps
-from ._own_buffers import OwnBuffers
+from ._counters import OpenSteps
 from ._residuals import Residuals
 
 # What is often in stateful, and does not know which batches were learned.
@@ -238,6 +238,9 @@ class NothingSaved:
         """Do nothing."""
 
     def save(self, inner_steps: int, overlap: int) -> None:
+        """Do nothing."""
+
+    def save_residual(self, fragment: Fragment) -> None:
         """Do nothing."""
 
     def save_loaded(self, inner_steps: int) -> None:

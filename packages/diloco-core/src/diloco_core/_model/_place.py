@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from .._errors import ConfigurationError
-from .._exchange._base import Exchange
-from .._model._memory import address, first_overlap
+from ._memory import address, first_overlap
 
 _lock = threading.Lock()
 _under_way: weakref.WeakSet[Place] = weakref.WeakSet()
@@ -35,7 +34,7 @@ class Place:
 
     synced: Callable[[], Mapping[str, torch.Tensor]]
     held: Callable[[], Mapping[str, torch.Tensor]]
-    exchange: Exchange
+    exchange: object
 
     def check(self) -> None:
         """Check whether the loop may be entered.

@@ -13,9 +13,9 @@ import torch
 
 from .._checks import kind_of
 from .._errors import ConfigurationError
-from .._model._memory import first_overlap
-from .._model._names import plain_name
-from .._model._values import as_bytes, buffer_slots, is_plain
+from ._memory import first_overlap
+from ._names import plain_name
+from ._values import as_bytes, buffer_slots, is_plain
 
 _Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one of its buffers
 
