@@ -24,7 +24,7 @@ def kind_of(value: object) -> str:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number, of Python or of numpy. True and False are not."""
+    """Say whether a value is a whole number, of Python or of numpy. True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

@@ -83,7 +83,7 @@ class _Tensors:
 
 
 def norm_count(job: SyncJob) -> int:
-    """How many norms a contribution to a sync has: 0 if contributions are not clipped."""
+    """Return how many norms a contribution to a sync has: 0 if contributions are not clipped."""
     return _Tensors(job).count if job.terms.clip else 0
 
 
@@ -130,7 +130,7 @@ def _decoded(job: SyncJob, piece: Piece, rank: int, scratch: Scratch) -> torch.T
 
 
 def factors(norms: Sequence[Sequence[float]], *, sparse: bool = False) -> list[tuple[float, ...]]:
-    """What each contribution is multiplied by, tensor by tensor.
+    """Return what each contribution is multiplied by, tensor by tensor.
 
     Args:
         norms: For every contribution the norms of its tensors.
@@ -188,7 +188,7 @@ class Clipping:
         return read
 
     def report(self) -> tuple[Clipped, ...]:
-        """How far every contribution was scaled down, in rank order."""
+        """Return how far every contribution was scaled down, in rank order."""
         return tuple(map(self._of, self._factors))
 
     def _of(self, own_factors: Sequence[float]) -> Clipped:

@@ -94,7 +94,7 @@ class CodedUpdates:
         self._encoded[piece] = update, tensors
 
     def holds(self, piece: Piece) -> bool:
-        """Whether the encoded bytes of a chunk are kept, so that they can be written again."""
+        """Say whether the encoded bytes of a chunk are kept, so that they can be written again."""
         return piece in self._encoded
 
     def forget(self, pieces: Iterable[Piece]) -> None:

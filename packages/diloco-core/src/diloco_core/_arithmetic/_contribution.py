@@ -31,6 +31,6 @@ class Contribution:
 
     @property
     def amount(self) -> Amount:
-        """How much training it covers."""
+        """Return how much training it covers."""
         start, stop = self.steps or (0, 0)
         return Amount(stop - start, self.tokens)

@@ -70,7 +70,7 @@ class Proposal:
     of_sync: bool = False
 
     def rate(self, rank: int) -> Rate:
-        """What the replica asks for, if it asks for anything; otherwise the standing rate."""
+        """Return the rate that the replica asks for; if it asks for none, the standing one."""
         return Rate(self.wish, self.standing.number + 1, rank) if self.wish else self.standing
 
 

@@ -88,7 +88,7 @@ def carried_groups(job: SyncJob) -> int:
 
 
 def carries(groups: int, group: int) -> bool:
-    """Whether a contribution that carries ``groups`` (a bit mask) carries this group."""
+    """Say whether a contribution that carries ``groups`` (a bit mask) carries this group."""
     return bool(groups >> group & 1)
 
 

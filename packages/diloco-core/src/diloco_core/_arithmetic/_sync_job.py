@@ -45,7 +45,7 @@ class SyncJob(Protocol):
         """The encoding of published state; None if values and outer state are published plain."""
 
     def starts(self, group: int) -> Sequence[int]:
-        """Where the tensors of a group start in it, in order."""
+        """Return where the tensors of a group start in it, in order."""
 
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The values of this replica's contribution to a piece.
@@ -64,7 +64,7 @@ class SyncJob(Protocol):
         """The name of the tensor that holds element ``index`` of the piece."""
 
     def must_be_finite(self, piece: Piece) -> bool:
-        """Whether contributions to the piece, and their mean, may hold neither NaN nor infinity."""
+        """Say whether NaN and infinity are refused in contributions to the piece and their mean."""
 
     def is_surely_finite(self, piece: Piece) -> bool:
         """Say whether the contribution is known to be finite without the effort of computing it.

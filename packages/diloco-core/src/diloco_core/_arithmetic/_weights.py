@@ -38,7 +38,7 @@ def weight(weighting: Weighting, amount: Amount) -> float:
 
 
 def shares(weighting: Weighting, amounts: Iterable[Amount]) -> tuple[float, ...]:
-    """What each contribution is multiplied by before all are added up, in the order of ``amounts``.
+    """Return the factors of the contributions to their sum, in the order of ``amounts``.
 
     They add up to 1.
 

@@ -10,7 +10,7 @@ from .._errors import ConfigurationError
 
 
 def is_sparse(codec: Codec) -> bool:
-    """Whether values that decode to zero were not sent."""
+    """Say whether values that decode to zero were not sent."""
     return bool(getattr(codec, "sparse", False))
 
 

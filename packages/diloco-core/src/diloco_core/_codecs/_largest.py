@@ -35,7 +35,7 @@ _PARTITION_IS_QUICK = np.lib.NumpyVersion(
 
 
 def largest(rows: torch.Tensor, k: int) -> _Found:
-    """Where in a matrix the k largest magnitudes of each row are, and which values these are.
+    """Return the places and the values of the k largest magnitudes in each row of a matrix.
 
     NaN counts as larger than any number. Among equal magnitudes, ``torch.topk`` chooses.
 

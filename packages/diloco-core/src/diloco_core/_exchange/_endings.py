@@ -139,7 +139,7 @@ def _as_told(ending: Ending) -> str:
 
 
 def describe(kind: str, name: str, progress: Progress) -> str:
-    """What messages call the next sync; its number is counted from 1.
+    """Return what messages call the next sync; its number is counted from 1.
 
     Args:
         kind: The kind of sync; see :attr:`._sync_job.SyncJob.kind`.

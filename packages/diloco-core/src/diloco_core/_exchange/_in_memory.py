@@ -67,7 +67,7 @@ class ExchangeInMemory(Exchange):
 
     @abstractmethod
     def _schemas(self, schema: Schema) -> tuple[Schema, Iterable[Schema]]:
-        """What is compared: this replica's schema, and those of all ranks in order."""
+        """Return what is compared: this replica's schema, and those of all ranks in order."""
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
         """The number of shards: one per replica."""

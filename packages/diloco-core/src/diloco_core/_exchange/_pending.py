@@ -123,7 +123,7 @@ class Syncs:
         self._interrupted = True
 
     def interrupted(self) -> bool:
-        """Whether the calling thread carries out a sync whose result is not wanted any more."""
+        """Say whether the calling thread carries out a sync whose result is not wanted any more."""
         halves = self._under_way
         return self._interrupted and halves is not None and halves.thread == threading.get_ident()
 

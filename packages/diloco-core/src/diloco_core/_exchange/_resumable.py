@@ -66,7 +66,7 @@ class ResumableJob(SyncJob, Protocol):
         """
 
     def progress(self) -> list[torch.Tensor]:
-        """What the replica has learned since the last sync, in one flat tensor per group."""
+        """Return what the replica has learned since the last sync, in one flat tensor per group."""
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
         """Add what :meth:`progress` returned to the model again, on top of values adopted since."""

@@ -418,7 +418,7 @@ def unsynced_files(source: RunStates) -> list[PublishedFile]:
 
 
 def without_unsynced(source: RunStates) -> str:
-    """What to do if a file of tensors that are not synced cannot be read, as a text for errors."""
+    """Return the advice of errors for a file of unsynced tensors that cannot be read."""
     names = [str(entry["name"]) for entry in source.unsynced.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     remedy = (

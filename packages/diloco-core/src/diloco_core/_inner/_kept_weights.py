@@ -139,7 +139,7 @@ def _copies(number: int, optimizer: torch.optim.Optimizer, parameter: torch.Tens
 
 
 def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a parameter holds the values of a wider tensor, rounded to its own dtype."""
+    """Say whether a parameter holds the values of a wider tensor, rounded to its own dtype."""
     if not (_is_plain(kept) and _is_plain(parameter)):
         return False
     # A copy in the model's own dtype, or in a narrower one, is exact: nothing is rounded.
@@ -150,7 +150,7 @@ def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether values can be taken out of a tensor.
+    """Say whether values can be taken out of a tensor.
 
     Quantized states are often subclasses, which support only a few operations.
     """

@@ -111,7 +111,7 @@ class _Place(NamedTuple):
     def tensors(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """What an optimizer keeps there for some of its parameters."""
+        """Return what an optimizer keeps there for some of its parameters."""
         if self.in_state:
             return [optimizer.state[parameter][self.name] for parameter in parameters]
         return list(_tensors(vars(optimizer)[self.name]))
@@ -120,7 +120,7 @@ class _Place(NamedTuple):
 def _places(
     optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[_Place, list[torch.Tensor]]]:
-    """Where an optimizer keeps what may be weights, and of which parameters."""
+    """Return where an optimizer keeps what may be weights, and of which parameters."""
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     held = [p for p in parameters if optimizer.state.get(p)]
     for name in list(optimizer.state[held[0]]) if held else ():
@@ -155,7 +155,7 @@ def _is_like(kept: object, parameter: torch.Tensor) -> bool:
 
 
 def _overwrites(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Whether a step leaves nothing of the values that parameters had before it."""
+    """Say whether a step leaves nothing of the values that parameters had before it."""
 
     def stepped(shift: float) -> torch.Tensor:
         small = _Twins(optimizer, parameters)
@@ -177,7 +177,7 @@ def _overwrites(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.
 def _pulls(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], place: _Place
 ) -> bool:
-    """Whether an optimizer moves parameters towards what it keeps in a place, and changes that."""
+    """Say whether an optimizer changes what it keeps in a place and pulls parameters to it."""
     with torch.enable_grad():
         try:
             plain, _ = _moved(optimizer, parameters, place, 0.0, 0.0)

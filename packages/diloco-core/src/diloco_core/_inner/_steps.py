@@ -164,11 +164,11 @@ class InnerSteps:
         self.after(number)
 
     def describe(self, number: int) -> str:
-        """How messages name an optimizer."""
+        """Return how messages name an optimizer."""
         return f"inner optimizer {number} ({type(self.optimizers[number]).__name__})"
 
     def has_used_gradient(self, number: int) -> bool:
-        """Whether an optimizer still has the gradients that it has used in its last step."""
+        """Say whether an optimizer still has the gradients that it has used in its last step."""
         if number not in self._used:
             return False
         parameter, used_gradient, version = self._used[number]
@@ -220,7 +220,7 @@ def _caller() -> FrameType:
 
 
 def _is_on_stack(frame: FrameType | None, top: FrameType | None) -> bool:
-    """Whether a frame is ``top``, or one of its callers."""
+    """Say whether a frame is ``top``, or one of its callers."""
     while top is not None and frame is not None:
         if top is frame:
             return True
@@ -328,7 +328,7 @@ class StepCounter:
         return was_under_way and self._not_counted_yet()
 
     def _not_counted_yet(self) -> bool:
-        """Whether the inner step that ends now was not counted early."""
+        """Say whether the inner step that ends now was not counted early."""
         early, self._counted_early = self._counted_early, False
         return not early
 

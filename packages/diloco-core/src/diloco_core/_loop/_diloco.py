@@ -339,7 +339,7 @@ class DiLoCo:
 
     @property
     def syncing(self) -> bool:
-        """Whether a sync is under way while this replica trains (``delay``)."""
+        """Say whether a sync is under way while this replica trains (``delay``)."""
         return self._outer_steps.under_way
 
     @property

@@ -113,7 +113,7 @@ class Flight:
 
     @property
     def over(self) -> bool:
-        """Whether nothing goes on in the background any more."""
+        """Say whether nothing goes on in the background any more."""
         return self._ended is None or self._ended(0)
 
     def _act(self) -> None:
@@ -224,7 +224,7 @@ class WindowClock:
         return self._clock() - self._began
 
     def due(self, since_adoption: int, since_sent: int | None, *, half_taken: bool) -> Due:
-        """What has to be done after an inner step.
+        """Return what has to be done after an inner step.
 
         Args:
             since_adoption: Inner steps since the last adoption of any fragment.
@@ -243,7 +243,7 @@ class WindowClock:
         return due
 
     def may_look(self) -> bool:
-        """Whether it is time to look, in the middle of a window, for syncs without this replica.
+        """Say whether to look now, in the middle of a window, for syncs without this replica.
 
         Counts as having looked.
         """

@@ -182,7 +182,7 @@ class TrainingProcess:
         self._number = os.getpid()
 
     def is_fork(self) -> bool:
-        """Whether this process was forked from the one that trains."""
+        """Say whether this process was forked from the one that trains."""
         return os.getpid() != self._number
 
     def check(self) -> None:

@@ -102,7 +102,7 @@ class Membership:
 
     @property
     def position(self) -> Position:
-        """Where this replica stands in a run whose store keeps the state.
+        """Return where this replica stands in a run whose store keeps the state.
 
         Raises:
             SyncError: There is no such store, but a report has said that the model was reloaded.
@@ -152,7 +152,7 @@ class Membership:
             fragment.finish()
 
     def behind(self) -> bool:
-        """Whether there is a sync that this replica can adopt without contributing."""
+        """Say whether there is a sync that this replica can adopt without contributing."""
         return False
 
     def hurry(self, hurried: bool) -> None:
@@ -188,16 +188,16 @@ class StoreMembership(Membership):
 
     @property
     def position(self) -> Position:
-        """Where this replica stands in the run."""
+        """Return where this replica stands in the run."""
         return self.exchange.position
 
     @property
     def counted(self) -> int:
-        """How many inner steps the run has counted for this rank."""
+        """Return how many inner steps the run has counted for this rank."""
         return self.exchange.counted
 
     def counted_in(self, fragment: int) -> int | None:
-        """How many inner steps of this rank are counted in a fragment."""
+        """Return how many inner steps of this rank are counted in a fragment."""
         return self.exchange.position.counted[fragment]
 
     def begin(
@@ -252,7 +252,7 @@ class StoreMembership(Membership):
             notices.log.warning(notices.OPEN_STEPS_LOST, exchange.rank, lost, why, own.advice)
 
     def behind(self) -> bool:
-        """Whether a sync was committed without this replica."""
+        """Say whether a sync was committed without this replica."""
         return self.exchange.behind()
 
     def hurry(self, hurried: bool) -> None:

@@ -64,7 +64,7 @@ class OuterLr:
         self._number = 0
 
     def propose(self, last: Rate, sync: int) -> Proposal:
-        """What this replica proposes for a sync.
+        """Return what this replica proposes for a sync.
 
         Args:
             last: The rates of the last outer step.

@@ -75,7 +75,7 @@ class OuterSteps:
         self._begin_window()
 
     def due(self, *, half_taken: bool) -> Due:
-        """What has to be done after an inner step.
+        """Return what has to be done after an inner step.
 
         Args:
             half_taken: Whether some of several inner optimizers have already taken their next step.
@@ -93,7 +93,7 @@ class OuterSteps:
         return 0.0 if self._window is None else self._window.elapsed
 
     def may_look(self) -> bool:
-        """Whether it is time to look, in the middle of a window, for syncs without this replica.
+        """Say whether to look now, in the middle of a window, for syncs without this replica.
 
         Counts as having looked.
         """
@@ -106,7 +106,7 @@ class OuterSteps:
 
     @property
     def under_way(self) -> bool:
-        """Whether a sync was sent that is not adopted yet."""
+        """Say whether a sync was sent that is not adopted yet."""
         return self._flight is not None
 
     def check_under_way(self) -> None:

@@ -83,11 +83,11 @@ class OwnState:
 
     @property
     def saves(self) -> bool:
-        """Whether anything is saved from now on."""
+        """Say whether anything is saved from now on."""
         return bool(self.every) and not self.overtaken
 
     def batches_to_skip(self) -> int:
-        """What a data loader has to skip if its position was restored.
+        """Return what a data loader has to skip if its position was restored.
 
         Warns once if nothing was restored that could be a loader.
 
@@ -161,7 +161,7 @@ class OwnState:
             log.log(level, notices.FRESH_INNER_STATE, rank, why, contents, self.behind)
 
     def _contents(self) -> str:
-        """What is saved, as the beginning of a sentence."""
+        """Return what is saved, as the beginning of a sentence."""
         buffers = "the buffers (buffers='none'), " if self.buffers else ""
         return f"The optimizers, {buffers}the random generators and the objects in stateful"
 

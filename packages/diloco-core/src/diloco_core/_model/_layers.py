@@ -67,7 +67,7 @@ class _Layers(NamedTuple):
 def deal_out(
     model: torch.nn.Module, parameters: Sequence[torch.Tensor], pattern: Pattern
 ) -> list[list[int]]:
-    """Which parameters each fragment gets: their positions in ``parameters``, in order.
+    """Return which parameters each fragment gets: their positions in ``parameters``, in order.
 
     Parameters that are in no layer go into the first fragment if they come before those of the
     layers (embeddings), and into the last one otherwise (a final norm, the head). A parameter that

@@ -47,7 +47,7 @@ def first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor are at the same address, as in an expanded tensor."""
+    """Say whether two elements of a tensor are at the same address, as in an expanded tensor."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -71,7 +71,7 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors with overlapping ranges share an element.
+    """Say whether two tensors with overlapping ranges share an element.
 
     Two columns of a matrix, which alternate, do not.
     """

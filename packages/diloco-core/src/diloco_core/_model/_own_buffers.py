@@ -34,7 +34,7 @@ class OwnBuffers:
         self._model = model
 
     def __bool__(self) -> bool:
-        """Whether the model has any persistent buffers."""
+        """Say whether the model has any persistent buffers."""
         return bool(self._slots())
 
     def state_dict(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Segments:
             segment.values = None
 
     def starts(self, group: int) -> Sequence[int]:
-        """Where the tensors of a group start in it, in order."""
+        """Return where the tensors of a group start in it, in order."""
         return self._starts[group]
 
     def locate(self, piece: Piece, index: int) -> str:

@@ -160,7 +160,7 @@ class DelayedFragment(Fragment):
         return {w: v for w, v in needed.items() if any(each is not None for each in v)}
 
     def _kept(self, fate: str) -> float:
-        """How much of its own values the replica keeps."""
+        """Return how much of its own values the replica keeps."""
         return self.alpha if fate in {"counted", "carried"} else 0.0
 
     def arrive(self, fate: str) -> None:
@@ -193,7 +193,7 @@ class DelayedFragment(Fragment):
 
     @contextmanager
     def _brought(self, fate: str) -> Iterator[_Near]:
-        """What was packed, on its devices; nothing for a model on the CPU."""
+        """Return what was packed, on its devices; nothing for a model on the CPU."""
         if self._snapshot is None or self._copies is None:
             yield {}
             return
@@ -229,7 +229,7 @@ class DelayedFragment(Fragment):
             local.copy_(torch.lerp(new, old, alpha).add_(progress))
 
     def contributed(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        """What was computed from the snapshot; without one, what the model holds now."""
+        """Return what was computed from the snapshot; without one, what the model holds now."""
         if self._snapshot is None:
             return super().contributed(piece, out)
         assert self._snapshot.taken is None, "collect() comes first"
@@ -250,7 +250,7 @@ class DelayedFragment(Fragment):
         return self._snapshot.unchanged
 
     def progress(self) -> list[torch.Tensor]:
-        """What the replica has learned since the last sync.
+        """Return what the replica has learned since the last sync.
 
         A detached fragment returns nothing, and keeps its global copy for :meth:`arrive`.
         """

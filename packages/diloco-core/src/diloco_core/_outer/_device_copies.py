@@ -27,7 +27,7 @@ class Accelerator:
         self._side_streams: dict[torch.device, Any] = {}
 
     def has_streams(self, device: torch.device) -> bool:
-        """Whether copies to and from this device can run on a stream of their own."""
+        """Say whether copies to and from this device can run on a stream of their own."""
         return device.type not in _WITHOUT_STREAMS
 
     def pinned(self, size: int) -> torch.Tensor:
@@ -122,7 +122,7 @@ class DeviceCopies:
         ]
 
     def fits(self, values: Sequence[torch.Tensor]) -> bool:
-        """Whether tensors have the devices, dtypes and sizes for which this was made."""
+        """Say whether tensors have the devices, dtypes and sizes for which this was made."""
         return self._kinds == [_kind(each) for each in values]
 
     def take(self, values: Sequence[torch.Tensor]) -> Taken:

@@ -244,7 +244,7 @@ class Fragment:
         )
 
     def starts(self, group: int) -> Sequence[int]:
-        """Where the tensors of a group start in it, in order."""
+        """Return where the tensors of a group start in it, in order."""
         return self._segments.starts(group)
 
     def locate(self, piece: Piece, index: int) -> str:
@@ -279,7 +279,7 @@ class Fragment:
         coded.keep(piece, update.data, {**encoded, residual_name: update.left})
 
     def must_be_finite(self, piece: Piece) -> bool:
-        """Whether the piece takes an outer step."""
+        """Say whether the piece takes an outer step."""
         return self._is_outer(piece)
 
     def _is_outer(self, piece: Piece) -> bool:
@@ -329,7 +329,7 @@ class Fragment:
         return self.outer.tensors(piece)
 
     def keeps_outer(self, piece: Piece, name: str) -> bool:
-        """Whether a tensor of the outer optimizer with this name can belong to a piece."""
+        """Say whether a tensor of the outer optimizer with this name can belong to a piece."""
         return self.outer.keeps(piece, name)
 
     def prepare_outer(self, piece: Piece) -> None:

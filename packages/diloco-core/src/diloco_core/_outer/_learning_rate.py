@@ -30,7 +30,7 @@ def checked_lr(name: str, value: object) -> float:
 
 
 def lr_of_sync(schedule: LearningRate, sync: int) -> float:
-    """What the caller's function returns for a sync, counted from 1.
+    """Return what the caller's function returns for a sync, counted from 1.
 
     Raises:
         ConfigurationError: It raises an error, or returns something else than a positive number.

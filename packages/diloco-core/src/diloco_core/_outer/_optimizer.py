@@ -174,7 +174,7 @@ class OuterOptimizer:
         return f"{self._of[piece.group]}/{name}" if self._several else name
 
     def keeps(self, piece: Piece, name: str) -> bool:
-        """Whether a tensor with this name can belong to a piece."""
+        """Say whether a tensor with this name can belong to a piece."""
         return name.startswith(self.name_of(piece, ""))
 
     @property
@@ -218,7 +218,7 @@ class OuterOptimizer:
             part.use(rate)
 
     def tensors_kept(self) -> int:
-        """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam.
+        """Count the tensors of the values' size that it keeps: 1 for SGD with momentum, 2 for Adam.
 
         Takes one step to see.
         """

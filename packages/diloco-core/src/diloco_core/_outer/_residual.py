@@ -131,7 +131,7 @@ class Residual:
         return (self._offered, self._offered_tag) if self._offered and not self._open else None
 
     def fits(self, values: object) -> bool:
-        """Whether these are the values of a residual of this fragment."""
+        """Say whether these are the values of a residual of this fragment."""
         if not isinstance(values, list):
             return False
         shapes = [

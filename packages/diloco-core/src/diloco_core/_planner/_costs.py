@@ -204,7 +204,7 @@ class Costs:
         self._step("GET", reads, seconds, reads / together, shards * ranges.size)
 
     def _reading(self, ranges: Ranges, budget: float) -> tuple[float, float]:
-        """How many ranges are read at the same time, and how many seconds one such round takes."""
+        """Return how many ranges are read at the same time, and the seconds of one such round."""
         connections = self.transfer.connections
         if not ranges.count:
             return connections, 0.0
@@ -310,7 +310,7 @@ class StoreModel:
         return self.first_byte if kind in READS else self.put
 
     def rate(self, kind: str) -> float:
-        """How many requests of this kind the prefix accepts per second."""
+        """Return how many requests of this kind the prefix accepts per second."""
         rate = self.reads if kind in READS else self.writes
         return math.inf if rate is None else rate
 

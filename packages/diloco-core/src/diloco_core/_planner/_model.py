@@ -102,7 +102,7 @@ class Model:
 
     @property
     def norms(self) -> Ranges:
-        """What is read of the norms of a contribution's tensors."""
+        """Return what is read of the norms of a contribution's tensors."""
         size = CHECKSUM_BYTES + NUMBER_BYTES * self.tensors
         return Ranges(1, size, size) if self.clip else Ranges(0, 0, 0)
 
@@ -138,7 +138,7 @@ class Model:
 
     @property
     def adopted(self) -> Ranges:
-        """What is read from a published shard: its values or its update, and their checksums."""
+        """Return the reads of a published shard: its values or its update, and their checksums."""
         block = self.transfer.block_bytes
         if self.coded is None:
             size = self.shard + END_BYTES
@@ -149,7 +149,7 @@ class Model:
 
     @property
     def gathered(self) -> Ranges:
-        """What a replica that needs a whole contribution reads from it: a few chunks at a time."""
+        """Return the reads of a whole contribution, a few chunks at a time."""
         numel = max(1, round(self.values / torch.float32.itemsize))
         layout = Layout((Group(torch.float32, numel, Rule.OUTER),), self.shards, self.codec.block)
         block_bytes = self.transfer.gather_block()

@@ -325,7 +325,7 @@ class StoreExchange(Exchange):
         return Joiner(self.rank, self.world_size, self.run_id, self.settings, self._chunk_bytes)
 
     def behind(self) -> bool:
-        """Whether there is a sync that this replica can adopt without contributing.
+        """Say whether there is a sync that this replica can adopt without contributing.
 
         There is one if the next sync is committed already, or if an earlier incarnation of this
         rank has contributed to it. Call this between syncs: it also announces this replica if the
@@ -486,7 +486,7 @@ class StoreExchange(Exchange):
             raise
 
     def saved_inner(self) -> Iterator[SavedInner]:
-        """What earlier incarnations of this rank have saved, the newest first."""
+        """Return what earlier incarnations of this rank have saved, the newest first."""
         return saved(self._running(), parse_inner)
 
     @one_thread()
@@ -523,7 +523,7 @@ class StoreExchange(Exchange):
 
     @property
     def position(self) -> Position:
-        """Where this replica stands in the run."""
+        """Return where this replica stands in the run."""
         incarnation = self._running()
         counted = [progress.positions.get(self.rank, 0) for progress in incarnation.fragments]
         return Position(
@@ -540,7 +540,7 @@ class StoreExchange(Exchange):
 
     @property
     def counted(self) -> int:
-        """How many inner steps the run has counted for this rank, in all of its incarnations."""
+        """Return the inner steps that the run has counted for this rank in all incarnations."""
         fragments = self._incarnation.fragments if self._incarnation else []
         return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
 
@@ -551,7 +551,7 @@ class StoreExchange(Exchange):
 
     @property
     def ended(self) -> bool:
-        """Whether this replica has left its run or failed."""
+        """Say whether this replica has left its run or failed."""
         return bool(self._ended)
 
     @one_thread()

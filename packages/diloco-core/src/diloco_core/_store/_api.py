@@ -73,7 +73,7 @@ class ReadsAhead(ObjectReader, Protocol):
 
 
 def reads_ahead(reader: ObjectReader) -> TypeGuard[ReadsAhead]:
-    """Whether a reader can fetch data before it is read."""
+    """Say whether a reader can fetch data before it is read."""
     return hasattr(reader, "expect")
 
 
@@ -183,7 +183,7 @@ class InBackground(Store, Protocol):
 
     @property
     def creates_at_once(self) -> int:
-        """How many objects may be created at the same time while others are read."""
+        """Return how many objects may be created at the same time while others are read."""
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Call ``act`` in one of the store's threads."""
@@ -200,7 +200,7 @@ def block_bytes_of(store: Store) -> int:
 
 
 def is_key(key: str) -> bool:
-    """Whether an object of a run can have this key.
+    """Say whether an object of a run can have this key.
 
     The answer is False for objects that store browsers and desktops leave behind: placeholders of
     folders (``deltas/``), ``.DS_Store``.
@@ -222,7 +222,7 @@ def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
 def creates_once(
     store: Store, attempt: Callable[[Callable[[], bool]], bool] = lambda act: act()
 ) -> bool:
-    """Whether the store keeps the promise of :meth:`Store.create`.
+    """Say whether the store keeps the promise of :meth:`Store.create`.
 
     Some stores accept conditional writes and ignore the condition; creating one key twice shows
     that. Some drivers first look and then write. Only a race would show that, so those drivers have

@@ -156,7 +156,7 @@ def check_uri(uri: str) -> None:
 
 
 def _is_cut(location: str) -> bool:
-    """Whether a driver would take a character of a user or a password for the end of the host."""
+    """Say whether a driver would see the host end inside the user's name or the password."""
     authority = _AUTHORITY_ENDS.split(location, maxsplit=1)[0]
     return (
         bool(userinfo_of(location)) and "@" not in authority and _HOST.fullmatch(authority) is None

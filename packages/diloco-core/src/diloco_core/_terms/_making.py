@@ -169,7 +169,7 @@ def _weighting(exchange: object, given: object, sync_every: object) -> Weighting
 def _trim(
     exchange: object, aggregate: object, trim: object, weighting: Weighting, sync_every: object
 ) -> int:
-    """How many values are left out at either end of every element; 0 for the mean."""
+    """Return how many values are left out at either end of every element; 0 for the mean."""
     if isinstance(aggregate, str) and aggregate.lower() in _NOT_LOCAL:
         raise ConfigurationError(
             f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that "
@@ -227,7 +227,7 @@ def _check_trimmed(trim: int, codec: Codec) -> None:
 
 
 def _clip(exchange: object, given: object, trim: int) -> bool:
-    """Whether contributions over an exchange are clipped to the median of their norms."""
+    """Say whether contributions over an exchange are clipped to the median of their norms."""
     if given is None:
         return False
     if given != "median":
@@ -297,7 +297,7 @@ def _coding(exchange: object, given: object, full_every: object) -> StateCoding 
 def _schedule(
     exchange: object, sync_every: object, fragments: int, delay: object, alpha: object
 ) -> Schedule | Windows:
-    """When fragments are sent and adopted."""
+    """Return when fragments are sent and adopted."""
     late = whole("delay", delay, 0)
     if isinstance(sync_every, Seconds):
         windows = Windows(sync_every, fragments, late, _alpha(exchange, alpha, late))

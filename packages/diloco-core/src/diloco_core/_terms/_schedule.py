@@ -55,7 +55,7 @@ class Turns:
         return {name: repr(value) for name, value in given.items() if value}
 
     def turn(self, decisions: int) -> int:
-        """Which fragment is synced next.
+        """Return which fragment is synced next.
 
         Args:
             decisions: How many syncs the run has decided, including those that it gave up later.
@@ -89,7 +89,7 @@ class Schedule(Turns):
 
     @property
     def steps(self) -> int:
-        """How many inner steps lie between two syncs of a fragment."""
+        """Return how many inner steps lie between two syncs of a fragment."""
         return self.sync_every
 
     @property
@@ -99,16 +99,16 @@ class Schedule(Turns):
 
     @property
     def length(self) -> str:
-        """How messages name a period."""
+        """Return how messages name a period."""
         return f"{self.period} inner steps"
 
     # What a schedule in seconds goes by
     def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002
-        """How messages name the time since the last sync, given its inner steps and its seconds."""
+        """Return the time since the last sync for messages, given its inner steps and seconds."""
         return f"{steps}"
 
     def due(self, since_adoption: int, *, sent: bool = False, half_taken: bool = False) -> Due:
-        """What has to be done after an inner step.
+        """Return what has to be done after an inner step.
 
         Args:
             since_adoption: Inner steps since the last adoption of any fragment.

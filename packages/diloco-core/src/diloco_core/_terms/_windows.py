@@ -45,23 +45,23 @@ class Windows(Turns):
 
     @property
     def steps(self) -> int:
-        """How many inner steps without a sync are many, where nothing but steps is counted."""
+        """Return how many inner steps without a sync are many, where only steps are counted."""
         return _MANY_STEPS
 
     @property
     def length(self) -> str:
-        """How messages name a window."""
+        """Return how messages name a window."""
         return f"{self.seconds:g} s"
 
     # What a schedule in steps goes by
     def came_after(self, steps: int, elapsed: float) -> str:  # noqa: ARG002
-        """How messages name the time since the last sync, given its inner steps and its seconds."""
+        """Return the time since the last sync for messages, given its inner steps and seconds."""
         return f"{elapsed:.3g} s"
 
     def due(
         self, elapsed: float, *, since_sent: int | None = None, half_taken: bool = False
     ) -> Due:
-        """What has to be done after an inner step; at least one was taken since the last adoption.
+        """Return what has to be done after an inner step that follows an adoption.
 
         Args:
             elapsed: Seconds since the window began.

@@ -56,7 +56,7 @@ class EncodedUpdate:
         return self.section.values_bytes(self._layout)
 
     def start(self, size: int) -> int:
-        """Where the update begins in a file of this size."""
+        """Return where the update begins in a file of this size."""
         return size - self._before_end
 
     def announce(self, reader: ObjectReader) -> None:
@@ -138,16 +138,16 @@ class CodedShard(Shard):
 
     @property
     def adopted_bytes(self) -> int:
-        """How many bytes of values a replica reads that adopts the shard."""
+        """Return how many bytes of values a replica reads that adopts the shard."""
         return self._update.size
 
     @property
     def writable(self) -> bool:
-        """Whether the encoded bytes are kept, so that the file can be written."""
+        """Say whether the encoded bytes are kept, so that the file can be written."""
         return all(map(self.coded.holds, self._outer_chunks()))
 
     def rest_bytes(self, size: int) -> int:
-        """How many bytes of a file of this size are before the update: header and outer state."""
+        """Return the bytes of header and outer state before the update in a file of this size."""
         return self._update.start(size)
 
     # The signature of Shard

@@ -215,7 +215,7 @@ class DeltaFormat:
         return self._plans[groups]
 
     def _start(self, plan: _Plan, rank: int, shard: int) -> int:
-        """Where a shard begins in a rank's file; after the last shard, the size of the file."""
+        """Return the start of a shard in a rank's file; after the last shard, the file's size."""
         before = (omitted for omitted in self.omit(rank) if omitted < shard)
         starts = plan.starts
         return starts[shard] - sum(starts[each + 1] - starts[each] for each in before)

@@ -177,7 +177,7 @@ class Shard:
 
     @property
     def adopted_bytes(self) -> int:
-        """How many bytes of values a replica reads that adopts the shard."""
+        """Return how many bytes of values a replica reads that adopts the shard."""
         return self.values().values_bytes(self.job.layout)
 
     def announce(self, reader: ObjectReader, origin: str) -> None:

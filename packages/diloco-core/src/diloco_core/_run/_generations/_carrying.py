@@ -104,7 +104,7 @@ def write_choice(store: Patient, choice: Choice) -> None:
 
 
 def read_choice(store: Patient) -> Choice | None:
-    """What rank 0 has chosen; None if it has not chosen yet.
+    """Return what rank 0 has chosen; None if it has not chosen yet.
 
     Raises:
         CorruptedObjectError: The record is damaged.

@@ -59,7 +59,7 @@ def headless(keys: Iterable[str]) -> list[str]:
 
 
 def without_manifest(store: Store, lost: str) -> str:
-    """What errors say of a generation that has lost its manifest."""
+    """Return what errors say of a generation that has lost its manifest."""
     return (
         f"{store.uri}/{lost}{MANIFEST} and its copy are gone, although the run went on there: "
         "something else has deleted them. If you have a copy, put it back."
@@ -67,7 +67,7 @@ def without_manifest(store: Store, lost: str) -> str:
 
 
 def place_of_run(store: Store) -> Store:
-    """Where the run lies that a prefix holds: in its newest generation, or at the top.
+    """Return where the run lies that a prefix holds: in its newest generation, or at the top.
 
     Raises:
         CorruptedObjectError: The newest generation has lost its manifest.

@@ -134,12 +134,12 @@ class Incarnation:
 
     @property
     def say(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Where to log something about this incarnation: every message begins with its rank."""
+        """Return a log whose messages begin with the rank of this incarnation."""
         return _OfRank(_log, {"rank": self.rank})
 
     @property
     def fixed(self) -> bool:
-        """Whether all ranks are in every sync."""
+        """Say whether all ranks are in every sync."""
         return self.settings.fixed
 
     @property
@@ -152,7 +152,7 @@ class Incarnation:
 
     @property
     def fragments(self) -> Sequence[Progress]:
-        """What this incarnation holds of each fragment."""
+        """Return what this incarnation holds of each fragment."""
         return self.standing.fragments
 
     @property
@@ -180,7 +180,7 @@ class Incarnation:
 
     @property
     def gather(self) -> bool:
-        """Whether the topology is ``gather``, in which every replica updates all shards."""
+        """Say whether the topology is ``gather``, in which every replica updates all shards."""
         return self.manifest.topology == "gather"
 
     def format(self, index: int) -> DeltaFormat:
@@ -214,7 +214,7 @@ class Incarnation:
 
     @property
     def takes_means(self) -> bool:
-        """Whether the run has no state: its syncs are plain means."""
+        """Say whether the run has no state: its syncs are plain means."""
         return "operation" in self.manifest.settings
 
     def index(self, sync: int) -> int:
@@ -222,7 +222,7 @@ class Incarnation:
         return self.standing.index(sync)
 
     def published(self, sync: int) -> bool:
-        """Whether the rule says that the state after a sync is published."""
+        """Say whether the rule says that the state after a sync is published."""
         every = self.manifest.publish_every if self.gather else 1
         return is_whole(sync, len(self.fragments), every)
 
@@ -329,7 +329,7 @@ class Incarnation:
         opened: ObjectReader | None = None,
         most: int | None = None,
     ) -> T | None:
-        """What ``use`` returns for the reader of an object; None if there is none.
+        """Return what ``use`` returns for the reader of an object; None if there is none.
 
         Args:
             key: The object's key.
@@ -346,7 +346,7 @@ class Incarnation:
         return read_again(self.timing, read, most)
 
     def again(self, read: Callable[[], T]) -> T:
-        """What ``read`` returns; it is called again if what it reads is not as it was written."""
+        """Return what ``read`` returns; call it again if what it reads is damaged."""
         return read_again(self.timing, read)
 
     def watch(self, key: str, own: bytes, parse: Callable[[bytes], T]) -> T | None:

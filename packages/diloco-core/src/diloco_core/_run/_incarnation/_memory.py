@@ -56,7 +56,7 @@ class Damage:
         self._bad.pop((index, sync), None)
 
     def is_asked(self, asked: Collection[Hint]) -> bool:
-        """Whether these requests for repair include one that was not answered yet.
+        """Say whether these requests for repair include one that was not answered yet.
 
         All of them count as answered from now on.
         """

@@ -171,7 +171,7 @@ class Attendance:
         return self._left[rank].epoch if rank in self._left else -1
 
     def _ending(self, rank: int) -> Farewell:
-        """How a rank that has said that it is leaving has ended, and why."""
+        """Return how a rank that has said that it is leaving has ended, and why."""
         hint = self._left[rank]
         if hint not in self._endings:
             self._endings[hint] = read_farewell(hint.key, self._read)

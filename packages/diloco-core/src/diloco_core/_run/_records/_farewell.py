@@ -46,7 +46,7 @@ def farewell(key: str, error: BaseException | None, rank: int | None = None) -> 
 
 
 def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
-    """How an incarnation has ended, as its hint says."""
+    """Return how an incarnation has ended, as its hint says."""
     try:
         data = read(key)
         if data is not None:

@@ -111,7 +111,7 @@ class Delta:
 
     @property
     def amount(self) -> Amount:
-        """How much training it covers."""
+        """Return how much training it covers."""
         return Amount(self.stop - self.start, self.tokens)
 
     @property
@@ -261,7 +261,7 @@ def highest_epochs(keys: Iterable[str]) -> dict[int, int]:
 
 
 def is_claim(key: str) -> bool:
-    """Whether a key is that of a claim."""
+    """Say whether a key is that of a claim."""
     return _CLAIM.fullmatch(key) is not None
 
 

@@ -158,7 +158,7 @@ def done_states(
 
 
 def in_force(sync: int, fragment: int, rollbacks: Iterable[Rollback]) -> bool:
-    """Whether a sync of a fragment still counts, because no later rollback has given it up."""
+    """Say whether a sync of a fragment still counts, because no later rollback has given it up."""
     return all(sync > rollback.sync or sync <= rollback.states[fragment] for rollback in rollbacks)
 
 
@@ -170,7 +170,7 @@ def states(listing: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def is_state(key: str) -> bool:
-    """Whether a key is that of a part of a published state or of the initial state."""
+    """Say whether a key is that of a part of a published state or of the initial state."""
     return _STATE.fullmatch(key) is not None or _INITIAL.fullmatch(key) is not None
 
 

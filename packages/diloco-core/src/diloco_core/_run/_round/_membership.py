@@ -181,7 +181,7 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
 
 
 def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -> Decision:
-    """What an incarnation does while it waits for a record that is not there yet.
+    """Return what an incarnation does while it waits for a record that is not there yet.
 
     Args:
         at: What the incarnation knows.
@@ -212,7 +212,7 @@ def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -
 
 
 def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | NotNext:
-    """What an incarnation does after it has read the record of the sync.
+    """Return what an incarnation does after it has read the record of the sync.
 
     Every incarnation obeys the record, even if the record leaves it out, or names other members
     than the incarnation itself would have named: there is only one record, and an incarnation that
@@ -230,7 +230,7 @@ def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | No
 
 
 def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: str) -> Fate:
-    """What becomes of what an incarnation has learned since the fragment's last sync.
+    """Return what becomes of what an incarnation has learned since the fragment's last sync.
 
     It is carried to the next sync only if the record names no incarnation of the rank. If it names
     another incarnation, that one covers the same data, which must not count twice.

@@ -263,7 +263,7 @@ def _is_published(incarnation: Incarnation, done: Done) -> bool:
 
 
 def _is_own(incarnation: Incarnation, done: Done, shard: int, stored: Sums | None) -> bool:
-    """Whether a published shard is what this incarnation has computed. If not, that is logged."""
+    """Say whether a published shard is what this incarnation has computed; log it if not."""
     if stored is None or stored == (done.sums[shard], done.rests[shard]):
         return stored is not None
     differing_part = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"

@@ -85,7 +85,7 @@ class Result:
 
     @property
     def layout(self) -> Layout:
-        """How the fragment is divided."""
+        """Return how the fragment is divided."""
         return self.progress.job.layout
 
     def key(self, shard: int) -> str:

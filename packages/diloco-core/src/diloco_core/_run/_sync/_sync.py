@@ -117,7 +117,7 @@ class StoreSync:
         )
 
     def ready(self) -> bool:
-        """Whether the sync is decided, or this incarnation would not wait any longer for others."""
+        """Say whether the sync is decided, or this incarnation would wait no longer for others."""
         try:
             self._note(self._decided or commit_mended(self._incarnation, self._sync))
             if self._decided is not None:
@@ -341,7 +341,7 @@ class StoreSync:
         return entry
 
     def _early(self) -> float:
-        """How many seconds before the end of its window this incarnation waits for others.
+        """Return how many seconds before the end of its window this incarnation waits for others.
 
         They contribute only then.
         """
@@ -459,7 +459,7 @@ class StoreSync:
 
 
 def stands_in(incarnation: Incarnation) -> bool:
-    """Whether an earlier incarnation of this rank has already contributed to the next sync.
+    """Say whether an earlier incarnation of this rank has already contributed to the next sync.
 
     That contribution counts for the rank.
     """
@@ -471,7 +471,7 @@ def stands_in(incarnation: Incarnation) -> bool:
 
 
 def _round(incarnation: Incarnation, *, may_leave: bool) -> rounds.Round:
-    """What an incarnation knows about the next sync."""
+    """Return what an incarnation knows about the next sync."""
     sync = incarnation.sync + 1
     progress = incarnation.fragments[incarnation.index(sync)]
     return rounds.Round(

@@ -103,7 +103,7 @@ class Transfers:
             )
 
     def is_own_process(self) -> bool:
-        """Whether this is still the process that the store was opened in."""
+        """Say whether this is still the process that the store was opened in."""
         return os.getpid() == self._process
 
     def announce(self, wanted: Range) -> None:
@@ -259,7 +259,7 @@ class BlockReader(Closing):
         self._expected.clear()
 
     def _is_expected(self, start: int, stop: int) -> bool:
-        """Whether all of these bytes were announced already, and not read since."""
+        """Say whether all of these bytes were announced already, and not read since."""
         if self._block and self._block_start <= start < self._block_start + len(self._block):
             start = self._block_start + len(self._block)
         for wanted in self._expected:

@@ -71,7 +71,7 @@ _PASSING = {408, 409, 425}
 
 
 def verdict_of(status: int | None, code: str | None) -> Verdict | None:
-    """What an answer with this status and code means; None if there was no answer.
+    """Return what an answer with this status and code means; None if there was no answer.
 
     A code that the table does not have is judged by the status.
     """
@@ -88,7 +88,7 @@ def verdict_of(status: int | None, code: str | None) -> Verdict | None:
 
 
 def is_known(code: str | None) -> bool:
-    """Whether the table has this code."""
+    """Say whether the table has this code."""
     return code in _BY_CODE
 
 

@@ -37,7 +37,7 @@ class Verdict(Enum):
 
     @property
     def passes(self) -> bool:
-        """Whether the same request may succeed the next time, if nobody does anything."""
+        """Say whether the same request may succeed the next time, if nobody does anything."""
         return self in {Verdict.TRANSIENT, Verdict.THROTTLED}
 
 

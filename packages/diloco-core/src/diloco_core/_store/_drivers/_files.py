@@ -137,7 +137,7 @@ def _look(folder: int, name: str) -> os.stat_result:
 
 
 def is_there(folder: int, name: str) -> bool:
-    """Whether a folder holds anything with this name."""
+    """Say whether a folder holds anything with this name."""
     try:
         _look(folder, name)
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def _check_regular(status: os.stat_result, path: str) -> None:
 
 
 def _kind(status: os.stat_result) -> str | None:
-    """What is in the place of an object, such as "a named pipe"; None if it is a regular file."""
+    """Return what is in the place of an object ("a named pipe"); None for a regular file."""
     return _KINDS.get(stat.S_IFMT(status.st_mode))
 
 
@@ -441,13 +441,13 @@ class Spares:
         self._written += size
 
     def has_room(self, size: int) -> bool:
-        """Whether a file of so many bytes is to be kept."""
+        """Say whether a file of so many bytes is to be kept."""
         most = max(self._written, self._written_before) * 9 // 8
         return len(self.files) < _MOST_SPARES and sum(self.files.values()) + size <= most
 
 
 def _gone(pid: str, store_name: str, made_on: str) -> bool | None:
-    """Whether the process that made a temporary file is gone; None if that cannot be known.
+    """Say whether the process that made a temporary file is gone; None if that cannot be known.
 
     If another process has got its id since, the file stays. Files that bear the id of this process
     are judged by the name of their store, since in a container the process before this one often

@@ -151,7 +151,7 @@ class FsspecDriver:
             return False
 
     def _info(self, path: str) -> Any:
-        """What is known of an object.
+        """Return what is known of an object.
 
         If that is refused without a reason, one is asked for: HEAD has no room for it.
         """

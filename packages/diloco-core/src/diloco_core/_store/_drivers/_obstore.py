@@ -184,7 +184,7 @@ class ObstoreDriver:
                     raise
 
     def _holds(self, key: str, sent: Sent, attempt: Callable[..., None]) -> bool:
-        """Whether the object is what was sent."""
+        """Say whether the object is what was sent."""
         answers: list[bool] = []
 
         def look() -> None:
@@ -260,7 +260,7 @@ class ObstoreDriver:
                 raise
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
-        """What an error means."""
+        """Return what an error means."""
         message, answer = _message(error), _answer(error)
         status, code = None, None
         if answer is not None:
@@ -339,7 +339,7 @@ def _sentence(body: str) -> tuple[str | None, str]:
 
 
 def _is_success(error: Exception) -> bool:
-    """Whether an answer is only taken for an error since a key in it holds the name of one.
+    """Say whether an answer is only taken for an error since a key in it holds the name of one.
 
     obstore looks for "SlowDown" and "InternalError" anywhere in some answers with status 200.
     """
@@ -353,6 +353,6 @@ def _is_success(error: Exception) -> bool:
 
 
 def _plain_http() -> bool:
-    """Whether the environment names an endpoint without TLS, so that plain HTTP is intended."""
+    """Say whether the environment names an endpoint without TLS, so that plain HTTP is intended."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     return any(os.environ.get(name, "").startswith("http://") for name in names)

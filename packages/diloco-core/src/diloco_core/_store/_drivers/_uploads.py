@@ -113,7 +113,7 @@ class Sent(Iterator[Any]):
         return block
 
     def is_same(self, blocks: Iterable[Buffer]) -> bool:
-        """Whether these blocks have the same bytes."""
+        """Say whether these blocks have the same bytes."""
         digest, size = xxhash.xxh3_128(), 0
         for block in blocks:
             size += len(block)
