@@ -27,6 +27,11 @@ _TRIES = 8
 # complete.
 _MOST_EXPECTED = 1000
 
+INCOMPLETE = (
+    "If the run is going on, a replica may be about to write what is missing; if no replica is "
+    "running, the run ended before it was written, or something has deleted it."
+)
+
 
 class Choice(NamedTuple):
     """The state that is chosen.
@@ -37,26 +42,12 @@ class Choice(NamedTuple):
         damaged: For each newer state that is damaged, the number of outer steps after which it was
             saved; the newest first.
         errors: The errors of these states.
-        incomplete: Numbers in the log of newer states that are incomplete; the newest first.
     """
 
     number: int
     step: int
     damaged: list[int]
     errors: list[CorruptedObjectError]
-    incomplete: list[int]
-
-
-class Unfinished(NamedTuple):
-    """A state with missing objects.
-
-    Attributes:
-        step: The number of outer steps after which it was saved.
-        reason: What messages say of it.
-    """
-
-    step: int
-    reason: str
 
 
 def newest_whole(
@@ -90,33 +81,6 @@ def newest_whole(
     )
 
 
-def newer_unfinished(source: RunStates, choice: Choice) -> Unfinished | None:
-    """Return the newest incomplete state, if it is still incomplete.
-
-    If the run is going on, it is complete by now.
-    """
-    if not choice.incomplete or max(source.states(source.complete())) >= choice.incomplete[0]:
-        return None
-    return _unfinished_state(source, choice.incomplete[0])
-
-
-def _unfinished_state(source: RunStates, number: int) -> Unfinished | None:
-    keys = source.missing(number)
-    if not keys:
-        return None
-    first_key, *other_keys = keys
-    missing = f"{first_key} is missing"
-    if len(other_keys) == 1:
-        missing = f"{first_key} and {other_keys[0]} are missing"
-    elif other_keys:
-        missing = f"{first_key} and {len(other_keys)} other objects are missing"
-    return Unfinished(
-        source.outer_steps(number),
-        f"{missing}. If the run is going on, a replica may be about to write what is missing; if "
-        "no replica is running, the run ended before it was written, or something has deleted it.",
-    )
-
-
 def _choose(
     store: Store,
     source: RunStates,
@@ -133,26 +97,27 @@ def _choose(
     ]
     wanted = [number for number in whole if at in {None, steps[number]}]
     if wanted and at is not None:
-        return Choice(wanted[0], at, [], [], [])
+        return Choice(wanted[0], at, [], [])
     newest = max(whole, default=-1)
-    newer = takewhile(lambda number: number > newest, source.expected())
-    incomplete = [number for number in islice(newer, _MOST_EXPECTED) if number not in steps]
+    expected = source.expected()
     if wanted:
         harmed = [steps[number] for number in numbers if number > newest]
-        return Choice(newest, steps[newest], harmed, list(damaged.values()), incomplete)
+        return Choice(newest, steps[newest], harmed, list(damaged.values()))
     complete_states = (
         f"Complete states in {store.uri}: {_listed([steps[number] for number in whole])}."
     )
     if damaged and (at is None or at in steps.values()):
         error = next(iter(damaged.values()))
         raise CorruptedObjectError(f"{sentence(error)} {complete_states}") from error
-    for number in incomplete:
-        is_wanted = at in {None, source.outer_steps(number)}
-        unfinished = _unfinished_state(source, number) if is_wanted else None
-        if unfinished is not None and number > source.initial_steps:
+    for number in islice(takewhile(lambda each: each > newest, expected), _MOST_EXPECTED):
+        step = source.outer_steps(number)
+        is_wanted = number not in steps and at in {None, step} and number > source.initial_steps
+        if is_wanted and (missing := source.missing(number)):
+            more = len(missing) - 1
+            missed = f"{missing[0]} and {more} more are" if more else f"{missing[0]} is"
             raise CorruptedObjectError(
-                f"{the_states([unfinished.step])} in {store.uri} is incomplete: "
-                f"{unfinished.reason} {complete_states}"
+                f"{the_states([step])} in {store.uri} is incomplete: {missed} missing. "
+                f"{INCOMPLETE} {complete_states}"
             )
     if source.unknown:
         raise CorruptedObjectError(

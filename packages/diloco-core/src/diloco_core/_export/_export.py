@@ -20,7 +20,7 @@ from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
-from ._choice import Choice, as_damage, newer_unfinished, newest_whole, read_tensors, the_states
+from ._choice import INCOMPLETE, Choice, as_damage, newest_whole, read_tensors, the_states
 from ._run_states import RunStates, find_source, sentence, unsynced_files, without_unsynced
 
 _log = logging.getLogger("diloco_core")
@@ -46,10 +46,10 @@ def export(
     tensors) are left out, and a warning names them.
 
     Without ``at``, the file holds the newest state whose values are whole. A run that is going on
-    is not disturbed. If the values of a newer state are damaged, or some of its objects are
-    missing, a warning in the log says which, and so do ``damaged`` and ``incomplete`` in the file's
-    metadata. Only what the file needs is read and verified, so damage in the headers of shards and
-    in the outer optimizer's state is not noticed. A run that is resumed finds and repairs it.
+    is not disturbed. If the values of a newer state are damaged, a warning in the log says which,
+    and so does ``damaged`` in the file's metadata. Only what the file needs is read and verified,
+    so damage in the headers of shards and in the outer optimizer's state is not noticed. A run that
+    is resumed finds and repairs it.
 
     The log says how many outer steps older than the run the file is, and so does ``behind`` in its
     metadata: a gather run publishes its state only every few syncs. If it holds the values with
@@ -115,7 +115,6 @@ def export(
             source = find_source(store)
             choice, tensors = newest_whole(store, source, dtype, at)
             step = choice.step
-            unfinished = newer_unfinished(source, choice)
             if not synced_only:
                 try:
                     tensors.update(
@@ -139,18 +138,9 @@ def export(
                 " ".join(map(sentence, choice.errors)),
                 step,
             )
-        if unfinished is not None:
-            metadata["incomplete"] = str(unfinished.step)
-            _log.warning(
-                "%s in %s is incomplete: %s The file holds the state after outer step %d.",
-                the_states([unfinished.step]),
-                store.uri,
-                unfinished.reason,
-                step,
-            )
         if age := _age(source, choice, at):
             metadata["behind"] = str(age)
-        if not choice.damaged and unfinished is None:
+        if not choice.damaged:
             _tell_age(target, step, age, source.seldom)
         _tell_omitted(target, source.unsynced)
         try:
@@ -181,17 +171,17 @@ def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
             since,
         )
     elif age:
-        when = "only every publish_every= syncs, and when it ends" if seldom else "in a moment"
-        _log.log(
-            logging.WARNING if seldom else logging.INFO,
-            (
-                "%s holds the state after outer step %d, and the run has taken %d more since. It "
-                "publishes its state %s."
-            ),
+        why = (
+            "It publishes its state only every publish_every= syncs, and when it ends."
+            if seldom
+            else f"Newer states are incomplete. {INCOMPLETE}"
+        )
+        _log.warning(
+            "%s holds the state after outer step %d, and the run has taken %d more since. %s",
             target,
             step,
             age,
-            when,
+            why,
         )
 
 

@@ -35,7 +35,6 @@ from .._exchange._report import SyncReport
 from .._exchange._resumable import Position, ResumableJob
 from .._inner._file import SavedInner
 from .._model._unsynced import UnsyncedWatch
-from .._planner._warning import warn_of_long_syncs
 from .._store._api import Buffer, InBackground, Store, check_size
 from .._store._patient import Patient
 from .._terms._support import EVERYTHING_SENT
@@ -44,7 +43,6 @@ from ._claims import check_claim, watch_claim
 from ._generations._entering import Entrance
 from ._generations._names import FOLDER
 from ._incarnation._incarnation import Incarnation
-from ._incarnation._progress import layout_bytes
 from ._inner import save_inner, save_residual, saved
 from ._joining import leave_run, new_incarnation, reader_of, tell_failure
 from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
@@ -234,18 +232,6 @@ class StoreExchange(Exchange):
             store, joiner = self._store, self._joiner
             loaded_name = name_of(self._schema, self.run_id) if loaded else ""
             manifest = Opening(store, jobs, self._schema, joiner, loaded_name).manifest()
-            warn_of_long_syncs(
-                max(layout_bytes(job.layout) for job in jobs),
-                rank=self.rank,
-                replicas=self.world_size,
-                store=self.store,
-                sync_timeout=self._timing.sync_timeout,
-                fixed=self.fixed,
-                outer_state=self._schema.outer_state,
-                terms=self._schema.terms,
-                topology=manifest.topology,
-                publish_every=manifest.publish_every,
-            )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = self.store.transfer.gather_budget()
             self._run = manifest.run()

@@ -19,7 +19,6 @@ from ._terms import OuterGroup, StateCoding, Terms
 from ._weighting import Weighting
 from ._windows import Windows
 
-_NOT_LOCAL = {"rda", "rfa", "krum", "multi-krum", "geometric-median"}
 _FULL_STATE_EVERY = 8
 # SparseLoCo, arXiv 2508.15706.
 _SPARSE_DECAY = 0.95
@@ -170,18 +169,6 @@ def _trim(
     exchange: object, aggregate: object, trim: object, weighting: Weighting, sync_every: object
 ) -> int:
     """Return how many values are left out at either end of every element; 0 for the mean."""
-    if isinstance(aggregate, str) and aggregate.lower() in _NOT_LOCAL:
-        raise ConfigurationError(
-            f"aggregate={aggregate!r} needs inner products of whole tensors, but a replica that "
-            "updates a shard reads only that shard of each contribution. Use aggregate='trimmed', "
-            "which decides in every element by itself"
-        )
-    if aggregate == "median":
-        raise ConfigurationError(
-            "aggregate='median' is not offered. aggregate='trimmed' with trim= leaves the largest "
-            "and smallest values of every element out, and clip='median' scales contributions down "
-            "that are larger than most"
-        )
     if one_of("aggregate", aggregate, ("mean", "trimmed")) == "mean":
         if trim is not None:
             raise ConfigurationError(
