@@ -72,6 +72,7 @@ def _prepare(
     options: Mapping[str, Any],
 ) -> tuple[StoreExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
+    _show_log()
     # The arguments go into the environment for the trainer's own connect() and its workers, too.
     given = {
         "RENDEZVOUS_URI": rendezvous_uri,
@@ -110,6 +111,28 @@ def _call(
         raise
     exchange.leave()
     return result
+
+
+def _show_log() -> None:
+    """Print what diloco logs from level info on, unless the program sets up logging itself.
+
+    The program may do so later, too: then its own handlers are the only ones.
+    """
+    if any(isinstance(handler, _Shown) for handler in _log.handlers):
+        return
+    handler = _Shown()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    _log.addHandler(handler)
+    if _log.level == logging.NOTSET:
+        _log.setLevel(logging.INFO)
+
+
+class _Shown(logging.StreamHandler[Any]):
+    """Writes to stderr as long as the root logger has no handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
 
 
 def load_trainer(module: str, function: str) -> Callable[..., Any]:

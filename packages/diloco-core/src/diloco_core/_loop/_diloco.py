@@ -462,6 +462,7 @@ class DiLoCo:
                 notices.log.warning(notices.LEFT_WITHOUT_A_STEP, rank)
         self._membership.own.save_last(self.inner_steps)
         self._exchange.leave()
+        notices.log.info(notices.DONE, self._exchange.rank, self.committed, self.inner_steps)
 
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
         """Change the outer learning rate of the running run, from any replica.

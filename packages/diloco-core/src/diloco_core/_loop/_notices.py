@@ -10,6 +10,14 @@ from collections.abc import Sequence
 
 log = logging.getLogger("diloco_core")
 
+# What happens in every run, for whoever watches: one line for each sync, and one at the end.
+SYNCED = (
+    "rank %d: outer step %d, fragment %s: %d replicas, %d inner steps here, %.3g MB sent, %.2f s "
+    "without training"
+)
+NOT_SYNCED = "rank %d: no outer step was taken with fragment %s: still at outer step %d"
+DONE = "rank %d: done, after outer step %d and inner step %d"
+
 # A fixed run is continued.
 RESUMED = (
     "rank %d: the run is continued from outer step %d, inner step %d. %s: %d (batches_to_skip)."

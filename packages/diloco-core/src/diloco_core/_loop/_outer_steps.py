@@ -356,6 +356,12 @@ class OuterSteps:
 
     def _tell(self, report: SyncReport) -> SyncReport:
         notices.log.debug("rank %d: %s", self._rank, report)
+        if report.committed:
+            told = (report.members, report.inner_steps, report.bytes_sent / 1e6)
+            place = (self._rank, report.sync, report.fragment)
+            notices.log.info(notices.SYNCED, *place, *told, report.exposed_seconds)
+        else:
+            notices.log.info(notices.NOT_SYNCED, self._rank, report.fragment, report.sync)
         # What was decided before this replica trains belongs to the state that it begins with. The
         # caller does not have the loop yet (`with DiLoCo(...) as outer`), and the inner state is
         # not restored.

@@ -286,7 +286,7 @@ class StoreExchange(Exchange):
             if self._entrance is not None:
                 self._entrance.stop()
         incarnation.say.info(
-            "incarnation %d begins at sync %d, inner step %d",
+            "has joined the run as incarnation %d, at sync %d and inner step %d",
             incarnation.epoch,
             incarnation.sync,
             self.counted,

@@ -194,7 +194,7 @@ def test_without_trouble_nothing_is_told(caplog):
     assert [
         record.getMessage()
         for record in caplog.records
-        if "incarnation 1 begins" not in record.getMessage()
+        if "as incarnation 1" not in record.getMessage()
     ] == []
 
 

@@ -156,7 +156,7 @@ def test_it_is_found_and_mended_before_anybody_trains(
     (began,) = [
         number
         for number, text in enumerate(messages)
-        if text.startswith(f"rank {shard}: incarnation 2 begins at sync 5")
+        if text.startswith(f"rank {shard}: has joined the run as incarnation 2, at sync 5")
     ]
     assert mended < began
     assert _final(outcome) == undamaged[False]
