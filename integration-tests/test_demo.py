@@ -61,30 +61,31 @@ def assert_nothing_runs(folder):
         assert not left
 
 
-def test_the_quick_demo(tmp_path):
-    demo = start(tmp_path, "--quick", "--replicas", "2")
+def test_the_quick_demo_whose_replica_is_killed_and_comes_back(tmp_path):
+    demo = start(tmp_path, "--quick", "--replicas", "2", "--kill", "1")
     out, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 0, out
+    assert "kill -9" in out
     assert "sync   3  step 60/60" in out
     assert "validation loss" in out
     assert max(map(len, out.partition("\nmodel ")[0].splitlines()[3:])) <= 100
     folder = tmp_path / "run-1"
     summary = json.loads((folder / "summary.json").read_text())
-    assert all(math.isfinite(loss) and loss > 0 for loss in summary["validation_loss"].values())
-    assert summary["gain"]["nats_per_byte"] == pytest.approx(
-        summary["validation_loss"]["lone"] - summary["validation_loss"]["diloco"]
-    )
+    losses = summary["validation_loss"]
+    assert losses.keys() == {"diloco", "averaged", "lone"}
+    assert all(math.isfinite(loss) and loss > 0 for loss in losses.values())
+    assert summary["gain"]["nats_per_byte"] == pytest.approx(losses["lone"] - losses["diloco"])
+    assert summary["sent_mb"]["averaged"] > summary["sent_mb"]["diloco"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert sorted(
-        (line["run"], line["rank"], line["total_inner_steps"]) for line in lines
-    ) == sorted(
-        [("diloco", rank, step) for rank in (0, 1) for step in (20, 40, 60)]
-        + [("lone", 0, step) for step in (20, 40, 60)]
-    )
-    assert (
-        load_file(folder / "diloco.safetensors").keys()
-        == load_file(folder / "lone.safetensors").keys()
-    )
+    steps = {(line["run"], line["rank"], line["total_inner_steps"]) for line in lines}
+    assert {("diloco", 0, step) for step in (20, 40, 60)} < steps
+    assert ("diloco", 1, 60) in steps, "it came back"
+    for run in ("averaged", "lone"):
+        assert {(run, 0, step) for step in (20, 40, 60)} < steps
+        (last,) = (line for line in lines if line["run"] == run and line["total_inner_steps"] == 60)
+        assert last["valid"] == losses[run], "the curve ends where the dot is"
+    models = [load_file(folder / f"{name}.safetensors").keys() for name in losses]
+    assert models[0] == models[1] == models[2]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert_nothing_runs(tmp_path)
 

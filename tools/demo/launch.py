@@ -1,10 +1,14 @@
-"""DiLoCo on a laptop: four local replicas and a folder, against one replica that trains alone. ``hatch run demo``."""
+"""DiLoCo on a laptop: four local replicas and a folder, between one that trains alone and averaging at every step.
+
+``hatch run demo``; with ``--kill 2``, replica 2 is killed with SIGKILL on the way, and comes back.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import os
 import queue
 import signal
 import statistics
@@ -22,8 +26,12 @@ import text
 from diloco_local import LocalProcessExecutor
 from diloco_protocol import DilocoError, ReplicaHandle, ReplicaState
 
-# One thread per process: the replicas share the cores as it is.
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+RUNS = ("diloco", "averaged", "lone")
+"""Four replicas with DiLoCo; one process with the batches of all four; and one with those of the first replica."""
+
+
+def _threads(number: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
 
 
 @dataclass(frozen=True)
@@ -38,18 +46,22 @@ class Settings:
     # The best of some tries for each: alone, a replica does better with a higher learning rate.
     lr: float = 6e-3
     lone_lr: float = 1e-2
+    averaged_lr: float = 1e-2
     outer_lr: float = 0.7
+    kill: int | None = None
 
     def trainer_kwargs(self, folder: Path, name: str) -> dict[str, Any]:
         """What the trainer's ``train`` is called with."""
+        parts = {"diloco": None, "averaged": [*range(self.replicas)], "lone": [0]}
+        rates = {"diloco": self.lr, "averaged": self.averaged_lr, "lone": self.lone_lr}
         return {
             "data": str(folder / "data"),
             "save": str(folder / f"{name}.pt"),
-            "alone": name == "lone",
+            "parts": parts[name],
             "steps": self.steps,
             "sync_every": self.sync_every,
             "batch": self.batch,
-            "lr": self.lone_lr if name == "lone" else self.lr,
+            "lr": rates[name],
             "outer_lr": self.outer_lr,
             "seed": self.seed,
         }
@@ -72,6 +84,8 @@ class Cohort:
     ) -> None:
         self._executor = executor
         self._name = name
+        self._kill_after = settings.steps // 3 if name == "diloco" else settings.steps
+        self._killed = settings.kill
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._started = time.monotonic()
         self.lines: list[dict[str, Any]] = []
@@ -84,8 +98,10 @@ class Cohort:
                 "trainer_kwargs": settings.trainer_kwargs(folder, name),
                 "rendezvous_uri": str(folder / f"{name}-store"),
             },
-            env=THREADS,
+            # The replicas share the cores as it is; the process with all batches has two for itself.
+            env=_threads(2 if name == "averaged" else 1),
             run_id=name,
+            max_restarts=int(settings.kill is not None),
         )
         for handle in self.handles:
             threading.Thread(target=self._follow, args=(handle,), daemon=True).start()
@@ -102,12 +118,20 @@ class Cohort:
             if line is not None:
                 self.lines.append(line)
                 show(line)
+                self._kill(line)
                 continue
             running -= 1
             states = {self._executor.poll(handle) for handle in self.handles}
             if states & {ReplicaState.FAILED, ReplicaState.CANCELLED}:
                 raise ReplicaFailedError(self._blame())
         return statistics.fmean(result["result"] for result in self._executor.collect(self.handles))
+
+    def _kill(self, line: dict[str, Any]) -> None:
+        """Kill the replica that is to be killed, once, as a machine that fails would."""
+        if line["rank"] == self._killed and line["total_inner_steps"] >= self._kill_after:
+            print(f"\nkill -9 {line['pid']}: replica {self._killed} is gone, and the others wait\n")
+            self._killed = None
+            os.kill(line["pid"], signal.SIGKILL)
 
     def _follow(self, handle: ReplicaHandle) -> None:
         try:
@@ -165,15 +189,16 @@ def _demo(settings: Settings, output: Path) -> None:
             diloco = Cohort(executor, settings, folder, "diloco", settings.replicas)
             loss = diloco.wait(report.Progress(settings, settings.replicas))
             seconds = time.monotonic() - started
-            print(report.between(settings, seconds), flush=True)
-            lone = Cohort(executor, settings, folder, "lone", 1)
-            lone_loss = lone.wait(report.Progress(settings, 1))
+            lines, losses = {"diloco": diloco.lines}, {"diloco": loss}
+            for name in RUNS[1:]:
+                print(report.between(settings, name), flush=True)
+                alone = Cohort(executor, settings, folder, name, 1)
+                losses[name] = alone.wait(report.Progress(settings, 1))
+                lines[name] = alone.lines
         except BaseException:
             _end_all(executor)
             raise
-    report.write(
-        folder, settings, report.Outcome(diloco.lines, lone.lines, loss, lone_loss, seconds)
-    )
+    report.write(folder, settings, report.Outcome(lines, losses, seconds))
 
 
 def _end_all(executor: LocalProcessExecutor) -> None:
@@ -205,7 +230,7 @@ def _fresh_folder(output: Path) -> Path:
 def _arguments() -> tuple[Settings, Path]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=4, help="how many replicas (default: 4)")
-    parser.add_argument("--steps", type=int, help="inner steps of each replica (default: 2000)")
+    parser.add_argument("--steps", type=int, help="inner steps of each replica (default: 1500)")
     parser.add_argument(
         "--sync-every", type=int, help="inner steps between two syncs (default: 25)"
     )
@@ -216,10 +241,16 @@ def _arguments() -> tuple[Settings, Path]:
         "--output", type=Path, default=Path("demo-output"), help="folder for the results"
     )
     parser.add_argument(
+        "--kill",
+        type=int,
+        metavar="RANK",
+        help="kill this replica with SIGKILL after a third of its steps, and let it come back",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="only a few steps: shows that everything works"
     )
     given = parser.parse_args()
-    steps = given.steps if given.steps is not None else (60 if given.quick else 2000)
+    steps = given.steps if given.steps is not None else (60 if given.quick else 1500)
     sync_every = given.sync_every if given.sync_every is not None else (20 if given.quick else 25)
     if not 1 <= given.replicas <= 64:
         parser.error(f"--replicas must be from 1 to 64, not {given.replicas}")
@@ -231,7 +262,9 @@ def _arguments() -> tuple[Settings, Path]:
         )
     if not 0 <= given.seed < 2**32:
         parser.error(f"--seed must be from 0 to {2**32 - 1}, not {given.seed}")
-    return Settings(given.replicas, steps, sync_every, given.seed), given.output
+    if given.kill is not None and not 0 <= given.kill < given.replicas:
+        parser.error(f"--kill must be a rank from 0 to {given.replicas - 1}, not {given.kill}")
+    return Settings(given.replicas, steps, sync_every, given.seed, kill=given.kill), given.output
 
 
 if __name__ == "__main__":

@@ -17,25 +17,30 @@ if TYPE_CHECKING:
 Line = dict[str, Any]
 
 MB = 1e6
-BLUE, RED, GREEN, ORANGE, GREY = "#1f4e79", "#b03a2e", "#5b9a68", "#d9a441", "#c8c8c8"
+BLUE, RED, GREEN, ORANGE, GREY, BLACK = (
+    "#1f4e79",
+    "#b03a2e",
+    "#5b9a68",
+    "#d9a441",
+    "#c8c8c8",
+    "#333333",
+)
 # With fewer steps the outer momentum has hardly built up.
 ENOUGH_STEPS = 500
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the two runs: their lines, and the validation losses."""
+    """What came of the runs, by their names: their lines, and the validation losses."""
 
-    diloco: list[Line]
-    lone: list[Line]
-    loss: float
-    lone_loss: float
+    lines: dict[str, list[Line]]
+    losses: dict[str, float]
     seconds: float
 
     @property
     def gain(self) -> float:
-        """How much better DiLoCo is, in nats per byte."""
-        return self.lone_loss - self.loss
+        """How much better DiLoCo is than a replica alone, in nats per byte."""
+        return self.losses["lone"] - self.losses["diloco"]
 
 
 def introduction(settings: Settings, sizes: dict[str, int], folder: Path) -> str:
@@ -48,9 +53,14 @@ def introduction(settings: Settings, sizes: dict[str, int], folder: Path) -> str
     )
 
 
-def between(settings: Settings, seconds: float) -> str:
-    """The first run is over."""
-    return f"\ndone in {seconds:.0f} s; now one lone replica: {settings.steps} steps on the part of replica 0, and no sync\n"
+def between(settings: Settings, name: str) -> str:
+    """The next run, of one process, begins."""
+    if name == "lone":
+        return f"\nnow one replica alone: {settings.steps} steps on the part of replica 0, and no sync\n"
+    return (
+        f"\nnow one process with the batches of all {settings.replicas}: the same as averaging gradients at "
+        "every step\n"
+    )
 
 
 class Progress:
@@ -70,7 +80,7 @@ class Progress:
         if len(here) < self._replicas:
             return
         steps, period = self._settings.steps, self._settings.sync_every
-        losses = [here[rank]["loss"] for rank in sorted(here)]
+        losses = [here[rank]["loss"] for rank in sorted(here) if "loss" in here[rank]]
         shown = "  ".join(f"{loss:.3f}" for loss in losses)
         if len(losses) > 4:
             shown = f"{min(losses):.3f} to {max(losses):.3f}"
@@ -89,27 +99,38 @@ def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
     import torch
     from safetensors.torch import save_file
 
-    for name in ("diloco", "lone"):
+    sizes = {}
+    for name in outcome.losses:
         pickled = folder / f"{name}.pt"
-        save_file(torch.load(pickled, weights_only=True), folder / f"{name}.safetensors")
+        model = torch.load(pickled, weights_only=True)
+        sizes[name] = sum(tensor.nbytes for tensor in model.values())
+        save_file(model, folder / f"{name}.safetensors")
         pickled.unlink()
     with (folder / "metrics.jsonl").open("w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in [*outcome.diloco, *outcome.lone])
+        for lines in outcome.lines.values():
+            file.writelines(json.dumps(line) + "\n" for line in lines)
     rows = [
-        _row([line for line in outcome.diloco if line["rank"] == rank])
+        _row([line for line in outcome.lines["diloco"] if line["rank"] == rank])
         for rank in range(settings.replicas)
     ]
     summary = {
         "settings": vars(settings),
         "seconds": outcome.seconds,
-        "validation_loss": {"diloco": outcome.loss, "lone": outcome.lone_loss},
-        "gain": {"nats_per_byte": outcome.gain, "percent": 100 * outcome.gain / outcome.lone_loss},
+        "validation_loss": outcome.losses,
+        "gain": {
+            "nats_per_byte": outcome.gain,
+            "percent": 100 * outcome.gain / outcome.losses["lone"],
+        },
+        "sent_mb": {
+            "diloco": statistics.fmean(row["sent_mb"] for row in rows),
+            "averaged": all_reduced(settings, sizes["diloco"]),
+        },
         "replicas": rows,
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     picture(folder / "demo.png", settings, outcome, rows)
     print(_table(rows))
-    print(_verdict(settings, outcome))
+    print(_verdict(settings, outcome, summary["sent_mb"]))
     print(
         f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  {folder}/demo.png"
     )
@@ -148,20 +169,32 @@ def _table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _verdict(settings: Settings, outcome: Outcome) -> str:
-    word = "better" if outcome.gain > 0 else "WORSE"
-    names = (
-        f"{settings.replicas} replica{'s' * (settings.replicas > 1)} with DiLoCo",
-        "one lone replica",
-        f"DiLoCo is {word} by",
-    )
-    width = max(map(len, names))
+def all_reduced(settings: Settings, model_bytes: int) -> float:
+    """MB that a replica sends to average gradients at every step, with the least traffic (a ring)."""
+    n = settings.replicas
+    return settings.steps * 2 * (n - 1) / n * model_bytes / MB
+
+
+def names_of(settings: Settings) -> dict[str, str]:
+    """What the runs are called where a person reads of them."""
+    return {
+        "lone": "one replica alone",
+        "diloco": f"{settings.replicas} replica{'s' * (settings.replicas > 1)} with DiLoCo",
+        "averaged": "averaging at every step",
+    }
+
+
+def _verdict(settings: Settings, outcome: Outcome, sent: dict[str, float]) -> str:
     text = (
         "\nvalidation loss on files that nobody trained on, nats per byte (lower is better)\n"
-        f"  {names[0]:<{width}}   {outcome.loss:.4f}\n"
-        f"  {names[1]:<{width}}   {outcome.lone_loss:.4f}\n"
-        f"  {names[2]:<{width}}   {abs(outcome.gain):.4f} ({abs(100 * outcome.gain / outcome.lone_loss):.1f} %)"
+        f"{'':28}{'loss':>8}   sent by each replica\n"
     )
+    for name, shown in names_of(settings).items():
+        amount = f"{sent[name]:8.0f} MB" if name in sent else " nothing"
+        text += f"  {shown:<26}{outcome.losses[name]:>8.4f}   {amount}\n"
+    word = "better" if outcome.gain > 0 else "WORSE"
+    percent = abs(100 * outcome.gain / outcome.losses["lone"])
+    text += f"DiLoCo is {word} than a replica alone by {abs(outcome.gain):.4f} ({percent:.1f} %)"
     if settings.steps < ENOUGH_STEPS:
         text += "\n  (so few steps decide nothing: the outer momentum has only begun to build up)"
     return text
@@ -186,17 +219,12 @@ def picture(path: Path, settings: Settings, outcome: Outcome, rows: list[dict[st
 
 
 def _draw_losses(axes: Axes, settings: Settings, outcome: Outcome) -> None:
-    runs = (
-        ("one replica alone", RED, outcome.lone, outcome.lone_loss),
-        (f"{settings.replicas} with DiLoCo", BLUE, outcome.diloco, outcome.loss),
-    )
-    for name, color, lines, final in runs:
-        for number, rank in enumerate(sorted({line["rank"] for line in lines})):
-            curve = _curve([line for line in lines if line["rank"] == rank], "loss")
-            label = None if number else f"{name}: training"
-            axes.plot(*curve, color=color, alpha=0.3, linewidth=1, label=label)
+    colors = {"lone": RED, "diloco": BLUE, "averaged": BLACK}
+    for key, name in names_of(settings).items():
+        color, lines, final = colors[key], outcome.lines[key], outcome.losses[key]
+        # The replicas see other parts of the text than a lone one: their training losses are no comparison.
         steps, values = _curve(lines, "valid")
-        axes.plot(steps, values, color=color, linewidth=2.2, label=f"{name}: held-out text")
+        axes.plot(steps, values, color=color, linewidth=2.2, label=name)
         axes.plot(steps[-1:], [final], "o", color=color, clip_on=False)
         axes.annotate(
             f"{final:.3f}",
@@ -206,9 +234,9 @@ def _draw_losses(axes: Axes, settings: Settings, outcome: Outcome) -> None:
             color=color,
             weight="bold",
         )
-    axes.set(xlabel="inner steps of each replica", ylabel="loss (nats per byte)")
-    axes.set_title("Same steps per replica, with and without syncs", loc="left")
-    axes.set_ylim(top=min(axes.get_ylim()[1], 2 * outcome.lone_loss))
+    axes.set(xlabel="inner steps of each replica", ylabel="loss on held-out text (nats per byte)")
+    axes.set_title("The same number of steps in each", loc="left")
+    axes.set_ylim(top=min(axes.get_ylim()[1], 2 * outcome.losses["lone"]))
     axes.legend(frameon=False)
 
 
@@ -236,5 +264,6 @@ def _curve(lines: list[Line], key: str) -> tuple[list[int], list[float]]:
     """A value over the steps: the mean of the replicas that reported it."""
     at = defaultdict(list)
     for line in lines:
-        at[line["total_inner_steps"]].append(line[key])
+        if key in line:
+            at[line["total_inner_steps"]].append(line[key])
     return sorted(at), [statistics.fmean(at[step]) for step in sorted(at)]

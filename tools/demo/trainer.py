@@ -1,5 +1,8 @@
 """A byte-level transformer in plain torch, and the few lines that make it one of many replicas."""
 
+import json
+import os
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -7,6 +10,7 @@ from torch.nn import functional
 from diloco_core import DiLoCo, SyncReport, connect
 
 CONTEXT = 64
+HELD_OUT = 1024  # windows
 
 
 class Transformer(nn.Module):
@@ -46,6 +50,7 @@ def windows(text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
 
 def train(
     data: str,
+    parts: list[int] | None,
     steps: int,
     sync_every: int,
     batch: int,
@@ -53,55 +58,65 @@ def train(
     outer_lr: float,
     seed: int,
     save: str,
-    alone: bool,
 ) -> float:
-    """Train on this replica's part of the text; returns the loss on its share of the held-out windows."""
+    """Train on one part of the text for each replica; returns the loss on its share of the held-out windows.
+
+    With ``parts``, train alone, and take ``batch`` windows from each of them at every step.
+    """
     exchange = connect()
     torch.manual_seed(seed)
     model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.05)
-    text = load(f"{data}/train-{exchange.rank}.bytes")
+    texts = {part: load(f"{data}/train-{part}.bytes") for part in parts or [exchange.rank]}
     held_out = load(f"{data}/valid.bytes")
-    generator = torch.Generator().manual_seed(
-        seed + exchange.rank
-    )  # every replica draws its own samples
     losses: list[float] = []
 
-    def validate(count: int) -> float:
+    def samples(step: int) -> torch.Tensor:
+        # Drawn anew for every step, so that a replica that is started again goes on with the batches that come next.
+        drawn = []
+        for part, text in texts.items():
+            generator = torch.Generator().manual_seed(seed + part + 1000 * step)
+            starts = torch.randint(len(text) - CONTEXT, (batch,), generator=generator)
+            drawn.append(windows(text, starts))
+        return torch.cat(drawn)
+
+    def validate() -> float:
         """After a sync all replicas hold the same model, so each looks at its share of the windows only."""
-        share = torch.arange(exchange.rank, count, exchange.world_size)
+        share = torch.arange(exchange.rank, HELD_OUT, exchange.world_size)
         with torch.no_grad():
-            return model(windows(held_out, share * (len(held_out) // count))).item()
+            return model(windows(held_out, share * (len(held_out) // HELD_OUT))).item()
+
+    def inner_step(step: int) -> None:
+        while schedule.last_epoch < step - 1:  # several times in a replica that is started again
+            schedule.step()
+        loss = model(samples(step))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()  # DiLoCo counts these calls, and syncs after every sync_every of them
+        optimizer.zero_grad()
+
+    def measured(step: int) -> dict[str, float]:
+        """What a line of the log says besides the sync; the held-out text is looked at every fourth time."""
+        own = {"loss": sum(losses) / len(losses)} if losses else {}
+        losses.clear()
+        looks = step % (4 * sync_every) == 0 or step == steps
+        return {**own, **({"valid": validate()} if looks else {})}
 
     def report(sync: SyncReport) -> None:
-        print(sync.to_json(loss=sum(losses) / len(losses), valid=validate(256)), flush=True)
-        losses.clear()
+        step = sync.total_inner_steps
+        print(sync.to_json(pid=os.getpid(), **measured(step)), flush=True)
 
-    def inner_steps() -> None:
+    if parts:
         for step in range(1, steps + 1):
-            loss = model(
-                windows(text, torch.randint(len(text) - CONTEXT, (batch,), generator=generator))
-            )
-            loss.backward()
-            losses.append(loss.item())
-            optimizer.step()  # DiLoCo counts these calls, and syncs after every sync_every of them
-            optimizer.zero_grad()
-            schedule.step()
-            if alone and step % sync_every == 0:
-                mean = sum(losses[-sync_every:]) / sync_every
-                print(
-                    f'{{"total_inner_steps": {step}, "loss": {mean}, "valid": {validate(256)}}}',
-                    flush=True,
-                )
-
-    if alone:
-        inner_steps()
+            inner_step(step)
+            if step % sync_every == 0 or step == steps:
+                print(json.dumps({"total_inner_steps": step, **measured(step)}), flush=True)
     else:
-        with DiLoCo(
-            model, optimizer, exchange, sync_every=sync_every, outer_lr=outer_lr, on_sync=report
-        ):
-            inner_steps()
+        options = {"sync_every": sync_every, "outer_lr": outer_lr, "on_sync": report}
+        with DiLoCo(model, optimizer, exchange, **options) as outer:
+            while outer.inner_steps < steps:
+                inner_step(outer.inner_steps + 1)
     if exchange.rank == 0:
         torch.save(model.state_dict(), save)
-    return validate(2048)
+    return validate()
