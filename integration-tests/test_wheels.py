@@ -1,6 +1,7 @@
 """Each built wheel works alone in a fresh environment, and brings none of the others' dependencies."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -94,3 +95,30 @@ def test_the_oldest_pytest_that_is_allowed_takes_our_configuration(tmp_path):
         check=True,
         cwd=TOP,
     )
+
+
+@pytest.mark.wheels
+def test_the_readme_installs_what_it_uses(tmp_path):
+    """Its line is run as written, in a clone that has nothing else, and then its launcher."""
+    clone = tmp_path / "diloco"
+    subprocess.run(["git", "clone", "-q", TOP, clone], check=True)
+    readme = (clone / "README.md").read_text(encoding="utf-8")
+    (line,) = (line for line in readme.splitlines() if "pip install -q ./packages" in line)
+    environment = {
+        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
+        "PIP_CONSTRAINT": (TOP / "tools" / "constraints.txt").as_uri(),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    subprocess.run(line, shell=True, check=True, cwd=clone, env=environment)
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", readme, re.DOTALL):
+        (clone / name).write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [".venv/bin/python", "launch.py"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=clone,
+        env=environment,
+    )
+    assert done.stdout.count("succeeded") == 2
