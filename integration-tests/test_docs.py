@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[1]
-PAGES = sorted(TOP.glob("packages/*/docs/*.md"))
+PAGES = sorted(TOP.glob("packages/*/docs/**/*.md"))
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("hatch run ", "pip install ", "export ", "kubectl ", "aws ", "git ")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -37,27 +37,9 @@ class Model(torch.nn.Linear):
         return types.SimpleNamespace(loss=super().forward(x).square().mean())
 model = Model(4, 1)
 inner_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def batches():
+def batches(rank):
     for _ in range(20):
         yield torch.randn(8, 4)
-class Loader:
-    def __init__(self): self.left = batches()
-    def __iter__(self): return self.left
-    def __next__(self): return next(self.left, torch.randn(8, 4))
-    def state_dict(self): return {}
-    def load_state_dict(self, state): pass
-loader = Loader()
-rank = 0
-resume = False
-data = torch.randn(20, 8, 4)
-def train_on(x):
-    model(x).loss.backward()
-    inner_optimizer.step()
-    inner_optimizer.zero_grad()
-def train_one_step():
-    model(torch.randn(8, 4)).loss.backward()
-    inner_optimizer.step()
-    inner_optimizer.zero_grad()
 """,
     "diloco-protocol": """
 import pathlib, sys
@@ -68,9 +50,7 @@ pathlib.Path("my_package/trainer.py").write_text("def train(steps):\\n    return
 REPLACED = {
     "diloco-core": {
         ", rank=0, world_size=4": ", rank=0, world_size=1",
-        "world_size=8, min_replicas=4": "world_size=1, min_replicas=1",
         "sync_every=500": "sync_every=5",
-        "outer.committed < 1000": "outer.committed < 3",
     },
     "diloco-protocol": {"launch_replicas(4,": "launch_replicas(2,"},
 }
@@ -227,7 +207,7 @@ def test_no_readme_has_unnamed_code_that_nobody_runs():
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_files_that_a_page_names_are_there(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
-    package = path.parents[1]
+    package = next(folder.parent for folder in path.parents if folder.name == "docs")
     (source,) = (package / "src").iterdir()
     roots = [TOP, package, source, path.parent]
     missing = [

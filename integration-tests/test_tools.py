@@ -1,6 +1,7 @@
 """The release check finds what is missing in an sdist or wheel, and the site's builder what leads nowhere."""
 
 import importlib
+import inspect
 import io
 import sys
 import tarfile
@@ -219,6 +220,40 @@ def test_broken_links_of_a_site(tmp_path):
         "index.html links to other/#end, and the page has no such place",
         "index.html loads https://x.org/y from elsewhere",
     ]
+
+
+def test_the_tables_of_options_are_those_of_the_docstrings():
+    options = tool("docs", "options")
+    command = "run `hatch env run -- python tools/docs/options.py`"
+    written = options.PAGE.read_text(encoding="utf-8")
+    assert options.page(written) == written, command
+    for name in ("connect", "DiLoCo", "SyncReport"):
+        assert f"\n<!-- {name} -->\n|  |" in written
+
+
+@pytest.mark.parametrize(
+    ("name", "annotation", "default", "shown"),
+    [
+        ("kind", 'Literal["a", "b"] | None', "b", '`"b"`; or `"a"`'),
+        ("kind", 'Literal["a", "b"] | None', None, '`"a"`, `"b"`'),
+        ("alpha", "float", 0.5, "`0.5`"),
+        ("grace", "float | None", None, "`60`"),
+        ("model", "Any", inspect.Parameter.empty, ""),
+    ],
+)
+def test_what_is_taken_for_an_option_that_is_left_out(name, annotation, default, shown):
+    options = tool("docs", "options")
+
+    def made():
+        """Make it."""
+
+    made.__doc__ += f"\n\nArgs:\n    {name}: How long it takes (2.5 s, say). More of it.\n"
+    parameter = inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+    made.__signature__ = inspect.Signature([parameter])
+    cells = f"| `{name}` | {shown} | How long it takes (2.5 s, say). |"
+    assert options.table(made) == f"|  | default |  |\n| --- | --- | --- |\n{cells}"
 
 
 def test_the_reference_has_every_public_name():

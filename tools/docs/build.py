@@ -60,7 +60,8 @@ def place(path: Path) -> str:
     if parts[0] != "packages":
         return "index.md" if path.name == "README.md" else path.name.lower()
     names = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "DESIGN.md": "contract.md"}
-    return f"{parts[1].removeprefix('diloco-')}/{names.get(path.name, path.name)}"
+    page = "/".join(parts[3:]) or names[path.name]  # in docs, which may have folders
+    return f"{parts[1].removeprefix('diloco-')}/{page}"
 
 
 def title_of(path: Path) -> str:
@@ -168,7 +169,7 @@ def main() -> int:
     """Build the site; the exit status."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     menu = write_pages(navigation())
-    menu["Reference"] = write_reference()
+    menu["Python API"] = write_reference()
     settings = write_settings(menu)
     command = [
         sys.executable,

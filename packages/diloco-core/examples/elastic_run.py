@@ -39,7 +39,7 @@ def train(exchange, fails_after=None):
     with DiLoCo(model, optimizer, exchange, sync_every=10, flush="none") as outer:
         began_at = outer.inner_steps  # 0 unless this rank has lived before
         while outer.committed < OUTER_STEPS:  # the run's steps, whoever took them
-            # A loader with a position of its own belongs in stateful= instead (README, "Batches").
+            # A loader with a position of its own belongs in stateful= instead (docs/membership.md).
             x, y = batch(exchange.rank, outer.inner_steps)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()

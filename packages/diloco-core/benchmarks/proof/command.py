@@ -3,7 +3,7 @@
 A small language model over bytes learns the text of Python's standard library, with four replicas,
 in every way that rows.py lists. Measured are the loss in the end with three seeds; and, with
 processes on a slow link each, the share of the time that goes into training, and bytes. Then the
-table in the package's README and the picture beside it are written.
+table in docs/measured.md and the picture beside it are written.
 
 Results are kept, so that a second call measures only what is missing; --again measures once more.
 "plans" puts what the planner says today beside the times that are kept.

@@ -1,4 +1,4 @@
-"""The table in the package's README and its picture, made of the results alone."""
+"""The table in docs/measured.md and its picture, made of the results alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .rows import Row
 
 PACKAGE = Path(__file__).parents[2]
-PAGE = PACKAGE / "README.md"
+PAGE = PACKAGE / "docs" / "measured.md"
 """Where the table is kept."""
-PICTURE = "docs/proof.svg"
+PICTURE = "proof.svg"
 """Where the picture is kept, seen from the table."""
 
 _BEGIN, _END = "<!-- bench-proof -->", "<!-- end of bench-proof -->"
@@ -47,9 +47,7 @@ def write(path: Path = PAGE, folder: Path = FOLDER) -> None:
     if not begin or not end:
         raise SystemExit(f"{path} has no place for the table, between {_BEGIN} and {_END}")
     path.write_text(f"{before}{begin}\n{tables(losses, times)}\n{end}{after}")
-    picture = path.parent / PICTURE
-    picture.parent.mkdir(exist_ok=True)
-    picture.write_text(svg(losses, times))
+    (path.parent / PICTURE).write_text(svg(losses, times))
 
 
 def tables(losses: Results, times: Results) -> str:

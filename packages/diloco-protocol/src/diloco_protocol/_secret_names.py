@@ -76,8 +76,9 @@ _OF_PARAMETERS = frozenset({"key", "sig", "signature", "sas"})
 def is_secret_name(name: str) -> bool:
     """Whether a value is secret because of its name.
 
-    >>> [is_secret_name(name) for name in ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")]
-    [True, True, False, False, False]
+    Examples:
+        >>> [is_secret_name(name) for name in ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")]
+        [True, True, False, False, False]
     """
     return _is_secret(name[-_LONGEST:])
 
