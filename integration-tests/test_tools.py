@@ -222,13 +222,14 @@ def test_broken_links_of_a_site(tmp_path):
     ]
 
 
-def test_the_tables_of_options_are_those_of_the_docstrings():
-    options = tool("docs", "options")
-    command = "run `hatch env run -- python tools/docs/options.py`"
-    written = options.PAGE.read_text(encoding="utf-8")
-    assert options.page(written) == written, command
+def test_pages_have_what_the_docstrings_say():
+    described = tool("docs", "described")
+    texts = [path.read_text(encoding="utf-8") for path in described.PAGES]
+    command = "run `hatch env run -- python tools/docs/described.py`"
+    assert [described.page(text) for text in texts] == texts, command
     for name in ("connect", "DiLoCo", "SyncReport"):
-        assert f"\n<!-- {name} -->\n|  |" in written
+        assert f"\n<!-- {name} -->\n|  |" in texts[0]
+    assert "\n<!-- keys -->\n```\nbeginning.json" in texts[1]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_the_tables_of_options_are_those_of_the_docstrings():
     ],
 )
 def test_what_is_taken_for_an_option_that_is_left_out(name, annotation, default, shown):
-    options = tool("docs", "options")
+    described = tool("docs", "described")
 
     def made():
         """Make it."""
@@ -253,7 +254,7 @@ def test_what_is_taken_for_an_option_that_is_left_out(name, annotation, default,
     )
     made.__signature__ = inspect.Signature([parameter])
     cells = f"| `{name}` | {shown} | How long it takes (2.5 s, say). |"
-    assert options.table(made) == f"|  | default |  |\n| --- | --- | --- |\n{cells}"
+    assert described.table(made) == f"|  | default |  |\n| --- | --- | --- |\n{cells}"
 
 
 def test_the_reference_has_every_public_name():

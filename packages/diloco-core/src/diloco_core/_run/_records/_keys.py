@@ -17,10 +17,12 @@ Keys under the run's prefix, and whether they are only created or may be put aga
                                                               nothing is decided by it
     beats/{rank}                                      put     fixed runs: a counter that shows that
                                                               the rank is alive
-    commits/{sync}.json                               create  the members of a sync, or a rollback:
-                                                              this alone decides
+    commits/{sync}.json                               create  the members of a sync and its outer
+                                                              learning rate, or how the run ended
+                                                              or went back: this alone decides
     state/{sync}/{fragment}.{shard}.safetensors       create  parameters and outer state after the
-                                                              sync
+                                                              sync; with a state_codec most hold
+                                                              how the parameters have changed
     state/{sync}/{fragment}.done.json                 create  all shards of the state are there: an
                                                               incarnation can start from it
     initial/{nonce}/{fragment}.{shard}.safetensors    put     the state before the first sync

@@ -1,9 +1,10 @@
-"""Write the tables of options in docs/reference/options.md of diloco-core, from docstrings: run this file for it."""
+"""Write what docs/reference of diloco-core has from docstrings, options and keys of objects: run this file for it."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import diloco_core
 from diloco_core import Elastic, Timing
+from diloco_core._run._records import _keys
 
-PAGE = Path(__file__).parents[2] / "packages/diloco-core/docs/reference/options.md"
-_TABLE = re.compile(r"(<!-- (\w+) -->\n).*?\n(<!-- /\2 -->)", re.DOTALL)
+FOLDER = Path(__file__).parents[2] / "packages/diloco-core/docs/reference"
+PAGES = (FOLDER / "options.md", FOLDER / "kept.md")
+_PLACE = re.compile(r"(<!-- (\w+) -->\n).*?\n(<!-- /\2 -->)", re.DOTALL)
 _ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _SENTENCE = re.compile(r"(.*?\.)(?= [A-Z0-9`(]|$)")
 
@@ -59,11 +62,18 @@ def _first(name: str, entry: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return the page with its tables as the docstrings have them now."""
-    return _TABLE.sub(
-        lambda found: f"{found[1]}{table(getattr(diloco_core, found[2]))}\n{found[3]}", text
-    )
+    """Return the page with everything that it has from docstrings as these are now."""
+    return _PLACE.sub(lambda found: f"{found[1]}{_written(found[2])}\n{found[3]}", text)
+
+
+def _written(name: str) -> str:
+    if name != "keys":
+        return table(getattr(diloco_core, name))
+    block = re.search(r"::\n\n((?: {4}.*\n)+)", _keys.__doc__ or "")
+    assert block is not None
+    return f"```\n{textwrap.dedent(block[1])}```"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
