@@ -57,10 +57,3 @@ def test_the_two_commands_are_each_one_line():
     assert [command.count("\n") for command in commands[:2]] == [1, 1]
     assert commands[0].endswith("hatch run demo\n")
     assert commands[1].endswith("hatch run test\n")
-
-
-def test_every_link_leads_somewhere():
-    for target in re.findall(r"\]\(([^)]+)\)", README.read_text(encoding="utf-8")):
-        if target.startswith("#"):
-            target = "README.md"
-        assert target.startswith("https://") or (README.parent / target).exists(), target
