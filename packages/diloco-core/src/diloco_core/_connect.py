@@ -140,8 +140,7 @@ def connect(
             with a ``timing`` that leaves it at 300. Refused in elastic runs, likewise. Means
             (:class:`ObjectStoreAllReduce`) have no state with which a rank could come back: there
             it is 0.
-        chunk_bytes: Bytes handled at once; 1 MiB if left out. In fixed runs it must be the same for
-            all replicas.
+        chunk_bytes: Bytes handled at once; 1 MiB if left out. May differ between replicas.
         transfer: Connections, block size and memory for a store behind a network, such as
             ``Transfer(connections=32)``. May differ between replicas; refused for folders.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.

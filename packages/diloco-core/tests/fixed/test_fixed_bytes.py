@@ -34,14 +34,16 @@ class Overwriting(FolderStore):
 
 @pytest.fixture(params=[FolderStore, Overwriting], ids=["deciding", "overwriting"])
 def exchanges(request):
-    """Return a maker of all ranks' exchanges over a folder, whose store can decide or not."""
+    """Return a maker of all ranks' exchanges over a folder, whose store can decide or not.
+
+    Each rank has buffers of another size.
+    """
 
     def make(folder, ranks, **options):
+        stores = [request.param(str(folder)) for _ in range(ranks)]
         return [
-            StoreExchange(
-                request.param(str(folder)), rank, ranks, timing=LIMITS, chunk_bytes=256, **options
-            )
-            for rank in range(ranks)
+            StoreExchange(store, rank, ranks, timing=LIMITS, chunk_bytes=256 << rank, **options)
+            for rank, store in enumerate(stores)
         ]
 
     return make
