@@ -8,7 +8,8 @@ from modal import exception as modal_errors
 from modal._utils import http_utils
 
 import diloco_modal
-from diloco_modal._errors import DenseLogError, MissingError, bounded, import_modal, meant
+from diloco_modal._errors import DenseLogError, MissingError, bounded, meant
+from diloco_modal._import import import_modal
 from diloco_protocol import (
     AuthError,
     BackendError,

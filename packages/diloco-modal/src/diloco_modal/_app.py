@@ -7,7 +7,7 @@ from typing import Any
 
 from diloco_protocol import InvalidRequestError
 
-from ._errors import import_modal
+from ._import import import_modal
 from ._options import check_function
 from ._wrapper import run_replica
 

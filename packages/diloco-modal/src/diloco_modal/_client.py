@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from diloco_protocol import InvalidRequestError
 
 from . import _many as many
-from ._errors import DenseLogError, MissingError, import_modal
+from ._errors import DenseLogError, MissingError
 from ._handles import link
+from ._import import import_modal
 from ._options import ModalOptions
 from ._payload import deploy_command
 from ._record import damaged

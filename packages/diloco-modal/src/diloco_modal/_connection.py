@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from diloco_protocol import AuthError, BackendError, InvalidRequestError
 
 from . import _many as many
-from ._errors import import_modal
+from ._import import import_modal
 from ._options import ModalOptions
 
 T = TypeVar("T")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from diloco_protocol import (
     AuthError,
     BackendError,
     ForbiddenError,
     InvalidRequestError,
-    MissingDependencyError,
     ThrottledError,
     UnavailableError,
 )
@@ -20,8 +19,6 @@ from diloco_protocol import (
 T = TypeVar("T")
 _NO_ENVIRONMENT = re.compile(r"\bEnvironment '([^']*)' (not found|does not exist)")
 _UNSENDABLE = "Invalid metadata value"  # and then the value, which may be a token
-_refusal: list[Exception] = []
-"""Why the client could not be imported at first: a second try finds half of it, and says something else."""
 
 
 class MissingError(BackendError):
@@ -30,30 +27,6 @@ class MissingError(BackendError):
 
 class DenseLogError(BackendError):
     """Raised when so long or so full a stretch of a log is not read at once, by Modal's client or by us."""
-
-
-def import_modal() -> Any:
-    """Import Modal's client, which takes a second or two; that module.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-        InvalidRequestError: It refuses its settings.
-    """
-    try:
-        import modal
-
-        from . import _wire  # noqa: F401 - what of the client may have moved
-    except Exception as error:
-        if not isinstance(error, ImportError):  # it reads its settings then
-            _refusal.extend([] if _refusal else [error])
-        if not _refusal:
-            raise MissingDependencyError(
-                f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
-            ) from error
-        why = " ".join(str(_refusal[0]).split())
-        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from _refusal[0]
-    _refusal.clear()
-    return modal
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:

@@ -9,7 +9,8 @@ from typing import Any
 
 from . import _many as many
 from ._connection import Connection
-from ._errors import MissingError, import_modal
+from ._errors import MissingError
+from ._import import import_modal
 from ._options import ModalOptions
 from ._payload import record_name
 from ._record import DamagedRecordError, checked, numbers_of, written

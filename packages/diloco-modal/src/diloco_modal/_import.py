@@ -1,0 +1,34 @@
+"""Importing Modal's client, which is slow, and which reads the user's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_protocol import InvalidRequestError, MissingDependencyError
+
+_refusal: list[Exception] = []
+"""Why the client could not be imported at first: a second try finds half of it, and says something else."""
+
+
+def import_modal() -> Any:
+    """Import Modal's client, which takes a second or two; that module.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+        InvalidRequestError: It refuses its settings.
+    """
+    try:
+        import modal
+
+        from . import _wire  # noqa: F401 - what of the client may have moved
+    except Exception as error:
+        if not isinstance(error, ImportError):  # it reads its settings then
+            _refusal.extend([] if _refusal else [error])
+        if not _refusal:
+            raise MissingDependencyError(
+                f"Modal's client cannot be imported ({error}): pip install 'modal>=1.5.5,<1.7'"
+            ) from error
+        why = " ".join(str(_refusal[0]).split())
+        raise InvalidRequestError(f"Modal's client refuses its settings: {why}") from _refusal[0]
+    _refusal.clear()
+    return modal
