@@ -9,6 +9,7 @@ everything that was committed after it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -286,10 +287,11 @@ class StoreExchange(Exchange):
             if self._entrance is not None:
                 self._entrance.stop()
         incarnation.say.info(
-            "has joined the run as incarnation %d, at sync %d and inner step %d",
+            "has joined the run as incarnation %d, at sync %d and inner step %d (process %d)",
             incarnation.epoch,
             incarnation.sync,
             self.counted,
+            os.getpid(),
         )
         return self.position
 
