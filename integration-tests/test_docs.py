@@ -52,7 +52,7 @@ REPLACED = {
         ", rank=0, world_size=4": ", rank=0, world_size=1",
         "sync_every=500": "sync_every=5",
     },
-    "diloco-protocol": {"launch_replicas(4,": "launch_replicas(2,"},
+    "diloco-protocol": {' 4, "my_package': ' 2, "my_package'},
 }
 
 

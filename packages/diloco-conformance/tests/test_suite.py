@@ -242,7 +242,7 @@ class TestMessages:
         (shown,) = re.findall(
             r"```text\n(S5.*?)\n```", README.read_text(encoding="utf-8"), re.DOTALL
         )
-        assert str(caught.value) == shown
+        assert str(caught.value).split() == shown.split()  # the README breaks long lines
 
     def test_a_sequence_is_made_shorter(self):
         def steps(seed, shrink):

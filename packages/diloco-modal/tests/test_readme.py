@@ -84,5 +84,5 @@ def test_the_image_has_what_the_replicas_import():
         pytest.skip("the checkout has no diloco-core")
     needed = tomllib.loads(core.read_text())["project"]["dependencies"]
     names = {re.split("[><=]", each)[0] for each in needed} - {"diloco-protocol"}
-    (installed,) = re.findall(r"\.pip_install\((.*)\)", README.read_text(encoding="utf-8"))
+    (installed,) = re.findall(r"\.pip_install\(([^)]*)\)", README.read_text(encoding="utf-8"))
     assert names <= set(re.findall('"(.*?)"', installed))
