@@ -77,7 +77,7 @@ class Page:
                 exec(compile(code, where, "exec"), self.names)
             self.printed = out.getvalue()
         elif language == "sh":
-            self.printed = "".join(map(self.line, code.splitlines()))
+            self.printed = "".join(map(self.line, code.replace("\\\n", "").splitlines()))
         elif language == "text":
             assert doctest.OutputChecker().check_output(code, self.printed, FLAGS), (
                 f"{where} says\n{code}and the code before it prints\n{self.printed}"
