@@ -26,6 +26,14 @@ PAGES = sorted(TOP.glob("packages/*/docs/**/*.md"))
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("hatch run ", "pip install ", "export ", "kubectl ", "aws ", "git ")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+WIDTH = 86  # columns that a code block of the site shows in a window of 1280 pixels
+# Shell lines that stay one line, each with the reason.
+UNBROKEN = {
+    "python3 -m venv .venv && .venv/bin/pip install -q ./packages/diloco-protocol"
+    " ./packages/diloco-core ./packages/diloco-local": "copied in one go; test_wheels.py runs it",
+}
+# The list of keys, which tools/docs/described.py copies from a docstring, is as wide as it is there.
+GENERATED = re.compile(r"<!-- keys -->.*?<!-- /keys -->", re.DOTALL)
 
 # What the unnamed blocks of a README take for granted, and what in them is replaced by what is there.
 PRELUDES = {
@@ -202,6 +210,18 @@ def test_no_readme_has_unnamed_code_that_nobody_runs():
         ]
         # The one of diloco-eks is a piece of a manifest.
         assert not unnamed or path.parent.name in {*PRELUDES, "diloco-eks"}
+
+
+def test_code_blocks_are_no_wider_than_the_site_shows():
+    readmes = [TOP / "README.md", TOP / "CONTRIBUTING.md", *TOP.glob("packages/*/README.md")]
+    wide = [
+        f"{path.relative_to(TOP)}: {line}"
+        for path in [*readmes, *PAGES]
+        for _, _, code in FENCE.findall(GENERATED.sub("", path.read_text(encoding="utf-8")))
+        for line in code.splitlines()
+        if len(line) > WIDTH and line not in UNBROKEN
+    ]
+    assert wide == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
