@@ -2,37 +2,49 @@
 
 Keys under the run's prefix, and whether they are only created or may be put again::
 
-    beginning.json                                    put     a replica is uploading the initial
-                                                              state; deleted afterwards
-    manifest.json                                     create  what the run is; names the initial
-                                                              state
-    manifest.copy.json                                put     the same, in case that is lost
-    claims/{rank}/{epoch}.json                        create  one incarnation of a rank; the highest
-                                                              epoch is the rightful one
+    beginning.json                                    put     a replica is uploading the
+                                                              initial state; deleted
+                                                              afterwards
+    manifest.json                                     create  what the run is; names the
+                                                              initial state
+    manifest.copy.json                                put     the same, in case that is
+                                                              lost
+    claims/{rank}/{epoch}.json                        create  one incarnation of a rank;
+                                                              the highest epoch is the
+                                                              rightful one
     deltas/{sync}/{delta}.safetensors                 put     a contribution
     deltas/{sync}/lr.{n}.{rank}.{epoch}.{rates}.{schema}
-                                                      put     an incarnation asks for other outer
-                                                              learning rates from this sync on
-    deltas/{sync}/hint.{rank}.{epoch}.{event}         put     advice to join, leave or repair;
-                                                              nothing is decided by it
-    beats/{rank}                                      put     fixed runs: a counter that shows that
-                                                              the rank is alive
-    commits/{sync}.json                               create  the members of a sync and its outer
-                                                              learning rate, or how the run ended
-                                                              or went back: this alone decides
-    state/{sync}/{fragment}.{shard}.safetensors       create  parameters and outer state after the
-                                                              sync; with a state_codec most hold
-                                                              how the parameters have changed
-    state/{sync}/{fragment}.done.json                 create  all shards of the state are there: an
-                                                              incarnation can start from it
-    initial/{nonce}/{fragment}.{shard}.safetensors    put     the state before the first sync
-    kept/{key}                                        create  for some syncs: a copy of a state that
-                                                              the run has gone back to
-    inner/{rank}/{epoch}.{sync}.safetensors           put     what belongs to one replica alone
-    inner/{rank}/{epoch}.{sync}.residual.safetensors  put     what a codec will have lost if a
-                                                              contribution counts
-    unsynced/{nonce}/{number}.safetensors             put     what belongs to the model and is not
-                                                              synced; never deleted
+                                                      put     an incarnation asks for
+                                                              other outer learning rates
+                                                              from this sync on
+    deltas/{sync}/hint.{rank}.{epoch}.{event}         put     advice to join, leave or
+                                                              repair; nothing is decided
+                                                              by it
+    beats/{rank}                                      put     fixed runs: a counter that
+                                                              shows that the rank is alive
+    commits/{sync}.json                               create  the members of a sync and
+                                                              its outer learning rate, or
+                                                              how the run ended or went
+                                                              back: this alone decides
+    state/{sync}/{fragment}.{shard}.safetensors       create  parameters and outer state
+                                                              after the sync; with a
+                                                              state_codec most hold how
+                                                              the parameters have changed
+    state/{sync}/{fragment}.done.json                 create  all shards of the state are
+                                                              there: an incarnation can
+                                                              start from it
+    initial/{nonce}/{fragment}.{shard}.safetensors    put     the state before the first
+                                                              sync
+    kept/{key}                                        create  for some syncs: a copy of a
+                                                              state that the run has gone
+                                                              back to
+    inner/{rank}/{epoch}.{sync}.safetensors           put     what belongs to one replica
+                                                              alone
+    inner/{rank}/{epoch}.{sync}.residual.safetensors  put     what a codec will have lost
+                                                              if a contribution counts
+    unsynced/{nonce}/{number}.safetensors             put     what belongs to the model
+                                                              and is not synced; never
+                                                              deleted
 
 ``{delta}`` is ``{rank}.{epoch}.{from}-{to}[.{tokens}].{base}.{schema}.{groups}[.{rate}]``.
 
