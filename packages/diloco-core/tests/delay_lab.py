@@ -1,22 +1,11 @@
 """A small problem with a delay, by the formulas and by the outer loop."""
 
-import itertools
-
 import torch
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    ManagerExchange,
-    MockManager,
-    StoreExchange,
-    in_process,
-)
-from diloco_core._store._open import open_store
+from diloco_core import DiLoCo
 
 SIZE = 6  # values in a fragment
-_prefixes = itertools.count()
 
 
 class Parts(nn.Module):
@@ -155,31 +144,3 @@ def train(exchange, fragments, period, delay, alpha, inner, outer, steps, wishes
             seen.append([weight.detach().clone() for weight in model.weights])
     seen.append([weight.detach().clone() for weight in model.weights])
     return seen, loop.committed, reports
-
-
-def exchanges(kind, replicas, refused=()):
-    if kind == "store":
-        store = open_store(f"memory://delay/{next(_prefixes)}")
-        return [StoreExchange(store, rank, replicas) for rank in range(replicas)]
-    if kind in ("sharded", "gather"):
-        store = open_store(f"memory://delay/{next(_prefixes)}")
-        settings = Elastic(replicas, topology=kind)
-        return [StoreExchange(store, rank, replicas, settings) for rank in range(replicas)]
-    threads = in_process(replicas)
-    if kind == "manager":
-        return [
-            ManagerExchange(Refusing(thread, refused), rank=thread.rank, world_size=replicas)
-            for thread in threads
-        ]
-    return threads
-
-
-class Refusing(MockManager):
-    """Votes against some attempts to commit."""
-
-    def __init__(self, exchange, refused):
-        super().__init__(exchange)
-        self.votes = iter(number not in refused for number in range(10**6))
-
-    def should_commit(self):
-        return next(self.votes) and super().should_commit()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._device_copies import Accelerator
 
 SIDE, CURRENT = "side", "current"
@@ -82,3 +83,9 @@ class PretendedAccelerator(Accelerator):
                     target, source = self._copies[number]
                     target.copy_(source)
                     self._copies[number] = None
+
+
+def use(monkeypatch, accelerator):
+    """Let all fragments take a pretended accelerator for the one that their model is on."""
+    monkeypatch.setattr(DelayedFragment, "_accelerator", accelerator)
+    return accelerator

@@ -2,7 +2,7 @@
 
 import torch
 
-from diloco_core import DiLoCo, in_process
+from diloco_core import DiLoCo
 
 SIZES = (5, 3, 8, 1)
 
@@ -43,12 +43,13 @@ def train(exchange, members, settings, fragments, steps, **options):
             for number, parameter in enumerate(model):
                 parameter.grad = gradient(exchange.rank, step, number)
             inner.step()
-        parts = [[int(named.name) for named in part.tensors] for part in outer._fragments]
-        values = [copy for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+        copies = [part["copy"] for part in outer.state_dict()["fragments"]]
+    held, numbers = [sum(map(len, part)) for part in copies], iter(range(len(SIZES)))
+    parts = []  # the numbers of the parameters in each fragment, which are in order
+    for size in held:
+        part = []
+        while sum(SIZES[number] for number in part) < size:
+            part.append(next(numbers))
+        parts.append(part)
+    values = [copy for part in copies for copy in part]
     return [parameter.detach().clone() for parameter in model], reports, parts, values
-
-
-def lone(model=None, exchange=None, **options):
-    model = model or torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return DiLoCo(model, inner, exchange or in_process(1)[0], sync_every=2, **options)

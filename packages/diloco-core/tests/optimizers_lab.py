@@ -73,18 +73,19 @@ def model_of(dtype=torch.float32, seed=0):
     )
 
 
-def train(exchange, make, *, dtype=torch.float32, steps=45, sync_every=20, frozen=False, **options):
+def train(exchange, make, *, dtype=torch.float32, steps=45, sync_every=20, **options):
     model = model_of(dtype)
-    model[0].weight.requires_grad_(not frozen)
-    inner = make([parameter for parameter in model.parameters() if parameter.requires_grad])
+    inner = make(list(model.parameters()))
+    several = inner if isinstance(inner, list) else [inner]
     generator = torch.Generator().manual_seed(exchange.rank)
     with DiLoCo(model, inner, exchange, sync_every=sync_every, **options) as outer:
         for _ in range(steps):
             inputs = torch.randn(16, 6, generator=generator)
             wanted = inputs.sum(1, keepdim=True) * (1 + exchange.rank)
             (model(inputs.to(dtype)) - wanted.to(dtype)).pow(2).mean().backward()
-            inner.step()
-            inner.zero_grad()
+            for optimizer in several:
+                optimizer.step()
+                optimizer.zero_grad()
     return outer
 
 

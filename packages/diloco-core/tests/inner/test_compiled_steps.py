@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 import torch
+from loop_lab import loop
 
-from diloco_core import ConfigurationError, DiLoCo, in_process
+from diloco_core import ConfigurationError
 
 # torch 2.11 warns of what it imports itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -74,23 +75,17 @@ WAYS = {
 }
 
 
-def trained(lab, way, make, compiled, steps=7, **options):
+def trained(lab, way, make, compiled):
     """What the model holds, and how many inner steps each sync covered."""
     model = lab.small_model()
-    inner = make(model.parameters())
-    covered = []
-    (exchange,) = in_process(1)
-    options |= {"on_sync": lambda report: covered.append(report.inner_steps)}
-    with (
-        warnings.catch_warnings(),
-        DiLoCo(model, inner, exchange, sync_every=3, **options) as outer,
-    ):
+    model, inner, outer, reports = loop(None, model, make(model.parameters()), sync_every=3)
+    with warnings.catch_warnings(), outer:
         warnings.simplefilter("ignore")  # of the compiler's own imports
         train = way(model, inner, compiled)
-        for _ in range(steps):
+        for _ in range(7):
             train()
-    assert outer.inner_steps == steps
-    return lab.values(model), covered
+    assert outer.inner_steps == 7
+    return lab.values(model), [report.inner_steps for report in reports]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +112,8 @@ def test_a_step_that_is_captured_into_a_cuda_graph_is_refused(lab, monkeypatch):
 
     The capture was seen on a GPU; here torch only says that it is under way.
     """
-    model = lab.small_model()
-    inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    with DiLoCo(model, inner, in_process(1)[0], sync_every=3) as outer:
+    model, inner, outer, _ = loop(None, lab.small_model(), sync_every=3)
+    with outer:
         step_compiled(model, inner, lambda step: step)()
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

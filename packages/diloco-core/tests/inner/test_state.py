@@ -1,5 +1,6 @@
 """A rank that comes back has its inner optimizer, random numbers and place in the data again."""
 
+import copy
 import itertools
 import random
 import shutil
@@ -9,43 +10,47 @@ import pytest
 import torch
 from damage_lab import run_of
 from inner_lab import Loader
+from loop_lab import exchanges, loop
 from safetensors import safe_open
 from simulated import Schedule, SimulatedStore, simulate
 
-from diloco_core import (
-    CorruptedObjectError,
-    DiLoCo,
-    Elastic,
-    FencedError,
-    StoreExchange,
-    connect,
-)
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, FencedError, connect
 from diloco_core._inner._file import check_inner
 from diloco_core._inner._state import InnerState
 from diloco_core._run._records._keys import claim_key, inner_key
-from diloco_core._run._sync._sync import StoreSync
-from diloco_core._store._open import open_store
 
 
-def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, reports=None, **settings):
+def _train(place, syncs, loader=None, *, rank=0, ranks=1, every=10, stop=None, stops=None):
+    """Train until so many syncs are committed; be killed after a number of inner steps, or where a
+    sync would be finished.
+    """
     torch.manual_seed(5)
-    net = torch.nn.Linear(3, 2)
+    net, loader = torch.nn.Linear(3, 2), loader or Loader()
     inner = torch.optim.AdamW(net.parameters(), lr=0.01)
-    exchange = StoreExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
-    options = {"sync_every": 2, "save_inner_every": every}
+    (exchange,) = exchanges("elastic", ranks, place, ranks=[rank], least=1, grace=1.0)
+    options = {"save_inner_every": every}
     if every:
         options["stateful"] = {"loader": loader}
-    if reports is not None:
-        options["on_sync"] = lambda report: reports.append(
-            (report.sync, outer.committed, loader.position)
-        )
+    options["on_sync"] = lambda report: loader.reports.append(
+        (report.sync, outer.committed, loader.position)
+    )
+    begin, loader.reports = exchange.begin, []
+
+    def interrupted(job, **given):
+        pending = begin(job, **given)
+        if outer.committed + 1 == stops:
+            pending.finish = lambda: _kill()
+        return pending
+
+    exchange.begin = interrupted
+    _, _, outer, _ = loop(exchange, net, inner, **options)
     noise = []
-    with DiLoCo(net, inner, exchange, **options) as outer:
+    with outer:
         for _ in range(outer.batches_to_skip):
             next(loader)
         while outer.committed < syncs:
-            if stop is not None and outer.inner_steps == stop:
-                raise KeyboardInterrupt
+            if outer.inner_steps == stop:
+                _kill()
             noise.append((torch.rand(1).item(), random.random(), np.random.rand()))
             net(next(loader)).pow(2).mean().backward()
             inner.step()
@@ -53,13 +58,17 @@ def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, reports=
     return net, inner, noise, outer
 
 
+def _kill():
+    raise KeyboardInterrupt
+
+
 def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
     whole_loader, parts_loader = Loader(), Loader()
     random.seed(1), np.random.seed(1)
-    whole, whole_inner, whole_noise, _ = _train(str(tmp_path / "a"), 0, 6, whole_loader)
+    whole, whole_inner, whole_noise, _ = _train(tmp_path / "a", 6, whole_loader)
     random.seed(1), np.random.seed(1)
-    _, _, first_noise, _ = _train(str(tmp_path / "b"), 0, 3, Loader())
-    net, inner, noise, outer = _train(str(tmp_path / "b"), 0, 6, parts_loader)
+    _, _, first_noise, _ = _train(tmp_path / "b", 3)
+    net, inner, noise, outer = _train(tmp_path / "b", 6, parts_loader)
     assert outer.batches_to_skip == 0
     assert whole_noise == first_noise + noise
     assert parts_loader.seen == whole_loader.seen == list(range(1, 13))
@@ -70,84 +79,62 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
 
 def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        _train(
-            str(tmp_path), 0, 9, Loader(), every=2, stop=9
-        )  # killed after sync 4, saved at syncs 1 and 3
+        _train(tmp_path, 9, every=2, stop=9)  # killed after sync 4, saved at syncs 1 and 3
     loader = Loader()
-    _, _, _, outer = _train(str(tmp_path), 0, 6, loader, every=2)
-    assert outer.batches_to_skip == 2
+    assert _train(tmp_path, 6, loader, every=2)[-1].batches_to_skip == 2
     # Steps 7 and 8 are counted already; the 9th was never done.
     assert loader.seen == list(range(1, 13))
 
 
 def test_what_is_counted_while_an_incarnation_begins_is_passed_over_and_its_state_is_saved_later(
-    tmp_path, monkeypatch, caplog
+    tmp_path, caplog
 ):
     """The incarnation before it had contributed to sync 4, and ended before that was decided."""
-    finish = StoreSync.finish
-
-    def interrupted(self):
-        if self._sync == 4:
-            raise KeyboardInterrupt
-        return finish(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(StoreSync, "finish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            _train(str(tmp_path), 0, 9, Loader())
-    loader, reports = Loader(), []
-    _, _, _, outer = _train(str(tmp_path), 0, 6, loader, reports=reports)
-    assert outer.batches_to_skip == 6  # one sync was saved
+    with pytest.raises(KeyboardInterrupt):
+        _train(tmp_path, 9, stops=4)
+    loader = Loader()
+    assert _train(tmp_path, 6, loader)[-1].batches_to_skip == 6  # one sync was saved
     # Not (4, ...): the caller has no loop yet when that sync is adopted, and the loader does not
     # stand where it stood.
-    assert reports == [(5, 5, 10), (6, 6, 12)]
+    assert loader.reports == [(5, 5, 10), (6, 6, 12)]
     assert loader.seen == list(range(1, 13))
     assert "an earlier incarnation of this rank took and this one did not" not in caplog.text
-    assert (tmp_path / inner_key(0, 2, 6)).exists(), (
-        "the data loader stands where the counted steps end"
-    )
+    # The data loader stands where the counted steps end.
+    assert (tmp_path / inner_key(0, 2, 6)).exists()
 
 
 def test_several_optimizers_are_all_saved(tmp_path):
     def incarnation(steps):
         net = torch.nn.Linear(3, 2)
-        inner = [
-            torch.optim.AdamW([net.weight], lr=0.1),
-            torch.optim.SGD([net.bias], lr=0.1, momentum=0.9),
-        ]
-        exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
-        with DiLoCo(net, inner, exchange, sync_every=1) as outer:
-            restored = [
-                [{k: v.clone() for k, v in state.items()} for state in o.state.values()]
-                for o in inner
-            ]
+        adamw = torch.optim.AdamW([net.weight], lr=0.1)
+        inner = [adamw, torch.optim.SGD([net.bias], lr=0.1, momentum=0.9)]
+        _, _, outer, _ = loop(*exchanges("elastic", 1, tmp_path, grace=1.0), net, inner)
+        with outer:
+            restored = [copy.deepcopy(list(each.state.values())) for each in inner]
             while outer.inner_steps < steps:
                 net(torch.ones(4, 3)).sum().backward()
                 [optimizer.step() for optimizer in inner]
-            saved = [[dict(state) for state in optimizer.state.values()] for optimizer in inner]
-        return restored, saved
+        return restored, [list(each.state.values()) for each in inner]
 
-    _, saved = incarnation(3)
-    restored, _ = incarnation(4)
-    for wanted, found in zip(saved, restored, strict=True):
-        assert wanted[0].keys() == found[0].keys()
-        assert all(torch.equal(wanted[0][name], found[0][name]) for name in wanted[0])
+    _, saved = incarnation(4)
+    restored, _ = incarnation(5)
+    for (wanted,), (found,) in zip(saved, restored, strict=True):
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_state_is_laid_out_in_memory_as_the_parameters_are(tmp_path, fused):
     def incarnation(name, steps):
         torch.manual_seed(5)
-        net = torch.nn.Sequential(
-            torch.nn.Conv2d(4, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
-        )
+        layers = torch.nn.Conv2d(4, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+        net = torch.nn.Sequential(*layers)
         net.to(memory_format=torch.channels_last)
         net[2].weight = torch.nn.Parameter(net[2].weight.detach().t().contiguous().t())
         inner = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
-        inner.state["calls"] = {
-            "of": steps
-        }  # some optimizers keep more than the state of parameters
-        exchange = StoreExchange(open_store(str(tmp_path / name)), 0, 1, Elastic(1, grace=1.0))
+        # Some optimizers keep more than the state of parameters.
+        inner.state["calls"] = {"of": steps}
+        (exchange,) = exchanges("elastic", 1, tmp_path / name, grace=1.0)
         with DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=1) as outer:
             while outer.inner_steps < steps:
                 torch.manual_seed(outer.inner_steps)
@@ -168,33 +155,27 @@ def test_settings_that_are_tensors_stay_on_their_device():
     net = torch.nn.Linear(3, 2)
     inner = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.25))
     saved = b"".join(map(bytes, InnerState([inner], {}).parts(1, "run")))
-    inner.param_groups[0]["lr"] = torch.tensor(0.5)
-    InnerState([inner], {}).restore(saved, "run", "the file")
-    assert inner.param_groups[0]["lr"] == 0.25
-    inner.param_groups[0]["lr"] = torch.tensor(0.5, device="meta")
-    InnerState([inner], {}).restore(saved, "run", "the file")
-    assert inner.param_groups[0]["lr"].device.type == "meta"
+    for device in ("cpu", "meta"):
+        inner.param_groups[0]["lr"] = torch.tensor(0.5, device=device)
+        InnerState([inner], {}).restore(saved, "run", "the file")
+        assert inner.param_groups[0]["lr"].device.type == device
+        assert device == "meta" or inner.param_groups[0]["lr"] == 0.25
 
 
-def test_every_rank_has_its_own(tmp_path):
-    _train(str(tmp_path), 0, 3, Loader(), world_size=2)
-    other = Loader()
-    _, _, _, outer = _train(str(tmp_path), 1, 6, other, world_size=2)
-    assert other.seen[0] == 1
-    assert outer.batches_to_skip == 0
-
-
-def test_only_the_newest_is_kept(tmp_path):
-    _train(str(tmp_path), 0, 6, Loader(), every=1)
+def test_every_rank_has_its_own_and_only_the_newest_is_kept(tmp_path):
+    _train(tmp_path, 3, ranks=2, every=1)
     (kept,) = (tmp_path / "inner" / "00000").iterdir()
-    assert kept.name == "0001.00000006.safetensors"
+    assert kept.name == "0001.00000003.safetensors"
     with safe_open(kept, "pt") as file:
         assert "xxh3" in file.keys()  # noqa: SIM118 - no mapping
+    other = Loader()
+    assert _train(tmp_path, 6, other, rank=1, ranks=2)[-1].batches_to_skip == 0
+    assert other.seen[0] == 1
 
 
 def test_never_means_never(tmp_path, caplog):
-    _train(str(tmp_path), 0, 3, Loader(), every=0)
-    _train(str(tmp_path), 0, 6, Loader(), every=0)
+    _train(tmp_path, 3, every=0)
+    _train(tmp_path, 6, every=0)
     assert not (tmp_path / "inner").exists()
     assert "fresh inner state" not in caplog.text
 
@@ -202,54 +183,47 @@ def test_never_means_never(tmp_path, caplog):
 @pytest.mark.parametrize("gone", [False, True])
 def test_where_none_is_there_it_is_said(tmp_path, caplog, gone):
     if gone:
-        _train(str(tmp_path), 0, 3, Loader())
+        _train(tmp_path, 3)
         shutil.rmtree(tmp_path / "inner")
     else:
         with pytest.raises(KeyboardInterrupt):
-            _train(
-                str(tmp_path), 0, 9, Loader(), every=0, stop=7
-            )  # killed without ever having saved
+            _train(tmp_path, 9, every=0, stop=7)  # killed without ever having saved
     assert "fresh inner state" not in caplog.text
-    _train(str(tmp_path), 0, 6, Loader())
-    assert (
-        "continues with a fresh inner state, because the store holds no inner state of this rank"
-        in caplog.text
-    )
+    _train(tmp_path, 6)
+    said = "continues with a fresh inner state, because the store holds no inner state of this rank"
+    assert said in caplog.text
     assert "has to skip the 6 batches" in caplog.text
 
 
-class TestDamage:
-    def _damage(self, path):
-        data = bytearray(path.read_bytes())
-        data[-20] ^= 1
-        path.write_bytes(data)
+def _flip(data):
+    return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
 
+
+class TestDamage:
     def test_it_is_said_and_the_rank_goes_on_where_it_was_with_a_fresh_one(self, tmp_path, caplog):
-        _train(str(tmp_path), 0, 3, Loader())
+        _train(tmp_path, 3)
         (kept,) = (tmp_path / "inner" / "00000").iterdir()
-        self._damage(kept)
+        kept.write_bytes(_flip(kept.read_bytes()))
         loader = Loader()
-        _, _, _, outer = _train(str(tmp_path), 0, 6, loader)
+        assert _train(tmp_path, 6, loader)[-1].batches_to_skip == 6
         assert "inner state is damaged" in caplog.text
-        assert outer.batches_to_skip == 6
         assert loader.seen == list(range(1, 13)), "none is learned twice"
 
-    def test_what_was_saved_before_is_taken_where_it_is_still_there(self, tmp_path, caplog):
+    @pytest.mark.parametrize("harm", ["a bit", "another key"])
+    def test_what_was_saved_before_is_taken_where_it_is_still_there(self, tmp_path, caplog, harm):
+        """Where the newer one is damaged, or is the whole content of another key."""
         folder = tmp_path / "inner" / "00000"
-        _train(str(tmp_path), 0, 2, Loader())
+        _train(tmp_path, 2)
         (older,) = folder.iterdir()
         content = older.read_bytes()
-        _train(str(tmp_path), 0, 4, Loader())
+        _train(tmp_path, 4)
         (newer,) = folder.iterdir()
-        self._damage(newer)
+        newer.write_bytes(_flip(newer.read_bytes()) if harm == "a bit" else content)
         older.write_bytes(content)  # as when a replica dies while it saves
-        _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
+        assert _train(tmp_path, 6)[-1].batches_to_skip == 4
         assert "inner state is damaged" in caplog.text
-        assert (
-            "rank 0: restored the inner state that was saved after sync 2 instead. Skip 4 batches"
-            in caplog.text
-        )
-        assert outer.batches_to_skip == 4
+        said = "rank 0: restored the inner state that was saved after sync 2 instead. Skip 4 batch"
+        assert said in caplog.text
 
     @pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.slow)])
     def test_every_bit_and_every_truncation_is_noticed(self, step):
@@ -277,18 +251,14 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
         inner = torch.optim.SGD(net.parameters(), lr=1.0)
         options = {"stateful": {"loader": loader}, "save_inner_every": 1}
         with DiLoCo(net, inner, node.exchange, sync_every=2, **options) as outer:
-            incarnations[node.rank, node.incarnation] = (
-                outer.inner_steps,
-                outer.batches_to_skip,
-                loader.position,
-            )
+            stands = outer.inner_steps, outer.batches_to_skip, loader.position
+            incarnations[node.rank, node.incarnation] = stands
             while outer.committed < 8:
                 first = (node.rank, node.incarnation) == (1, 1)
                 if first and outer.inner_steps == 7:
                     raise RuntimeError("crash")
-                node.sleep(
-                    9.0 if first and outer.inner_steps == 5 else 1.0
-                )  # late: steps 5 and 6 are carried
+                # Late: steps 5 and 6 are carried.
+                node.sleep(9.0 if first and outer.inner_steps == 5 else 1.0)
                 next(loader)
                 net[0].grad = torch.ones(4)
                 inner.step()
@@ -333,7 +303,7 @@ class TestALoaderThatIsNotSaved:
         if options.pop("scheduled", False):
             scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
             options["stateful"] = {"scheduler": scheduler}
-        exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
+        (exchange,) = exchanges("elastic", 1, tmp_path, grace=1.0)
         with DiLoCo(net, inner, exchange, sync_every=2, **options) as outer:
             before = len(caplog.records)
             skip = outer.batches_to_skip, outer.batches_to_skip

@@ -6,93 +6,59 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loop_lab import AVERAGING, loop
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, in_process
 from diloco_core._inner._steps import StepCounter
 
-sequences = st.integers(1, 3).flatmap(
-    lambda count: st.tuples(st.just(count), st.lists(st.integers(0, count - 1), max_size=30))
-)
+
+def steps_by(counter, sequence):
+    """How many inner steps each step of an optimizer ends: before it and after it."""
+    return [(counter.before(optimizer), counter.after(optimizer)) for optimizer in sequence]
 
 
-def counted(count, sequence):
-    """How many inner steps each step of an optimizer ends: before it and after it; and whether one
-    is open at the end.
-    """
+@st.composite
+def sequences(draw):
+    count = draw(st.integers(1, 3))
+    rounds = st.lists(st.permutations(range(count)), max_size=10)  # all step each time
+    anyhow = st.lists(st.integers(0, count - 1), max_size=30)
+    return count, draw(anyhow | rounds.map(lambda given: [o for each in given for o in each]))
+
+
+@given(sequences(), st.integers(0, 30))
+@settings(deadline=None)
+def test_inner_steps_are_runs_without_a_repetition_and_end_when_complete(case, cut):
+    count, sequence = case
+    blocks, block, wanted = [], [], []
+    for optimizer in sequence:
+        repeated = optimizer in block
+        blocks += [block] if repeated else []
+        block = [optimizer] if repeated else [*block, optimizer]
+        complete = len(block) == count
+        wanted.append((repeated, complete))  # a repetition says that the step before was over
+        if complete:
+            blocks.append(block)
+            block = []
     counter = StepCounter(count)
-    ends = [(counter.before(optimizer), counter.after(optimizer)) for optimizer in sequence]
-    return ends, counter
-
-
-class TestTheCounter:
-    @given(sequences)
-    @settings(deadline=None)
-    def test_inner_steps_are_runs_without_a_repetition_and_end_when_complete(self, case):
-        count, sequence = case
-        ends, counter = counted(count, sequence)
-        blocks, block = [], []
-        for number, optimizer in enumerate(sequence):
-            if optimizer in block:
-                blocks.append(block)
-                block = []
-                assert ends[number][0], "the step before was over"
-            else:
-                assert not ends[number][0]
-            block.append(optimizer)
-            assert ends[number][1] == (len(block) == count)
-            if len(block) == count:
-                blocks.append(block)
-                block = []
-        assert counter.stepped == sorted(block)
-        assert sum(before + after for before, after in ends) == len(blocks)
-        assert counter.end() == bool(block)
-        assert not counter.end()
-
-    @given(sequences)
-    @settings(deadline=None)
-    def test_no_step_is_lost_and_none_counts_twice(self, case):
-        count, sequence = case
-        ends, counter = counted(count, sequence)
-        total = sum(before + after for before, after in ends) + counter.end()
-        most = max((sequence.count(optimizer) for optimizer in range(count)), default=0)
-        assert most <= total <= len(sequence)
-
-    @given(
-        st.integers(1, 3).flatmap(
-            lambda count: st.lists(st.permutations(range(count)), max_size=10)
-        )
-    )
-    @settings(deadline=None)
-    def test_where_all_step_each_time_the_order_is_of_no_importance(self, rounds):
-        sequence = [optimizer for order in rounds for optimizer in order]
-        ends, counter = counted(max([*sequence, 0]) + 1, sequence)
-        assert not any(before for before, _ in ends)
-        assert sum(after for _, after in ends) == len(rounds)
-        assert counter.stepped == []
-
-    @given(sequences, st.integers(0, 30))
-    @settings(deadline=None)
-    def test_a_step_that_is_counted_early_counts_once(self, case, cut):
-        count, sequence = case
-        ends, counter = counted(count, sequence[:cut])
-        early = counter.count_early()
-        assert not counter.count_early()
-        assert counter.stepped == []
-        ends += [(counter.before(number), counter.after(number)) for number in sequence[cut:]]
-        total = sum(before + after for before, after in ends) + early + counter.end()
-        ends, counter = counted(count, sequence)
-        assert total == sum(before + after for before, after in ends) + counter.end()
-
-    @given(sequences, st.integers(0, 30))
-    @settings(deadline=None)
-    def test_it_can_be_saved_at_any_time(self, case, cut):
-        count, sequence = case
-        first, counter = counted(count, sequence[:cut])
-        again = StepCounter(count)
-        again.load(counter.stepped)
-        second = [(again.before(optimizer), again.after(optimizer)) for optimizer in sequence[cut:]]
-        assert first + second == counted(count, sequence)[0]
+    ends = steps_by(counter, sequence)
+    assert ends == wanted
+    assert counter.stepped == sorted(block)
+    assert counter.end() == bool(block)
+    assert not counter.end()
+    # It can be saved at any time.
+    first, again = StepCounter(count), StepCounter(count)
+    before = steps_by(first, sequence[:cut])
+    again.load(first.stepped)
+    assert before + steps_by(again, sequence[cut:]) == ends
+    # A step that is counted early counts once.
+    first = StepCounter(count)
+    before, early = steps_by(first, sequence[:cut]), first.count_early()
+    assert not first.count_early()
+    assert first.stepped == []
+    after = steps_by(first, sequence[cut:])
+    total = sum(before + after for before, after in before + after) + early + first.end()
+    assert total == len(blocks) + bool(block)
 
 
 class TestSeveralOptimizers:
@@ -109,6 +75,10 @@ class TestSeveralOptimizers:
         generator = torch.Generator().manual_seed(1000 * rank + step)
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+    def loop(self, lab, exchange=None, sync_every=2, **options):
+        model, two = self.parts(lab)
+        return loop(exchange, model, two, sync_every=sync_every, **options)
 
     @pytest.mark.parametrize("turned", [False, True])
     @pytest.mark.parametrize("fragments", [1, 2])
@@ -137,13 +107,9 @@ class TestSeveralOptimizers:
         """The step counts when the other one is about to step again; a sync that is due waits for
         the step under way.
         """
-        model, (first, second) = self.parts(lab)
-        reports = []
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        with DiLoCo(
-            model, [first, second], in_process(1)[0], sync_every=2, on_sync=reports.append
-        ) as outer:
-            seen = []
+        model, (first, second), outer, reports = self.loop(lab)
+        scaler, seen = torch.amp.GradScaler("cpu", init_scale=4.0), []
+        with outer:
             for step in range(5):
                 self.gradients(model, 0, step)
                 scaler.scale(torch.ones(1))
@@ -151,9 +117,8 @@ class TestSeveralOptimizers:
                     model.bias.grad[0] = torch.inf
                 for optimizer in (first, second):
                     scaler.step(optimizer)
-                    assert optimizer is second or model.bias.grad is not None, (
-                        "the second one's step is still to come"
-                    )
+                    # The second one's step is still to come.
+                    assert optimizer is second or model.bias.grad is not None
                 scaler.update()
                 seen.append((outer.inner_steps, outer.committed))
         # Step 1 is not complete; it counts at the beginning of step 2, whose end completes the
@@ -166,10 +131,8 @@ class TestSeveralOptimizers:
         """A fused optimizer is called nonetheless, and leaves the model as it is."""
         model = lab.small_model()
         inner = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        (exchange,) = in_process(1)
-        counted = []
-        with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+        scaler, counted = torch.amp.GradScaler("cpu", init_scale=4.0), []
+        with loop(None, model, inner)[2] as outer:
             for step in range(5):
                 infinite = torch.inf if step in {1, 2} else 1.0
                 scaler.scale(infinite * model(torch.ones(5, 3)).pow(2).mean()).backward()
@@ -188,8 +151,7 @@ class TestSeveralOptimizers:
         """
         model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(3)])
         three = [torch.optim.SGD([parameter], lr=1.0) for parameter in model]
-        options = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
-        with DiLoCo(model, three, in_process(1)[0], **options) as outer:
+        with loop(None, model, three, sync_every=1, **AVERAGING)[2] as outer:
             for step in range(8):
                 for optimizer in three:
                     optimizer.zero_grad(set_to_none=to_none)
@@ -213,9 +175,9 @@ class TestSeveralOptimizers:
         two = [torch.optim.SGD([parameter], lr=0.1) for parameter in model]
         reached = {"the second's": [{0}, {0, 1}], "the first's": [{0, 1}, {1}]}
         each = reached.get(reaches, [{0, 1}, {0, 1}])
-        reports, seen = [], []
-        (exchange,) = in_process(1)
-        with DiLoCo(model, two, exchange, sync_every=3, on_sync=reports.append) as outer:
+        _, _, outer, reports = loop(None, model, two, sync_every=3)
+        seen = []
+        with outer:
             for _ in range(10):
                 for number in (1, 0) if turned else (0, 1):
                     two[number].zero_grad()
@@ -226,8 +188,8 @@ class TestSeveralOptimizers:
         assert [report.total_inner_steps for report in reports] == [3, 6, 9, 10]
 
     def test_a_partner_whose_gradients_are_set_to_zero_is_not_about_to_step(self, lab):
-        model, (first, second) = self.parts(lab)
-        with DiLoCo(model, [first, second], in_process(1)[0], sync_every=4) as outer:
+        model, (first, second), outer, _ = self.loop(lab, sync_every=4)
+        with outer:
             for step in range(3):
                 self.gradients(model, 0, step)
                 second.step()
@@ -236,9 +198,8 @@ class TestSeveralOptimizers:
                 assert outer.inner_steps == step + 1
 
     def test_a_step_that_is_open_at_the_end_is_flushed(self, lab):
-        model, (first, second) = self.parts(lab)
-        reports = []
-        with DiLoCo(model, [first, second], in_process(1)[0], sync_every=1, on_sync=reports.append):
+        model, (first, second), outer, reports = self.loop(lab, sync_every=1)
+        with outer:
             self.gradients(model, 0, 0)
             first.step(), second.step()
             self.gradients(model, 0, 1)
@@ -247,33 +208,15 @@ class TestSeveralOptimizers:
         assert [(r.inner_steps, r.total_inner_steps) for r in reports] == [(1, 1), (1, 2)]
         assert not torch.equal(model.weight, moved)
 
-    def test_a_partner_that_never_steps_again_does_not_stop_the_syncs(self, lab):
-        """They wait for it one period at most."""
-        model, (first, _) = self.parts(lab)
-        reports = []
-        with DiLoCo(
-            model,
-            [first, torch.optim.SGD([model.bias])],
-            in_process(1)[0],
-            sync_every=3,
-            on_sync=reports.append,
-        ):
-            for step in range(20):
-                self.gradients(model, 0, step)
-                first.step()
-            assert [r.total_inner_steps for r in reports] == [7, 14]
-        assert sum(r.inner_steps for r in reports) == 20
-
     def test_a_sync_within_a_step_counts_it(self, lab):
         """It holds what that step learned: an incarnation that begins there must not repeat it."""
-        model, two = self.parts(lab)
         saved = []
 
         def on_sync(report):
             saved.append((report.total_inner_steps, outer.state_dict()["stepped"]))
 
-        (exchange,) = in_process(1)
-        with DiLoCo(model, two, exchange, sync_every=1, on_sync=on_sync) as outer:
+        model, two, outer, _ = self.loop(lab, sync_every=1, on_sync=on_sync)
+        with outer:
             for step in range(3):
                 self.gradients(model, 0, step)
                 two[0].step()
@@ -282,34 +225,29 @@ class TestSeveralOptimizers:
             assert outer.inner_steps == 3
 
     @pytest.mark.parametrize("idle", [0, 1])
-    def test_one_that_does_not_step_is_named_once(self, lab, caplog, idle):
-        model, two = self.parts(lab)
-        with DiLoCo(model, two, in_process(1)[0], sync_every=3):
+    @pytest.mark.parametrize("until", [0, 4])  # one period and a step of the next one
+    def test_one_that_does_not_step_any_more_is_waited_for_a_period_and_named_once(
+        self, lab, caplog, idle, until
+    ):
+        model, two, outer, reports = self.loop(lab, sync_every=3)
+        with outer:
             for step in range(20):
                 self.gradients(model, 0, step)
-                two[1 - idle].step()
+                for number in (0, 1):
+                    if number != idle or step < until:
+                        two[number].step()
+            if not until:
+                assert [r.total_inner_steps for r in reports] == [7, 14]
+        assert sum(r.inner_steps for r in reports) == 20
         (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
         assert record.levelname == "WARNING"
-        assert (
-            f"after 3 inner steps and comes after 7, because it waited for inner optimizer {idle} "
-            "(SGD)," in record.message
-        )
-
-    def test_one_that_does_not_step_any_more_is_named(self, lab, caplog):
-        model, two = self.parts(lab)
-        with DiLoCo(model, two, in_process(1)[0], sync_every=3):
-            for step in range(20):
-                self.gradients(model, 0, step)
-                two[0].step()
-                if step < 4:  # one period and a step of the next one
-                    two[1].step()
-        (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
-        assert "it waited for inner optimizer 1 (SGD)" in record.message
+        assert f"it waited for inner optimizer {idle} (SGD)" in record.message
+        assert until or "after 3 inner steps and comes after 7" in record.message
 
     @pytest.mark.parametrize("pattern", [(0, 1), (0, 0, 1), (0, 1, 1), (1, 0, 0)])
     def test_ones_that_step_less_often_are_not_spoken_of(self, lab, caplog, pattern):
-        model, two = self.parts(lab)
-        with DiLoCo(model, two, in_process(1)[0], sync_every=3) as outer:
+        model, two, outer, _ = self.loop(lab, sync_every=3)
+        with outer:
             for step in range(20):
                 self.gradients(model, 0, step)
                 for number in pattern:
@@ -318,55 +256,47 @@ class TestSeveralOptimizers:
         assert "waited for" not in caplog.text
 
     def test_it_goes_on_in_the_middle_of_a_step(self, lab):
-        model, two = self.parts(lab)
-        saved = []
-        with DiLoCo(model, two, in_process(1)[0], sync_every=2) as outer:
+        model, two, outer, _ = self.loop(lab)
+        with outer:
             self.gradients(model, 0, 0)
             two[0].step()
-            saved.append(copy.deepcopy(outer.state_dict()))
+            saved = copy.deepcopy(outer.state_dict())
         model, two = self.parts(lab)
         self.gradients(model, 0, 0)
         two[0].step()
-        outer = DiLoCo(model, two, in_process(1)[0], sync_every=2)
-        outer.load_state_dict(saved[0])
+        outer = loop(None, model, two)[2]
+        outer.load_state_dict(saved)
         with outer:
             two[1].step()
             assert outer.inner_steps == 1
 
 
-class TestGradients:
-    def test_of_what_is_not_adopted_they_stay(self, lab):
-        """Entering with a state that was loaded leaves the model as it is."""
-        model = lab.fill(nn.Linear(2, 2))
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, in_process(1)[0], sync_every=2) as outer:
-            lab.push(model, inner, 0, 0)
-            state = copy.deepcopy(outer.state_dict())
-            gradient = model.weight.grad.clone()
-            lab.push(model, inner, 0, 1)
-            assert model.weight.grad is None
-        again = lab.fill(nn.Linear(2, 2))
-        inner = torch.optim.SGD(again.parameters(), lr=1.0)
-        lab.push(again, inner, 0, 0)
-        outer = DiLoCo(again, inner, in_process(1)[0], sync_every=2)
-        outer.load_state_dict(state)
-        with outer:
-            assert torch.equal(again.weight.grad, gradient)
+def test_gradients_of_what_is_not_adopted_stay(lab):
+    """Entering with a state that was loaded leaves the model as it is."""
+    model, inner, outer, _ = loop()
+    with outer:
+        lab.push(model, inner, 0, 0)
+        state = copy.deepcopy(outer.state_dict())
+        gradient = model[0].weight.grad.clone()
+        lab.push(model, inner, 0, 1)
+        assert model[0].weight.grad is None
+    model, inner, outer, _ = loop()
+    lab.push(model, inner, 0, 0)
+    outer = loop(None, model, inner)[2]
+    outer.load_state_dict(state)
+    with outer:
+        assert torch.equal(model[0].weight.grad, gradient)
 
 
-class TestRefusals:
-    def test_optimizers(self, lab):
-        model = lab.fill(nn.Linear(2, 2))
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        for wrong, message in [
-            (None, "inner_optimizer must be a torch.optim.Optimizer or a list of them, not None"),
-            ([], "inner_optimizer is empty"),
-            (
-                [inner, "adam"],
-                "inner_optimizer must be a torch.optim.Optimizer or a list of them, not 'adam'",
-            ),
-            ([inner, inner], "inner_optimizer holds the same optimizer twice"),
-            (model, "inner_optimizer must be a torch.optim.Optimizer"),
-        ]:
-            with pytest.raises(ConfigurationError, match=message):
-                DiLoCo(model, wrong, in_process(1)[0], sync_every=1)
+def test_what_is_no_inner_optimizer():
+    model, inner, *_ = loop()
+    kind = "inner_optimizer must be a torch.optim.Optimizer or a list of them, not "
+    for wrong, message in [
+        (None, f"{kind}None"),
+        ([], "inner_optimizer is empty"),
+        ([inner, "adam"], f"{kind}'adam'"),
+        ([inner, inner], "inner_optimizer holds the same optimizer twice"),
+        (model, kind),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            DiLoCo(model, wrong, in_process(1)[0], sync_every=1)

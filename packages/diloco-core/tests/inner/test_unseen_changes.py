@@ -1,20 +1,11 @@
 """An optimizer that the outer loop was not told of is noticed, and nothing else is."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    ReplicaLostError,
-    StoreExchange,
-    UnseenStepsError,
-    in_process,
-)
-from diloco_core._store._open import open_store
+from diloco_core import ReplicaLostError, UnseenStepsError, in_process
 from diloco_core.testing import run_replicas
 
 OPTIMIZERS = {
@@ -29,116 +20,110 @@ def backward(model, number=0):
     model(inputs).pow(2).mean().backward()
 
 
-@contextmanager
 def refused(match=None):
-    with pytest.raises(UnseenStepsError, match=match) as caught:
-        yield caught
+    return pytest.raises(UnseenStepsError, match=match)
 
 
-def elastic(tmp_path):
-    return StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+def parts(lab, exchange=None, model=None, **options):
+    """A model, its inner optimizer, another one, and the outer loop."""
+    model = lab.small_model() if model is None else model
+    inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
+    return model, inner, other, loop(exchange, model, inner, **options)[2]
 
 
-class TestAnotherOptimizer:
-    @pytest.mark.parametrize("kind", OPTIMIZERS)
-    @pytest.mark.parametrize("before", [0, 7])
-    @pytest.mark.parametrize("sync_every", [1, 5, 20])
-    def test_is_an_error_after_a_while(self, lab, tmp_path, kind, before, sync_every):
-        model = lab.small_model()
-        inner = torch.optim.SGD(model.parameters(), lr=0.01)
-        passes = 0
-        with (
-            refused(match=r"parameter '.*' is trained, but no inner optimizer") as caught,
-            DiLoCo(model, inner, elastic(tmp_path), sync_every=sync_every) as outer,
-        ):
-            for number in range(before):
-                backward(model, number)
-                inner.step()
-                inner.zero_grad()
-            other = OPTIMIZERS[kind](model.parameters())
-            while outer.committed < 100 and passes < 1000:
-                passes += 1
-                backward(model, passes)
-                other.step()
-                other.zero_grad()
-        assert caught.value.tensor in dict(model.named_parameters())
-        assert passes <= 3 * max(sync_every, 10) + 1
+def elastic():
+    return exchanges("elastic", 1, grace=1.0)[0]
 
-    def test_so_is_a_step_that_was_replaced(self, lab):
-        model = lab.small_model()
-        inner = torch.optim.SGD(model.parameters(), lr=0.01)
 
-        def step():
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.data -= 0.01 * parameter.grad
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("before", [0, 7])
+@pytest.mark.parametrize("sync_every", [1, 5, 20])
+def test_another_optimizer_is_an_error_after_a_while(lab, kind, before, sync_every):
+    model, inner, _, outer = parts(lab, elastic(), sync_every=sync_every)
+    passes = 0
+    with refused(r"parameter '.*' is trained, but no inner optimizer") as caught, outer:
+        for number in range(before):
+            backward(model, number)
+            inner.step()
+            inner.zero_grad()
+        other = OPTIMIZERS[kind](model.parameters())
+        while outer.committed < 100 and passes < 1000:
+            passes += 1
+            backward(model, passes)
+            other.step()
+            other.zero_grad()
+    assert caught.value.tensor in dict(model.named_parameters())
+    assert passes <= 3 * max(sync_every, 10) + 1
 
-        with refused(), DiLoCo(model, inner, in_process(1)[0], sync_every=2):
-            inner.step = step
-            for number in range(1000):
-                backward(model, number)
-                inner.step()
-                inner.zero_grad()
 
-    def test_a_compiled_model_is_watched_too(self, lab):
-        model = lab.small_model()
-        compiled = torch.compile(model, backend="eager")
-        inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
-        with refused(), DiLoCo(compiled, inner, in_process(1)[0], sync_every=2):
-            for number in range(1000):
-                backward(compiled, number)
-                other.step()
+def test_so_is_a_step_that_was_replaced(lab):
+    model, inner, other, outer = parts(lab)
+    with refused(), outer:
+        inner.step = other.step
+        for number in range(1000):
+            backward(model, number)
+            inner.step()
 
-    def test_parameters_that_the_loss_does_not_reach_do_not_hide_it(self, lab):
-        model = nn.ModuleDict(
-            {"unused": nn.Linear(1, 1), "used": nn.Linear(3, 2), "last": nn.Linear(3, 2)}
-        )
-        inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
-        with refused(match="'last"), DiLoCo(model, inner, in_process(1)[0], sync_every=2):
-            model["used"].requires_grad_(False)
-            for number in range(1000):
-                backward(model["last"], number)
-                other.step()
 
-    def test_one_that_few_steps_were_taken_with_is_found_at_the_end(self, lab):
-        model = lab.small_model()
-        inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
-        with refused(), DiLoCo(model, inner, in_process(1)[0], sync_every=5):
-            for number in range(20):
-                backward(model, number)
-                (inner if number < 7 else other).step()
+def test_a_compiled_model_is_watched_too(lab):
+    compiled = torch.compile(lab.small_model(), backend="eager")
+    _, _, other, outer = parts(lab, None, compiled)
+    with refused(), outer:
+        for number in range(1000):
+            backward(compiled, number)
+            other.step()
 
-    @pytest.mark.parametrize("steps", [1, 4])
-    def test_in_a_strict_run_it_is_an_error_at_the_end_however_few_steps_there_were(
-        self, lab, steps
-    ):
-        model = lab.small_model()
+
+def test_parameters_that_the_loss_does_not_reach_do_not_hide_it(lab):
+    sizes = {"unused": (1, 1), "used": (3, 2), "last": (3, 2)}
+    model = nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})
+    _, _, other, outer = parts(lab, None, model)
+    with refused("'last"), outer:
+        model["used"].requires_grad_(False)
+        for number in range(1000):
+            backward(model["last"], number)
+            other.step()
+
+
+def test_one_that_few_steps_were_taken_with_is_found_at_the_end(lab):
+    model, inner, other, outer = parts(lab, sync_every=5)
+    with refused(), outer:
+        for number in range(20):
+            backward(model, number)
+            (inner if number < 7 else other).step()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_block_without_a_step_that_was_seen_is_refused_however_few_there_were(lab, steps):
+    """Also by gradients that no backward pass brings, where nothing is to be seen before."""
+    for exchange in (None, elastic()):
+        model, _, other, outer = parts(lab, exchange, sync_every=5)
         before = lab.values(model)
-        inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
-        with (
-            refused(match="the inner optimizer did not take a single step") as caught,
-            DiLoCo(model, inner, in_process(1)[0], sync_every=5),
-        ):
+        with refused("the inner optimizer did not take a single step") as caught, outer:
             for number in range(steps):
-                backward(model, number)
+                if exchange is None:
+                    backward(model, number)
+                else:
+                    for parameter in model.parameters():
+                        parameter.grad = torch.ones_like(parameter)
                 other.step()
         assert "rank 0" in str(caught.value)
         assert lab.identical([lab.values(model), before])
 
-    def test_the_others_hear_who_it_was(self, lab):
-        def train(exchange):
-            model = lab.small_model()
-            inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
-            with DiLoCo(model, inner, exchange, sync_every=5):
-                for number in range(10):
-                    backward(model, number)
-                    (other if exchange.rank == 1 else inner).step()
 
-        innocent, guilty = run_replicas(train, in_process(2))
-        assert isinstance(guilty, UnseenStepsError)
-        assert isinstance(innocent, ReplicaLostError)
-        assert innocent.rank == 1
-        assert "UnseenStepsError" in str(innocent)
+def test_the_others_hear_who_it_was(lab):
+    def train(exchange):
+        model, inner, other, outer = parts(lab, exchange, sync_every=5)
+        with outer:
+            for number in range(10):
+                backward(model, number)
+                (other if exchange.rank == 1 else inner).step()
+
+    innocent, guilty = run_replicas(train, in_process(2))
+    assert isinstance(guilty, UnseenStepsError)
+    assert isinstance(innocent, ReplicaLostError)
+    assert innocent.rank == 1
+    assert "UnseenStepsError" in str(innocent)
 
 
 def accumulate(model, inner):
@@ -223,7 +208,7 @@ def hold_nan(model, inner):
 def test_what_is_no_other_optimizer_is_let_alone(lab, train):
     model = lab.small_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.001)
-    with DiLoCo(model, inner, in_process(1)[0], sync_every=3) as outer:
+    with loop(None, model, inner, sync_every=3)[2] as outer:
         train(model, inner)
         assert outer.inner_steps > 0
 
@@ -237,7 +222,7 @@ def test_nothing_stays_at_the_model_when_the_block_is_left(lab):
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-def test_a_step_with_many_backward_passes_is_one_step(lab, tmp_path):
+def test_a_step_with_many_backward_passes_is_one_step(lab):
     """LBFGS tries many points within one step, and moves the parameters to each of them."""
     model = lab.small_model()
     inner = torch.optim.LBFGS(
@@ -252,42 +237,20 @@ def test_a_step_with_many_backward_passes_is_one_step(lab, tmp_path):
         passes.append(loss)
         return loss
 
-    with DiLoCo(model, inner, elastic(tmp_path), sync_every=2) as outer:
+    with loop(elastic(), model, inner)[2] as outer:
         for _ in range(2):
             inner.step(closure)
     assert len(passes) > 60
     assert outer.committed == 1
 
 
-def test_an_elastic_run_without_a_step_that_was_seen_is_refused_too(lab, tmp_path):
-    """By gradients that no backward pass brings, there is nothing to be seen before the end."""
-    model = lab.small_model()
-    inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    with (
-        refused(match="the inner optimizer did not take a single step"),
-        DiLoCo(model, inner, elastic(tmp_path), sync_every=2),
-    ):
-        other = torch.optim.SGD(model.parameters(), lr=0.01)
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        other.step()
-
-
-def test_steps_before_the_block_do_not_hide_another_optimizer_inside_of_it(lab, tmp_path):
-    model = lab.small_model()
-    inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    outer = DiLoCo(model, inner, elastic(tmp_path), sync_every=5)
+def test_steps_before_the_block_do_not_hide_another_optimizer_inside_of_it(lab):
+    model, inner, other, outer = parts(lab, elastic(), sync_every=5)
     backward(model)
     inner.step()
-
-    def train():
-        with outer:
-            other = torch.optim.SGD(model.parameters(), lr=0.01)
-            for number in range(31):
-                backward(model, number)
-                other.step()
-                other.zero_grad()
-            raise AssertionError("not noticed")
-
-    with refused(match=r"parameter '.*' is trained, but no inner optimizer"):
-        train()
+    with refused(r"parameter '.*' is trained, but no inner optimizer"), outer:
+        for number in range(31):
+            backward(model, number)
+            other.step()
+            other.zero_grad()
+        raise AssertionError("not noticed")

@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, MismatchError, in_process
-from diloco_core._model._partition import Buffers, split
+from diloco_core import ConfigurationError, DiLoCo, MismatchError, Seconds, in_process
 from diloco_core.testing import run_replicas
 
 
@@ -25,150 +25,119 @@ class Untouched:
     join = begin = shards = leave = abort = refuse
 
 
-def make(model=None, **options):
-    model = model or nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
-    inner = torch.optim.SGD(parameters or [nn.Parameter(torch.ones(1))])
-    arguments = {
-        "model": model,
-        "inner_optimizer": inner,
-        "exchange": Untouched(),
-        "sync_every": 6,
-        **options,
-    }
-    return DiLoCo(**arguments)
+def refused(message, model=None, **options):
+    options = {"exchange": Untouched(), "sync_every": 6, **options}
+    with pytest.raises(ConfigurationError) as caught:
+        loop(model=model, **options)
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("sync_every", [5, 7])
-def test_sync_every_is_a_multiple_of_the_fragments(sync_every):
-    message = (
-        rf"sync_every is {sync_every}, but it must be a multiple of the number of fragments, "
-        "which is 3"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        make(sync_every=sync_every, fragments=3)
-
-
+WHOLE = r"must be a whole number of at least {}, not "
+ADAM = {"outer_optimizer": lambda given: torch.optim.Adam(given, lr=0.1)}
+INT8 = {"codec": "int8"}
+TRIMMED = {"aggregate": "trimmed"}
 WRONG = [
-    (
-        "sync_every",
-        [0, -3, 2.0, "6", None, True, [6]],
-        (
-            "sync_every must be a whole number of inner steps, at least 1, not {!r}. In an elastic "
-            "run it may also be a time"
-        ),
-    ),
-    (
-        "save_inner_every",
-        [-1, 1.0, True, "10", None],
-        "save_inner_every must be a whole number of at least 0, not {!r}",
-    ),
-    (
-        "fragments",
-        [0, -1, True, 2.0, None],
-        "fragments must be a whole number of at least 1, not {!r}",
-    ),
-    (
-        "fragments",
-        ["2", "striding", "", {"0": 1}, {1}, nn.Linear(2, 2)],
-        "fragments must be a number, 'strided', 'sequential', one of these words with a number "
-        "such as ('strided', 4), or a list of modules",
-    ),
-    (
-        "fragments",
-        [("striding", 4), ["", 4]],
-        "the pattern in fragments must be one of 'strided', 'sequential', not",
-    ),
-    (
-        "fragments",
-        [("strided", 0), ("strided", "4"), ("sequential", None), ["strided", 2.0]],
-        "the number of fragments must be a whole number of at least 1, not",
-    ),
-    (
-        "outer_lr",
-        ["0.7", True, [0.7], float("nan"), float("inf")],
-        "outer_lr must be a finite number, not {!r}",
-    ),
-    ("outer_lr", [0.0, -0.1], "outer_lr must be positive, not {!r}"),
-    (
-        "outer_momentum",
-        ["0.9", True, float("nan")],
-        "outer_momentum must be a finite number, not {!r}",
-    ),
-    ("outer_momentum", [-0.1, 1.0], "outer_momentum must be at least 0 and less than 1, not {!r}"),
-    ("nesterov", [1, "yes", 0.5], "nesterov must be True or False, not {!r}"),
-    ("init", ["random", 0, ["check"]], "init must be one of 'rank0', 'check', not {!r}"),
-    ("buffers", ["sum", 1, ["mean"]], "buffers must be one of 'mean', 'rank0', 'none', not {!r}"),
-    ("model", [[nn.Linear(2, 2)], "model", nn.Linear], "model must be a torch.nn.Module, not a "),
-    (
-        "exchange",
-        ["s3://user:secret@host/run", Untouched, object()],
-        "exchange must be an object that connect() or in_process() returned, ",
-    ),
-    ("on_sync", [[], "print", 3], "on_sync must be a function that takes a report, not a"),
-    ("stateful", [[1], "loader", object()], "stateful must be a mapping from names"),
+    ("sync_every", [0, -3, 2.0, "6", None, True, [6]], "must be a whole number of inner steps"),
+    ("save_inner_every", [-1, 1.0, True, "10", None], WHOLE.format(0)),
+    ("fragments", [0, -1, True, 2.0, None], WHOLE.format(1)),
+    ("fragments", ["2", "striding", "", {"0": 1}, {1}, nn.Linear(2, 2)], "or a list of modules"),
+    ("fragments", [("striding", 4), ["", 4]], "must be one of 'strided', 'sequential', not"),
+    ("fragments", [("strided", 0), ("strided", "4"), ["strided", 2.0]], WHOLE.format(1)),
+    ("outer_lr", ["0.7", True, [0.7], float("nan"), float("inf"), 10**400], "a finite number, not"),
+    ("outer_lr", [0.0, -0.1], "must be positive, not"),
+    ("outer_momentum", ["0.9", True, float("nan")], "must be a finite number, not"),
+    ("outer_momentum", [-0.1, 1.0], "must be at least 0 and less than 1, not"),
+    ("nesterov", [1, "yes", 0.5], "must be True or False, not"),
+    ("init", ["random", 0, ["check"]], "must be one of 'rank0', 'check', not"),
+    ("buffers", ["sum", 1, ["mean"]], "must be one of 'mean', 'rank0', 'none', not"),
+    ("on_sync", [[], "print", 3], "must be a function that takes a report, not a"),
+    ("stateful", [[1], "loader", object()], "must be a mapping from names"),
     ("stateful", [{1: 2}], "the names in stateful must be text, not 1"),
-    (
-        "outer_optimizer",
-        ["sgd", torch.optim.SGD([nn.Parameter(torch.ones(1))])],
-        "outer_optimizer must be a function that",
-    ),
+    ("outer_optimizer", ["sgd", torch.optim.SGD([torch.ones(1)])], "must be a function that"),
+    ("delay", [-1, 1.0, True, "1"], WHOLE.format(0)),
+    ("alpha", [1.01, -0.1, float("nan"), "half", True], "must be a number from 0"),
+    ("weight", ["token", 1, True], "must be one of 'equal', 'steps', 'tokens'"),
+    ("aggregate", [None], "must be one of 'mean', 'trimmed'"),
+    ("aggregate", ["RDA", "krum", "geometric-median"], "needs inner products of whole tensors"),
+    ("aggregate", ["median"], "is not offered.*clip='median'"),
+    ("clip", ["mean", 1.0, True, "", ["median"]], "must be 'median'"),
+    ("exchange", ["s3://user:secret@host/run"], "connect.. or in_process.. returned.*; this str"),
+    ("exchange", [object()], "; this object is neither"),
+    ("exchange", [Untouched], "; Untouched is a class"),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"), [(n, value, m) for n, values, m in WRONG for value in values]
 )
-def test_arguments_of_the_wrong_kind(name, value, message):
-    with pytest.raises(ConfigurationError) as caught:
-        make(**{name: value})
-    assert str(caught.value).startswith(message.format(value))
-    assert "secret" not in str(caught.value)
-
-
-class OnlySync(Untouched):
-    """As an exchange was written before a sync had two halves."""
-
-    begin = None
-
-    def sync(self, job, *, last=False):
-        raise AssertionError
+def test_a_value_of_the_wrong_kind(name, value, message):
+    refused(message, **{name: value})
 
 
 @pytest.mark.parametrize(
-    ("exchange", "told"),
+    ("options", "message"),
     [
-        (
-            OnlySync(),
-            "this OnlySync lacks begin. An exchange of your own implements begin(), which ",
-        ),
-        (Untouched, "Untouched is a class"),
-        (object(), "this object is neither"),
+        ({"sync_every": 5, "fragments": 3}, "is 5, but it must be a multiple of .* which is 3"),
+        ({"sync_every": 4, "fragments": 2, "delay": 2}, "delay is 2, but it must be less than 2"),
+        ({"fragments": 6}, "4 trainable tensors, which is too few for 6 fragments"),
+        ({**ADAM, "outer_lr": 0.7}, r"^outer_lr=0\.7 cannot be given together with outer_optimi"),
+        ({**ADAM, "outer_momentum": 0.9}, r"^outer_momentum=0\.9 cannot be given together with"),
+        ({**ADAM, "nesterov": True}, "^nesterov=True cannot be given together with outer_opt"),
+        ({"outer_momentum": 0.0, "nesterov": True}, "True has no effect with outer_momentum=0"),
+        ({"trim": 1}, "aggregate='mean' leaves nothing out"),
+        ({**TRIMMED, "trim": 0}, "trim must be"),
+        ({**TRIMMED, "trim": 0.1}, "trim must be"),
+        ({**TRIMMED, "trim": 3}, "at least 7 replicas .* world_size is 5"),
+        ({**TRIMMED, "weight": "steps"}, "cannot be used with weight='steps'"),
+        ({**TRIMMED, "clip": "median"}, "cannot be used with aggregate='trimmed'"),
+        ({"error_feedback": True}, "cannot be used with codec='plain', which loses"),
+        *(({**INT8, "error_feedback": value}, r"error_feedback is .*True, False, or a number")
+          for value in (0, 0.0, -0.5, 1.5, "yes", torch.nan, [1.0])),
     ],
+)  # fmt: skip
+def test_what_does_not_go_together(options, message):
+    refused(message, **{"exchange": in_process(5)[0], **options})
+
+
+def test_an_exchange_that_is_not_whole():
+    class OnlySync(Untouched):
+        """As an exchange was written before a sync had two halves."""
+
+        begin, sync = None, Untouched.refuse
+
+    refused(r"; this OnlySync lacks begin\. An exchange of your own", exchange=OnlySync())
+    for name in ("rank", "world_size"):
+        for value in (-1, 2.0, None, True, "1"):
+            exchange = Untouched()
+            setattr(exchange, name, value)
+            refused(f"exchange.{name} must be", exchange=exchange)
+
+
+@pytest.mark.parametrize("kind", ["threads", "store", "manager"])
+def test_a_time_where_all_take_the_same_number_of_steps(kind):
+    (exchange,) = exchanges(kind, 1)
+    name = type(exchange).__name__
+    message = rf"sync_every=Seconds\(60\) cannot be used with {name}.*connect with min_replicas="
+    refused(message, exchange=exchange, sync_every=Seconds(60))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"clip": "median"}, {"aggregate": "trimmed"}, {"weight": "steps"}],
+    ids=lambda options: next(iter(options)),
 )
-def test_what_an_exchange_lacks_is_said(exchange, told):
-    with pytest.raises(ConfigurationError, match=rf"; {re.escape(told)}"):
-        make(exchange=exchange)
-
-
-@pytest.mark.parametrize("name", ["rank", "world_size"])
-@pytest.mark.parametrize("value", [-1, 2.0, None, True, "1"])
-def test_an_exchange_with_impossible_numbers(name, value):
-    exchange = Untouched()
-    setattr(exchange, name, value)
-    with pytest.raises(ConfigurationError, match=f"exchange.{name} must be"):
-        make(exchange=exchange)
+def test_a_manager_takes_plain_means(options):
+    ((name, value),) = options.items()
+    exchange = exchanges("manager", 3)[0]
+    refused(f"{name}='{value}' cannot be used with ManagerE", exchange=exchange, **options)
 
 
 def test_numbers_of_numpy_are_numbers(lab):
-    model = lab.fill(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    options = {"sync_every": np.int64(4), "fragments": np.int32(2), "outer_lr": np.float32(0.5)}
-    outer = DiLoCo(
-        model,
-        inner,
-        in_process(1)[0],
-        **options,
+    model, inner, outer, _ = loop(
+        sync_every=np.int64(4),
+        fragments=np.int32(2),
+        outer_lr=np.float32(0.5),
         outer_momentum=torch.tensor(0.5),
         save_inner_every=np.uint8(0),
     )
@@ -179,159 +148,93 @@ def test_numbers_of_numpy_are_numbers(lab):
         assert outer.committed == 2
 
 
-@pytest.mark.parametrize(
-    "setting", [{"outer_lr": 0.7}, {"outer_momentum": 0.9}, {"nesterov": True}]
-)
-def test_settings_of_sgd_beside_another_optimizer_contradict_it(setting):
-    ((name, value),) = setting.items()
-    with pytest.raises(
-        ConfigurationError, match=f"^{name}={value} cannot be given together with outer_optimizer"
-    ):
-        make(outer_optimizer=lambda p: torch.optim.Adam(p, lr=0.1), **setting)
+def test_what_was_given_is_not_replaced_afterwards():
+    outer = loop()[2]
+    for name in ("sync_every", "exchange"):
+        with pytest.raises(AttributeError):
+            setattr(outer, name, None)
 
 
-def test_nesterov_without_momentum_is_refused():
-    with pytest.raises(
-        ConfigurationError, match="nesterov=True has no effect with outer_momentum=0"
-    ):
-        make(outer_momentum=0.0, nesterov=True)
-    model = nn.Linear(2, 2)
-    group = {"params": model, "momentum": 0.0, "nesterov": True}
-    with pytest.raises(ConfigurationError, match=r"outer_groups\[0\]: .* with momentum=0: leave"):
-        make(model, outer_groups=[group])
-    assert make(outer_momentum=0.0, exchange=in_process(1)[0])
-
-
-def test_settings_are_not_changed_afterwards(lab):
-    model = lab.fill(nn.Linear(2, 2))
-    outer = DiLoCo(model, torch.optim.SGD(model.parameters()), in_process(1)[0], sync_every=4)
-    with pytest.raises(AttributeError, match="sync_every"):
-        outer.sync_every = 8
-
-
-@pytest.mark.parametrize("model", [nn.Linear(2, 2).requires_grad_(False), nn.ReLU()])
-def test_a_model_without_trainable_parameters_is_refused(model):
-    with pytest.raises(ConfigurationError, match="no trainable parameter"):
-        make(model)
-
-
-def test_fragments_by_number():
-    with pytest.raises(
-        ConfigurationError, match="4 trainable tensors, which is too few for 6 fragments"
-    ):
-        make(fragments=6)
-
-
-def test_fragments_by_module():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    with pytest.raises(ConfigurationError, match=r"in no fragment: '1.weight', '1.bias'"):
-        make(model, fragments=[model[0]])
-    with pytest.raises(
-        ConfigurationError, match=r"fragment 1 \(Linear\) is not a module of the model"
-    ):
-        make(model, fragments=[model[0], nn.Linear(2, 2)])
-    with pytest.raises(
-        ConfigurationError, match=r"fragment 0 \(str\) is not a module of the model"
-    ):
-        make(model, fragments=["0"])
-    with pytest.raises(
-        ConfigurationError,
-        match=r"fragment 1 \(Linear\) holds no trainable parameter that is not in",
-    ):
-        make(model, fragments=[model, model[0]])
-    with pytest.raises(ConfigurationError, match="at least one module"):
-        make(model, fragments=[])
-    with pytest.raises(
-        ConfigurationError, match="holds a Linear twice, in fragment 0 and in fragment 1"
-    ):
-        make(model, fragments=[model[0], [model[0], model[1]]])
-
-
-def test_a_module_and_one_that_contains_it_are_not_both_given():
-    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
-    with pytest.raises(
-        ConfigurationError,
-        match="'0' is in fragment 0, and again in fragment 1 as a part of 'the model'",
-    ):
-        make(model, fragments=[model[0], model])
-    with pytest.raises(
-        ConfigurationError,
-        match=r"'0\.1' is in fragment 1, and again in fragment 1 as a part of '0'",
-    ):
-        make(model, fragments=[model[1], [model[0][1], model[0]]])
-
-
-def test_a_module_that_is_tied_is_in_the_first_fragment_that_holds_it():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    model[1].append(model[0])
-    parts = split(model, [model[0], model[1]], Buffers.NONE)
-    assert [[tensor.name for tensor in part] for part in parts] == [
-        ["0.weight", "0.bias"],
-        ["1.0.weight", "1.0.bias"],
-    ]
-
-
-def test_tensors_that_cannot_be_synced():
-    with pytest.raises(
-        ConfigurationError,
-        match=r"'weight' has dtype torch.complex64, but only bfloat16, .* can be synced",
-    ):
-        make(nn.Linear(2, 2, dtype=torch.complex64))
-    with pytest.raises(ConfigurationError, match="'weight' is on the meta device"):
-        make(nn.Linear(2, 2, device="meta"))
+def test_models_that_cannot_be_synced():
+    for model in ([nn.Linear(2, 2)], "model", nn.Linear):
+        with pytest.raises(ConfigurationError, match=r"model must be a torch\.nn\.Module"):
+            DiLoCo(model, torch.optim.SGD([torch.ones(1)]), Untouched(), sync_every=6)
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    for model in (nn.Linear(2, 2).requires_grad_(False), nn.ReLU()):
+        refused("no trainable parameter", model, inner=inner)
+    complex_one = nn.Linear(2, 2, dtype=torch.complex64)
+    refused("'weight' has dtype torch.complex64, but only bfloat16, .* can be synced", complex_one)
+    refused("'weight' is on the meta device", nn.Linear(2, 2, device="meta"))
     sparse = nn.Module()
     sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
-    with pytest.raises(ConfigurationError, match=r"'weight' is a .* with layout torch.sparse_coo"):
-        make(sparse)
+    refused(r"'weight' is a .* with layout torch.sparse_coo", sparse)
+
+
+@pytest.mark.parametrize(
+    ("fragments", "message"),
+    [
+        (lambda m: [m[0]], r"in no fragment: '1\.0\.weight', '1\.0\.bias', '1\.1\.weight', "),
+        (lambda m: [m[0], nn.Linear(2, 2)], r"fragment 1 \(Linear\) is not a module of the model"),
+        (lambda m: ["0"], r"fragment 0 \(str\) is not a module of the model"),
+        (lambda m: [[m, nn.ReLU()]], r"fragment 0 \(ReLU\) is not a module of the model"),
+        (lambda m: [[[m]]], r"fragment 0 \(list\) is not a module"),
+        (lambda m: [m, m[0]], r"fragment 1 \(Linear\) holds no trainable parameter that is not in"),
+        (lambda m: [m, []], r"fragment 1 \(an empty list\) holds no trainable parameter"),
+        (lambda m: [m, [m[0], m[1]]], r"fragment 1 \(Linear, Sequential\) holds no trainable"),
+        (lambda m: [], "at least one module"),
+        (lambda m: [m[0], [m[0], m[1]]], "holds a Linear twice, in fragment 0 and in fragment 1"),
+        (lambda m: [m[1], m], "'1' is in fragment 0, and again in fragment 1 as a part of 'the mo"),
+        (lambda m: [m[0], [m[1][1], m[1]]], r"'1\.1' is in fragment 1, and again in fragment 1 as"),
+    ],
+)
+def test_fragments_that_are_not_the_model_once(fragments, message):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    refused(message, model, fragments=fragments(model))
 
 
 def test_it_is_a_value_error_too():
     """For callers that know nothing of our errors."""
     with pytest.raises(ValueError, match="sync_every"):
-        make(sync_every=0)
+        loop(sync_every=0)
 
 
 def test_differing_initial_values_are_refused_on_demand(lab):
-    """init="check": the replicas were to start from the same values, and do not."""
-
     def replica(exchange):
-        model = lab.fill(nn.Linear(2, 2))
+        model, _, outer, _ = loop(exchange, init="check")
         if exchange.rank == 1:
-            model.bias.data[1] += 1e-7
-        with DiLoCo(
-            model, torch.optim.SGD(model.parameters()), exchange, sync_every=1, init="check"
-        ):
+            model[1].bias.data[1] += 1e-7
+        with outer:
             pass
 
     results = run_replicas(replica, in_process(2))
-    assert all(isinstance(result, MismatchError) for result in results)
-    assert "differ in tensor 'bias'" in str(results[0])
-    assert "load the same checkpoint" in str(results[0])
-    assert "init='rank0'" in str(results[0])
+    assert lab.kinds(results) == [MismatchError] * 2
+    said = "(?s)differ in tensor '1.bias'.*load the same checkpoint.*init='rank0'"
+    assert re.search(said, str(results[0]))
     assert lab.train(lambda rank: lab.fill(nn.Linear(2, 2)), in_process(2), init="check")
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        "an Adam",
-        "an SGD",
-        "an LBFGS",
-        "an object",
-        "a dict",
-        "a UserDict",
-        "an int",
-        "a Linear",
-        "a DDP",
-    ],
-)
-def test_classes_have_the_right_article(wanted):
-    from diloco_core._checks import kind_of
-
-    assert kind_of(type(wanted.split()[1], (), {})()) == wanted
+DIFFERENT = {
+    "clip": [None, "median"],
+    "aggregate": ["mean", "trimmed", "trimmed"],
+    "weight": ["steps", "tokens"],
+    "delay": [0, 1],
+    "alpha": [0.0, 0.5],
+    "flush": ["none", "partial"],
+    "error_feedback": [0.5, True],
+    "outer_lr": [0.5, lambda sync: 0.5],
+}
 
 
-def test_a_module_does_not_contain_another_whose_name_begins_like_its_own():
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
-    parts = split(model, [list(model[:10]), model[10]], Buffers.NONE)
-    assert [tensor.name for tensor in parts[1]] == ["10.weight", "10.bias"]
+@pytest.mark.parametrize("kind", ["threads", "store"])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_replicas_that_differ_refuse_each_other(kind, name):
+    beside = INT8 if name == "error_feedback" else {}
+
+    def replica(exchange):
+        with loop(exchange, **beside, **{name: DIFFERENT[name][exchange.rank]})[2]:
+            pass
+
+    errors = run_replicas(replica, exchanges(kind, len(DIFFERENT[name])))
+    found = [error for error in errors if isinstance(error, MismatchError)]
+    assert found, errors
+    assert all(f"setting '{name}'" in str(error) for error in found)

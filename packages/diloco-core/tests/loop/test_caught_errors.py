@@ -1,47 +1,27 @@
-"""Errors that user code catches, state that is not there yet, and memory afterwards."""
+"""Errors that user code catches, and memory afterwards."""
 
 import gc
 import weakref
 
 import pytest
 import torch
+from loop_lab import loop
 from torch import nn
+from training_lab import fill
 
-from diloco_core import DiLoCo, NonFiniteUpdateError, SyncError, connect, in_process
+from diloco_core import NonFiniteUpdateError, SyncError, connect, in_process
 from diloco_core.testing import run_replicas
-
-
-def parts(lab, exchange, dtype=torch.float32, **options):
-    model = lab.fill(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).to(dtype))
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, inner, DiLoCo(model, inner, exchange, **{"sync_every": 1, **options})
-
-
-def interrupted_after(outer):
-    """Ctrl-C when the exchange is through with a sync, and the loop has not counted it yet."""
-    begin, adopted = outer._exchange.begin, []
-
-    class Noticed:
-        def __init__(self, *args, **options):
-            self.pending = begin(*args, **options)
-
-        def finish(self):
-            adopted.append(self.pending.finish())
-            return adopted[-1]
-
-    outer._exchange.begin = Noticed
-
-    def seen():
-        if adopted:
-            raise KeyboardInterrupt
-
-    return seen
 
 
 class TestASyncThatHasFailed:
     """In fp16 the outer step of the last bias overflows, after the first ones were adopted."""
 
-    def fail(self, lab, outer, model, inner):
+    def half(self, exchange=None, **options):
+        model = fill(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).half())
+        exchange = exchange or in_process(1, chunk_bytes=16)[0]
+        return loop(exchange, model, sync_every=1, **options)
+
+    def fail(self, model, inner):
         for distance in (60000.0, 65000.0):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -50,14 +30,14 @@ class TestASyncThatHasFailed:
             inner.step()
 
     @pytest.mark.parametrize("flush", ["partial", "none"])
-    def test_whoever_catches_it_does_not_leave_as_if_all_were_well(self, lab, flush):
+    def test_whoever_catches_it_does_not_leave_as_if_all_were_well(self, flush):
         caught = []
 
         def replica(exchange):
-            model, inner, outer = parts(lab, exchange, torch.float16, flush=flush)
+            model, inner, outer, _ = self.half(exchange, flush=flush)
             with outer:
                 try:
-                    self.fail(lab, outer, model, inner)
+                    self.fail(model, inner)
                 except SyncError as error:
                     caught.append(error)
 
@@ -69,29 +49,40 @@ class TestASyncThatHasFailed:
             assert "an earlier sync of this outer loop has failed" in str(result)
 
     def test_it_can_neither_be_saved_nor_gone_on_with(self, lab):
-        model, inner, outer = parts(lab, in_process(1, chunk_bytes=16)[0], torch.float16)
+        model, inner, outer, _ = self.half()
         outer.__enter__()
         with pytest.raises(NonFiniteUpdateError):
-            self.fail(lab, outer, model, inner)
+            self.fail(model, inner)
+        said = r"undefined.*The error was NonFiniteUpdateError: in sync"
         for use in (outer.state_dict, outer.flush, lambda: lab.push(model, inner, 0, 0)):
-            with pytest.raises(
-                SyncError, match=r"undefined.*The error was NonFiniteUpdateError: in sync"
-            ):
+            with pytest.raises(SyncError, match=said):
                 use()
         with pytest.raises(SyncError, match="undefined"):
             outer.__exit__(None, None, None)
 
     @pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])
-    def test_so_it_is_where_it_was_interrupted_before_it_was_counted(
-        self, lab, tmp_path, monkeypatch, options
-    ):
-        """The model had taken a step that no counter knew of."""
-        model, inner, outer = parts(lab, connect(tmp_path, rank=0, world_size=1, **options))
+    def test_so_it_is_where_it_was_interrupted_before_it_was_counted(self, lab, tmp_path, options):
+        """Ctrl-C when the exchange is through with a sync, and the loop has not counted it yet."""
+        exchange = connect(tmp_path, rank=0, world_size=1, **options)
+        begin = exchange.begin
+
+        def interrupted(job, **given):
+            pending = begin(job, **given)
+            finish = pending.finish
+
+            def stop():
+                finish()
+                raise KeyboardInterrupt
+
+            pending.finish = stop
+            return pending
+
+        model, inner, outer, _ = loop(exchange, sync_every=1)
         outer.__enter__()
-        with monkeypatch.context() as patch:
-            patch.setattr(outer._outer_steps, "adopted", interrupted_after(outer))
-            with pytest.raises(KeyboardInterrupt):
-                lab.push(model, inner, 0, 0)
+        exchange.begin = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            lab.push(model, inner, 0, 0)
+        exchange.begin = begin
         with pytest.raises(SyncError, match="undefined"):
             lab.push(model, inner, 0, 1)
         with pytest.raises(SyncError, match="undefined"):
@@ -101,7 +92,7 @@ class TestASyncThatHasFailed:
         def stop(report):
             raise KeyError(report.sync)
 
-        model, inner, outer = parts(lab, in_process(1)[0], on_sync=stop)
+        model, inner, outer, _ = loop(on_sync=stop, sync_every=1)
         with outer:
             with pytest.raises(KeyError):
                 lab.push(model, inner, 0, 0)
@@ -109,51 +100,37 @@ class TestASyncThatHasFailed:
         assert outer.committed == 1
 
 
-def test_before_the_block_is_entered_there_is_no_state(lab):
-    _, _, outer = parts(lab, in_process(1)[0])
-    with pytest.raises(SyncError, match="no state yet"):
-        outer.state_dict()
+@pytest.mark.parametrize("entered", [False, True])
+def test_nothing_holds_on_to_a_loop_that_is_over(lab, entered):
+    def live():
+        model, inner, outer, _ = loop(sync_every=1)
+        if entered:
+            with outer:
+                lab.push(model, inner, 0, 0)
+        return [weakref.ref(thing) for thing in (model, inner, outer, model[0].weight)]
+
+    left = live()
+    gc.collect()
+    assert [ref() for ref in left] == [None] * 4
 
 
-class TestMemory:
-    @pytest.mark.parametrize("entered", [False, True])
-    def test_nothing_holds_on_to_a_loop_that_is_over(self, lab, entered):
-        def live():
-            model, inner, outer = parts(lab, in_process(1)[0])
-            if entered:
-                with outer:
-                    lab.push(model, inner, 0, 0)
-            return [weakref.ref(thing) for thing in (model, inner, outer, model[0].weight)]
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])
+def test_a_connection_that_has_ended_lets_go_of_the_model(lab, tmp_path, options, failed):
+    def live():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+        exchange = connect(tmp_path, rank=0, world_size=1, **options)
+        model, inner, outer, _ = loop(exchange, model, sync_every=1)
+        try:
+            with outer:
+                lab.push(model, inner, 0, 0)
+                if failed:
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+        held = (exchange, model, model[0].weight, model[1].weight)
+        return [weakref.ref(thing) for thing in held]
 
-        left = live()
-        gc.collect()
-        assert [ref() for ref in left] == [None] * 4
-
-    @pytest.mark.parametrize("failed", [False, True])
-    @pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])
-    def test_a_connection_that_has_ended_lets_go_of_the_model(self, lab, tmp_path, options, failed):
-        def live():
-            model = lab.fill(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)))
-            inner = torch.optim.SGD(model[0].parameters(), lr=1.0)
-            exchange = connect(tmp_path, rank=0, world_size=1, **options)
-            try:
-                with DiLoCo(model, inner, exchange, sync_every=1):
-                    lab.push(model, inner, 0, 0)
-                    if failed:
-                        raise ZeroDivisionError
-            except ZeroDivisionError:
-                pass
-            return [
-                weakref.ref(thing) for thing in (exchange, model, model[0].weight, model[1].weight)
-            ]
-
-        left = live()
-        gc.collect()
-        assert [ref() for ref in left] == [None] * 4
-
-    def test_a_loop_that_was_never_entered_gives_way_to_the_next(self, lab):
-        model, inner, first = parts(lab, in_process(1)[0])
-        second = DiLoCo(model, inner, in_process(1)[0], sync_every=1)
-        with second:
-            lab.push(model, inner, 0, 0)
-        assert (first.committed, second.committed) == (0, 1)
+    left = live()
+    gc.collect()
+    assert [ref() for ref in left] == [None] * 4

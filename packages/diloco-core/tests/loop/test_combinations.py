@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from delay_lab import exchanges
+from loop_lab import exchanges
 
 from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, Seconds
 

@@ -14,9 +14,7 @@ class Refusing(MockManager):
 
     def __init__(self, exchange, refused):
         super().__init__(exchange)
-        self.attempts = 0
-        self.refused = refused
-        self.reading = []
+        self.attempts, self.refused, self.reading = 0, refused, []
 
     def should_commit(self):
         self.attempts += 1
@@ -47,14 +45,8 @@ class Run:
         self.syncs = []
         # This hook comes before the outer loop's own, so it sees what the inner steps made.
         inner.register_step_post_hook(lambda *_: setattr(self, "before", self.held()))
-        self.outer = DiLoCo(
-            self.model,
-            inner,
-            ManagerExchange(self.manager),
-            buffers="none",
-            on_sync=self.synced,
-            **options,
-        )
+        exchange = ManagerExchange(self.manager)
+        self.outer = DiLoCo(self.model, inner, exchange, on_sync=self.synced, **options)
         with self.outer:
             for step in range(steps):
                 if step not in skip:
@@ -115,37 +107,3 @@ def test_nothing_is_changed_but_the_model(lab, outer, refused):
                     "global copies and outer states, to the bit"
                 )
         assert run.outer.committed == run.manager.current_step() == committed
-
-
-def test_a_refused_period_is_as_if_it_had_never_been(lab):
-    def refused(exchange):
-        return Run(lab, exchange, {1}, 12, sync_every=3).held()
-
-    def left_out(exchange):
-        return Run(lab, exchange, set(), 12, sync_every=3, skip={3, 4, 5}).held()
-
-    for ours, theirs in zip(
-        lab.run(refused, in_process(2)), lab.run(left_out, in_process(2)), strict=True
-    ):
-        assert equal(list(ours), list(theirs))
-
-
-def test_a_flush_after_a_refusal_leaves_no_fragment_behind(lab):
-    """The fragment whose turn it is has nothing open, but the ones after it have."""
-    runs = lab.run(
-        lambda exchange: Run(lab, exchange, {3}, 8, sync_every=6, fragments=3), in_process(2)
-    )
-    for run in runs:
-        reports = [report for report, *_ in run.syncs]
-        assert [(r.fragment, r.committed, r.inner_steps) for r in reports] == [
-            ("0", True, 2), ("1", True, 4), ("2", True, 6), ("0", False, 6), ("0", True, 0),
-            ("1", True, 4), ("2", True, 2),
-        ]  # fmt: skip
-    assert lab.identical([lab.values(run.model) for run in runs])
-
-
-def test_a_refused_flush_ends_the_flush(lab):
-    runs = lab.run(lambda exchange: Run(lab, exchange, {1}, 3, sync_every=2), in_process(2))
-    for run in runs:
-        assert [report.committed for report, *_ in run.syncs] == [True, False]
-    assert lab.identical([lab.values(run.model) for run in runs])

@@ -4,17 +4,11 @@ dtypes that it has.
 
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    ObjectStoreAllReduce,
-    StoreExchange,
-    in_process,
-)
+from diloco_core import ObjectStoreAllReduce
 from diloco_core import export as export_model
-from diloco_core._store._open import open_store
 
 OUTER = {
     "SGD": {},
@@ -45,46 +39,33 @@ PLACES = {
 }
 
 
-def make_model(lab):
-    with torch.device("cpu"):
-        return lab.fill(
-            nn.Sequential(
-                nn.Linear(3, 5, dtype=torch.float32), nn.BatchNorm1d(5, dtype=torch.float32)
-            )
-        )
-
-
 def live(lab, exchange, syncs, **options):
-    model = make_model(lab)
-    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     with torch.device("cpu"):
-        gradients = torch.Generator().manual_seed(exchange.rank)
-    with DiLoCo(model, inner, exchange, sync_every=1, **options) as outer:
+        layers = nn.Linear(3, 5, dtype=torch.float32), nn.BatchNorm1d(5, dtype=torch.float32)
+        model, generator = lab.fill(nn.Sequential(*layers)), torch.Generator().manual_seed(1)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    _, _, outer, _ = loop(exchange, model, inner, sync_every=1, **options)
+    plain = {"device": "cpu", "dtype": torch.float32}
+    with outer:
         while outer.committed < syncs:
             for parameter in model.parameters():
-                parameter.grad = torch.randn(
-                    parameter.shape, generator=gradients, device="cpu", dtype=torch.float32
-                )
+                parameter.grad = torch.randn(parameter.shape, generator=generator, **plain)
             inner.step()
-    state = outer.state_dict()
-    assert all(copy.device.type == "cpu" for part in state["fragments"] for copy in part["copy"])
+    copies = [copy for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+    assert all(copy.device.type == "cpu" for copy in copies)
     return lab.values(model)
 
 
 def runs(lab, folder, options):
-    """Fixed over a store; elastic in three incarnations, as one file at the end; between threads; a
-    plain mean.
+    """Between threads; fixed over a store; elastic in several incarnations, as one file at the end;
+    a plain mean.
     """
-    fixed = StoreExchange(open_store(str(folder / "fixed")), 0, 1)
-    found = [live(lab, fixed, 3, **options)]
-    for syncs, topology in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):
-        store = open_store(str(folder / topology))
-        settings = Elastic(
-            1, grace=1.0, topology=topology, publish_every=3 if topology == "gather" else None
-        )
-        found.append(live(lab, StoreExchange(store, 0, 1, settings), syncs, **options))
+    found = [live(lab, *exchanges(kind, 1), 3, **options) for kind in ("threads", "store")]
+    for syncs, kind in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):
+        published = {"publish_every": 3} if kind == "gather" else {}
+        each = exchanges(kind, 1, folder / kind, grace=1.0, **published)
+        found.append(live(lab, *each, syncs, **options))
     export_model(str(folder / "sharded"), str(folder / "model.safetensors"))
-    found.append(live(lab, in_process(1)[0], 3, **options))
     value = torch.full((5,), 2.0, device="cpu", dtype=torch.bfloat16)
     with ObjectStoreAllReduce(str(folder / "mean"), rank=0, world_size=1) as mean:
         mean.mean([value])

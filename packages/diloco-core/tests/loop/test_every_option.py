@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from delay_lab import exchanges
+from loop_lab import exchanges
 from training_lab import PATIENCE
 from warm_processes import WarmProcess
 
@@ -28,7 +28,6 @@ class Row:
     value: object
     beside: dict = field(default_factory=dict)
     replicas: int = 3
-    first: dict = field(default_factory=dict)  # what only one side of the comparison has
 
 
 class Box:
@@ -106,13 +105,11 @@ def trained(exchange, options, *, raises=False):
         if asked is not None:
             said.append("asked")
 
+    options = {"sync_every": 4, **options, "on_sync": on_sync}
     try:
-        with DiLoCo(
-            model, inner, exchange, **{"sync_every": 4, **options, "on_sync": on_sync}
-        ) as outer:
-            for step in range(
-                9 + (exchange.rank == 1)
-            ):  # the flush covers one step more at one of them
+        with DiLoCo(model, inner, exchange, **options) as outer:
+            # The flush covers one step more at one of them.
+            for step in range(9 + (exchange.rank == 1)):
                 generator = torch.Generator().manual_seed(1000 * exchange.rank + step)
                 for parameter in model.parameters():
                     gradient = torch.randn(parameter.shape, generator=generator).double()
@@ -176,12 +173,8 @@ def acts_or_is_refused(outcome, name, row):
 
 
 def test_the_list_is_complete():
-    assert set(inspect.signature(DiLoCo).parameters) == {
-        *LOOP,
-        "model",
-        "inner_optimizer",
-        "exchange",
-    }
+    given = set(inspect.signature(DiLoCo).parameters)
+    assert given == {*LOOP, "model", "inner_optimizer", "exchange"}
 
 
 def cases():
@@ -219,14 +212,8 @@ def test_publish_every_is_refused_where_auto_chooses_what_publishes_in_every_syn
 def of_a_group(meet, rank):
     """What one of the processes of a group finds of every option."""
     torch.set_num_threads(1)
-    group = torch.distributed
-    group.init_process_group(
-        "gloo",
-        init_method=meet,
-        rank=rank,
-        world_size=3,
-        timeout=datetime.timedelta(seconds=PATIENCE),
-    )
+    group, patience = torch.distributed, datetime.timedelta(seconds=PATIENCE)
+    group.init_process_group("gloo", init_method=meet, rank=rank, world_size=3, timeout=patience)
 
     def outcome(options):
         result = trained(ProcessGroupExchange(chunk_bytes=64), options)

@@ -6,13 +6,10 @@ import itertools
 
 import pytest
 import torch
+from loop_lab import AVERAGING, exchanges
 from torch import nn
 
-from diloco_core import DiLoCo, ManagerExchange, MockManager, StoreExchange, in_process
-from diloco_core._store._open import open_store
-
-_prefixes = itertools.count()
-AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
+from diloco_core import DiLoCo, in_process
 
 
 def net():
@@ -48,10 +45,10 @@ def flat(model):
 def replica(make_inner, data=None, steps=12, **options):
     """A replica's training; its parameters after every inner step, and at the end."""
 
-    def train(exchange, rank=None):
+    def train(exchange):
         model = net()
         inner = make_inner(model.parameters())
-        own = batches(exchange.rank if rank is None else rank, steps) if data is None else data
+        own = batches(exchange.rank, steps) if data is None else data
         seen = []
         with DiLoCo(model, inner, exchange, **options):
             for batch in own[:steps]:
@@ -128,31 +125,6 @@ def test_a_sync_per_step_of_sgd_is_synchronous_data_parallel_training(lab):
         assert same(seen[:-1], wanted)
 
 
-def test_the_inner_optimizer_keeps_its_own_state(lab):
-    """What AdamW has learned about a replica's gradients is neither averaged nor reset."""
-
-    def train(exchange):
-        model = net()
-        inner = adamw(model.parameters())
-        with DiLoCo(model, inner, exchange, sync_every=3):
-            for batch in batches(exchange.rank, 3):
-                inner_step(model, inner, loss(model, batch))
-        return [inner.state[p]["exp_avg"].clone() for p in model.parameters()], inner.state[
-            model[0].bias
-        ]["step"]
-
-    def alone(rank):
-        model = net()
-        inner = adamw(model.parameters())
-        for batch in batches(rank, 3):
-            inner_step(model, inner, loss(model, batch))
-        return [inner.state[p]["exp_avg"] for p in model.parameters()]
-
-    for rank, (moments, step) in enumerate(lab.run(train, in_process(2))):
-        assert same(moments, alone(rank))
-        assert step == 3
-
-
 class Mixed(nn.Module):
     """Several dtypes, a tensor that is not contiguous, and buffers."""
 
@@ -164,10 +136,6 @@ class Mixed(nn.Module):
         self.half = nn.Linear(17, 5, dtype=torch.bfloat16)
 
 
-def stores(uri, chunk_bytes=128):
-    return [StoreExchange(open_store(uri), rank, 3, chunk_bytes=chunk_bytes) for rank in range(3)]
-
-
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_the_exchange_makes_no_difference(lab, tmp_path, fragments):
     options = {"steps": 8, "sync_every": 3, "fragments": fragments}
@@ -176,12 +144,12 @@ def test_the_exchange_makes_no_difference(lab, tmp_path, fragments):
         return lab.fill(Mixed())
 
     wanted = lab.train(make, in_process(3), **options)
-    for exchanges in (
-        in_process(3, chunk_bytes=128),
-        stores(str(tmp_path)),
-        stores(f"memory://identities/{next(_prefixes)}", chunk_bytes=1000),
+    for each in (
+        exchanges("threads", 3, chunk_bytes=128),
+        exchanges("store", 3, tmp_path, chunk_bytes=128),
+        exchanges("store", 3, chunk_bytes=1000),
     ):
-        assert lab.identical([*lab.train(make, exchanges, **options), *wanted])
+        assert lab.identical([*lab.train(make, each, **options), *wanted])
 
 
 def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
@@ -213,29 +181,6 @@ def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
             assert not any(torch.equal(a, b) for a, b in shards), (
                 "the values can tell the orders apart"
             )
-    folder = [StoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
-    for exchanges in (in_process(4), folder):
-        for weight in lab.run(train, exchanges):
+    for each in (in_process(4), exchanges("store", 4, tmp_path)):
+        for weight in lab.run(train, each):
             assert torch.equal(weight, wanted)
-
-
-def test_repeated_runs_are_byte_identical(lab):
-    runs = [
-        lab.run(replica(adamw, sync_every=4, fragments=2), in_process(4, chunk_bytes=64))
-        for _ in range(4)
-    ]
-    for again in runs[1:]:
-        for rank, seen in enumerate(again):
-            assert all(map(torch.equal, seen, runs[0][rank]))
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_our_loop_over_a_manager_over_our_exchange_is_our_loop(lab, fragments):
-    train = replica(adamw, steps=11, sync_every=4, fragments=fragments)
-
-    def through_a_manager(exchange):
-        return train(ManagerExchange(MockManager(exchange)), rank=exchange.rank)
-
-    direct = lab.run(train, in_process(3))
-    for seen, wanted in zip(lab.run(through_a_manager, in_process(3)), direct, strict=True):
-        assert same(seen, wanted)

@@ -8,16 +8,9 @@ from functools import partial
 
 import pytest
 import torch
+from loop_lab import exchanges
 
-from diloco_core import (
-    ConfigurationError,
-    DiLoCo,
-    Elastic,
-    MismatchError,
-    Seconds,
-    StoreExchange,
-)
-from diloco_core._store._open import open_store
+from diloco_core import ConfigurationError, DiLoCo, MismatchError, Seconds
 from diloco_core.testing import run_replicas
 
 ADAM = partial(torch.optim.Adam, lr=0.1)
@@ -71,15 +64,7 @@ CHANGES = {
 }
 OWN = {"model", "inner_optimizer", "exchange", "stateful", "save_inner_every", "on_sync"}
 MAY_CHANGE = {"sync_every", "flush"}  # in fixed runs
-_prefixes = itertools.count()
-
-
-def replicas(kind, place, count, *, resume):
-    store = open_store(place)
-    if kind == "fixed":
-        return [StoreExchange(store, rank, count, resume=resume) for rank in range(count)]
-    settings = Elastic(count, topology="sharded")
-    return [StoreExchange(store, rank, count, settings) for rank in range(count)]
+_places = itertools.count()
 
 
 def train(options, syncs, exchange):
@@ -103,23 +88,26 @@ def train(options, syncs, exchange):
 
 def continued(kind, before, after):
     """What replicas come to that continue a run with other settings than it was begun with."""
-    place = f"memory://kept/{next(_prefixes)}"
+    place = f"memory://kept/{next(_places)}"
     count = 5 if "aggregate" in before or "aggregate" in after else 1
-    begun = run_replicas(partial(train, before, 2), replicas(kind, place, count, resume=False))
+    first, second = (
+        exchanges(kind, count, place, resume=resume and kind == "store") for resume in (False, True)
+    )
+    begun = run_replicas(partial(train, before, 2), first)
     assert all(result in {2, 3} for result in begun), begun  # leaving syncs the other fragment
-    return run_replicas(partial(train, after, 4), replicas(kind, place, count, resume=True))
+    return run_replicas(partial(train, after, 4), second)
 
 
 def test_every_argument_is_here():
     assert {*CHANGES, *OWN} == set(inspect.signature(DiLoCo).parameters)
 
 
-@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+@pytest.mark.parametrize("kind", ["store", "elastic"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_run_that_is_continued_with_another(kind, name):
     for before, after in CHANGES[name]:
         results = continued(kind, before, after)
-        if kind == "fixed" and name in MAY_CHANGE:
+        if kind == "store" and name in MAY_CHANGE:
             assert set(results) == {4}, results
         elif name == "init":
             assert all(isinstance(result, ConfigurationError) for result in results), results
@@ -132,7 +120,7 @@ def test_a_run_that_is_continued_with_another(kind, name):
 
 
 def test_a_run_that_began_with_a_check_goes_on_without_one():
-    assert continued("fixed", {"init": "check"}, {}) == [4]
+    assert continued("store", {"init": "check"}, {}) == [4]
 
 
 def test_a_run_keeps_whether_it_goes_by_the_time():
@@ -147,6 +135,6 @@ def test_a_run_keeps_whether_it_goes_by_the_time():
     [(STATE, {"full_state_every": 8}), ({"codec": "topk64"}, {"error_feedback": 0.95}),
      (TRIMMED, {"trim": 1})],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+@pytest.mark.parametrize("kind", ["store", "elastic"])
 def test_what_is_left_out_is_the_default(kind, options, default):
     assert set(continued(kind, options, {**options, **default})) == {4}

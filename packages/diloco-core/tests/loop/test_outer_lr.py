@@ -10,29 +10,18 @@ from dataclasses import replace
 import keys_lab
 import pytest
 import torch
-from delay_lab import by_the_formulas, exchanges, train
+from delay_lab import by_the_formulas, train
 from generations_lab import Generations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rates_lab import loop
+from loop_lab import KINDS, exchanges, loop
 from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
 from strict_lab import Run
 from torch import nn
 from training_lab import identical
 
-from diloco_core import (
-    ConfigurationError,
-    DiLoCo,
-    Elastic,
-    MismatchError,
-    in_process,
-)
-from diloco_core._arithmetic._rate import Rate
-from diloco_core._exchange._resumable import Position
-from diloco_core._loop._counters import Counters
+from diloco_core import ConfigurationError, Elastic, MismatchError, in_process
 from diloco_core._run._records._keys import Delta
-
-KINDS = ("threads", "store", "sharded", "gather")
 
 
 def schedule_of(name):
@@ -132,112 +121,77 @@ def test_every_step_is_that_of_the_formulas(lab, kind, case):
                 torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
 
-class TestFunctions:
-    def test_a_constant_function_is_the_constant(self, lab):
-        net = lambda rank: lab.fill(nn.Linear(3, 2))  # noqa: E731
-        runs = [
-            lab.train(net, in_process(2), steps=6, outer_lr=lr) for lr in (0.3, lambda sync: 0.3)
-        ]
-        assert lab.identical([*runs[0], *runs[1]])
+def held(lab, **options):
+    return lab.train(lambda rank: lab.fill(nn.Linear(3, 2)), in_process(2), steps=6, **options)
 
-    def test_the_number_of_the_outer_step(self, lab):
-        asked = []
 
-        def replica(exchange):
-            model = nn.Linear(2, 1)
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-            reports = []
-            with DiLoCo(
-                model,
-                inner,
-                exchange,
-                sync_every=2,
-                fragments=[model],
-                outer_lr=lambda sync: asked.append(sync) or 1 / sync,
-                on_sync=reports.append,
-            ):
+def adam(lr, **more):
+    return lambda parameters: torch.optim.Adam(parameters, lr=lr, **more)
+
+
+CONSTANT = lambda sync: 0.2  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("constant", "function"),
+    [
+        ({"outer_lr": 0.2}, {"outer_lr": CONSTANT}),
+        # The function takes the place of the rate that the optimizer was made with.
+        (
+            {"outer_optimizer": adam(0.2)},
+            {"outer_optimizer": adam(0.9), "outer_lr": CONSTANT},
+        ),
+        (
+            {"outer_optimizer": adam(torch.tensor(0.2), foreach=False)},
+            {"outer_optimizer": adam(torch.tensor(0.9), foreach=False), "outer_lr": CONSTANT},
+        ),
+    ],
+    ids=["SGD", "Adam", "a tensor"],
+)
+def test_a_constant_function_is_the_constant(lab, constant, function):
+    assert lab.identical([*held(lab, **constant), *held(lab, **function)])
+
+
+def test_a_function_is_given_the_number_of_the_outer_step(lab):
+    asked = []
+    rate = lambda sync: asked.append(sync) or 1 / sync  # noqa: E731
+    model, inner, outer, reports = loop(outer_lr=rate)
+    with outer:
+        for step in range(6):
+            lab.push(model, inner, 0, step)
+    assert [(report.sync, report.outer_lr) for report in reports] == [
+        (1, 1),
+        (2, 1 / 2),
+        (3, 1 / 3),
+    ]
+    assert asked[-3:] == [1, 2, 3]
+
+
+def test_over_a_manager_functions_that_differ_are_refused_at_the_sync_at_which_they_do(lab):
+    case = {**TWO_AT_ONCE, "delay": 0}
+    schedule = schedule_of("falls")
+    wanted, committed = by_the_formulas(2, **case, lr_of=rates(schedule, {}))
+    runs = lab.run(
+        lambda exchange: train(exchange, **case, outer_lr=schedule(0)), exchanges("manager", 2)
+    )
+    for (seen, syncs, _), right in zip(runs, wanted, strict=True):
+        assert syncs == committed
+        torch.testing.assert_close(seen[-1], right[-1], rtol=1e-12, atol=1e-12)
+
+    def replica(exchange):
+        rate = lambda sync: 0.5 if sync < 3 else 0.25 + exchange.rank  # noqa: E731
+        model, inner, outer, _ = loop(exchange, outer_lr=rate, sync_every=1)
+
+        def go():
+            with outer:
                 for step in range(6):
                     lab.push(model, inner, 0, step)
-            return [(report.sync, report.outer_lr) for report in reports]
 
-        assert lab.run(replica, in_process(1)) == [[(1, 1.0), (2, 1 / 2), (3, 1 / 3)]]
-        assert asked[-3:] == [1, 2, 3]
+        with pytest.raises(MismatchError, match="differ in the outer learning rate") as told:
+            go()
+        return outer.committed, f"{0.25 + exchange.rank} for outer step 3" in str(told.value)
 
-    def test_with_another_outer_optimizer(self, lab):
-        """The function takes the place of the rate that the optimizer was made with."""
-        net = lambda rank: lab.fill(nn.Linear(3, 2))  # noqa: E731
-        adam = lambda lr: lambda parameters: torch.optim.Adam(parameters, lr=lr)  # noqa: E731
-        (wanted,), (held,) = (
-            lab.train(net, in_process(1), outer_optimizer=adam(lr), **more)
-            for lr, more in ((0.2, {}), (0.9, {"outer_lr": lambda sync: 0.2}))
-        )
-        assert lab.identical([wanted, held])
-
-    def test_a_rate_that_the_optimizer_keeps_as_a_tensor(self, lab):
-        net = lambda rank: lab.fill(nn.Linear(3, 2))  # noqa: E731
-
-        def adam(lr):
-            return lambda parameters: torch.optim.Adam(
-                parameters, lr=torch.tensor(lr), foreach=False
-            )
-
-        (wanted,), (held,) = (
-            lab.train(net, in_process(1), outer_optimizer=adam(lr), **more)
-            for lr, more in ((0.2, {}), (0.9, {"outer_lr": lambda sync: 0.2}))
-        )
-        assert lab.identical([wanted, held])
-
-
-class TestManagers:
-    def test_a_function_that_is_the_same_everywhere(self, lab):
-        case = {**TWO_AT_ONCE, "delay": 0}
-        schedule = schedule_of("falls")
-        wanted, committed = by_the_formulas(2, **case, lr_of=rates(schedule, {}))
-        runs = lab.run(
-            lambda exchange: train(exchange, **case, outer_lr=schedule(0)), exchanges("manager", 2)
-        )
-        for (seen, syncs, _), right in zip(runs, wanted, strict=True):
-            assert syncs == committed
-            torch.testing.assert_close(seen[-1], right[-1], rtol=1e-12, atol=1e-12)
-
-    def test_functions_that_differ_are_refused_at_the_sync_at_which_they_do(self, lab):
-        def replica(exchange):
-            model, inner, outer = loop(
-                exchange,
-                outer_lr=lambda sync: 0.5 if sync < 3 else 0.25 + exchange.rank,
-                init="check",
-            )
-            lab.fill(model)
-
-            def train():
-                with outer:
-                    for step in range(6):
-                        lab.push(model, inner, 0, step)
-
-            with pytest.raises(MismatchError, match="differ in the outer learning rate") as told:
-                train()
-            return outer.committed, f"{0.25 + exchange.rank} for outer step 3" in str(told.value)
-
-        assert lab.run(replica, exchanges("manager", 2)) == [(2, True)] * 2
-
-    def test_a_change_cannot_be_told_to_the_others(self, lab):
-        def replica(exchange):
-            model, inner, outer = loop(exchange)
-            with outer:
-                with pytest.raises(ConfigurationError, match="ManagerExchange, by which the other"):
-                    outer.set_outer_lr(0.5)
-                lab.push(model, inner, 0, 0)
-
-        lab.run(replica, exchanges("manager", 2))
-
-
-def test_where_a_replica_stands_in_an_elastic_run_is_the_rate_too():
-    count = Counters([3, 2], inner_steps=9)
-    rate = Rate((0.25,), 2, 1, 4)
-    count.stand_at(Position(7, 5, 6, rate=rate))
-    assert (count.committed, count.given_up, count.decisions) == (5, 2, 7)
-    assert count.rate == rate
-    assert count.inner_steps == 9
+    assert lab.run(replica, exchanges("manager", 2)) == [(2, True)] * 2
 
 
 @pytest.mark.parametrize("kind", [Run, Generations])
@@ -259,26 +213,16 @@ def test_whoever_writes_the_record_of_a_fixed_run_writes_the_same_rate(kind):
 
 class TestGoingOn:
     @pytest.mark.parametrize("fragments", [1, 2])
-    def test_a_fixed_run_that_is_resumed_keeps_the_rate_that_was_asked_for(self, fragments):
-        """The function of the process that resumes it is not asked any more."""
-        wishes = {(1, 2): 0.25}
-        options = {"outer_lr": lambda sync: 0.9 / sync}
-        wanted = Run(2, fragments, options=options, wishes=wishes).live()
-        run = Run(2, fragments, options=options, wishes=wishes)
+    @pytest.mark.parametrize("wishes", [{(1, 2): 0.25}, {}])
+    def test_a_fixed_run_that_is_resumed(self, fragments, wishes):
+        """It keeps the rate that was asked for; before any wish it asks its new function."""
+        first, later = (lambda sync: 0.9 / sync), (lambda sync: 0.3)
+        whole = first if wishes else lambda sync: first(sync) if sync <= 4 else later(sync)
+        wanted = Run(2, fragments, options={"outer_lr": whole}, wishes=wishes).live()
+        run = Run(2, fragments, options={"outer_lr": first}, wishes=wishes)
         run.live(until=4)
-        run.options = {"outer_lr": lambda sync: 0.01}
-        run.wishes = {}
-        for held in run.live(resume=True):
-            assert all(torch.equal(held[name], wanted[0][name]) for name in held)
-
-    def test_before_any_wish_a_resumed_run_takes_what_its_new_function_returns(self):
-        other = lambda sync: 0.9 if sync <= 4 else 0.3  # noqa: E731
-        wanted = Run(2, options={"outer_lr": other}).live()
-        run = Run(2, options={"outer_lr": lambda sync: 0.9})
-        run.live(until=4)
-        run.options = {"outer_lr": lambda sync: 0.3}
-        for held in run.live(resume=True):
-            assert all(torch.equal(held[name], wanted[0][name]) for name in held)
+        run.options, run.wishes = {"outer_lr": later}, {}
+        assert identical([*run.live(resume=True), *wanted])
 
     def test_a_loaded_loop_keeps_the_rate(self, lab):
         wishes = {(0, 1): 0.25}
@@ -287,8 +231,7 @@ class TestGoingOn:
             model = lab.fill(nn.Linear(3, 2))
             if state:
                 model.load_state_dict(state[0])
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-            outer = DiLoCo(model, inner, exchange, sync_every=2, outer_lr=0.5)
+            model, inner, outer, _ = loop(exchange, model, outer_lr=0.5)
             if state:
                 outer.load_state_dict(state[1])
             with outer:
@@ -307,7 +250,7 @@ class TestGoingOn:
 
     @pytest.mark.parametrize("state", ["", "0-0-0000000000000000", None, 0.5, "1-0"])
     def test_a_saved_state_without_a_rate_that_can_be_used(self, state, lab):
-        model, inner, outer = loop()
+        model, inner, outer, _ = loop()
         with outer:
             lab.push(model, inner, 0, 0)
             saved = outer.state_dict()
@@ -319,13 +262,9 @@ class TestGoingOn:
         """Its two incarnations have functions of their own; in the simulated runs, so have all
         incarnations.
         """
-        store, settings = (
-            SimulatedStore(),
-            Elastic(2, topology=topology, publish_every=3 if topology == "gather" else None),
-        )
-        first = SimulatedTraining(
-            syncs=5, sizes=(40,), lr=lambda rank, incarnation, sync: 0.9 / sync
-        )
+        published = 3 if topology == "gather" else None
+        store, settings = SimulatedStore(), Elastic(2, topology=topology, publish_every=published)
+        first = SimulatedTraining(5, (40,), lr=lambda rank, incarnation, sync: 0.9 / sync)
         simulate(first, Schedule(2), settings, store=store)
         second = SimulatedTraining(
             syncs=8,

@@ -4,12 +4,12 @@ what cannot be changed.
 
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from safetensors.torch import load_file
 from simulated import Schedule, simulate
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ModelChangedError, StoreExchange, export, in_process
-from diloco_core._store._open import open_store
+from diloco_core import DiLoCo, Elastic, ModelChangedError, export, in_process
 
 
 class Net(nn.Module):
@@ -37,10 +37,6 @@ def another_step(model, inner, rank):
             parameter.sub_(0.1 * (rank + 1))
 
 
-def later_hook(model, inner, rank):
-    inner.register_step_post_hook(lambda *_: model.linear.weight.data.mul_(rank + 2))
-
-
 def load_other_values(model, inner, rank):
     model.load_state_dict({**model.state_dict(), "linear.bias": torch.ones(2) * rank})
 
@@ -57,22 +53,19 @@ CHANGES = {
     "a step that nobody sees": (another_step, "'thin', 'turned', 'linear.weight' and 3 more"),
     "values that are loaded": (load_other_values, "'linear.bias'"),
     "other memory": (move_to_other_memory, "'thin'"),
-    "a batch that the gradient scaler has skipped": (
-        lambda model, inner, rank: model(batch(rank, 77)),
-        "",
-    ),
+    "a batch that the scaler has skipped": (lambda model, inner, rank: model(batch(rank, 77)), ""),
     "a buffer that is assigned": (assign_a_buffer, ""),
     "nothing": (lambda model, inner, rank: None, ""),
 }
 
 
 class TestTheEnd:
-    def runs(self, lab, change, exchanges=None, steps=4, **options):
+    def runs(self, lab, change, each=None, **options):
         def replica(exchange):
             model = lab.fill(Net())
             inner = torch.optim.SGD(model.parameters(), lr=0.1)
             with DiLoCo(model, inner, exchange, sync_every=2, **options) as outer:
-                for step in range(steps):
+                for step in range(4):
                     inner.zero_grad()
                     model(batch(exchange.rank, step)).pow(2).sum().backward()
                     inner.step()
@@ -82,7 +75,7 @@ class TestTheEnd:
             held["gap"] = held["gap"].nan_to_num()
             return held, outer.committed
 
-        return lab.run(replica, exchanges or in_process(2))
+        return lab.run(replica, each or in_process(2))
 
     @pytest.mark.parametrize("change", CHANGES)
     @pytest.mark.parametrize("options", [{}, {"fragments": 2}, {"flush": "none"}])
@@ -99,15 +92,10 @@ class TestTheEnd:
     def test_what_hooks_do_after_the_last_sync_goes_too(self, lab, caplog):
         def replica(exchange):
             model = lab.fill(nn.Linear(3, 2))
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-            outer = DiLoCo(
-                model,
-                inner,
-                exchange,
-                sync_every=2,
-                on_sync=lambda report: model.bias.data.add_(exchange.rank + 1),
-            )
-            later_hook(nn.ModuleDict({"linear": model}), inner, exchange.rank)
+            act = lambda report: model.bias.data.add_(exchange.rank + 1)  # noqa: E731
+            model, inner, outer, _ = loop(exchange, model, on_sync=act)
+            scale = exchange.rank + 2
+            inner.register_step_post_hook(lambda *_: model.weight.data.mul_(scale))
             with outer:
                 for step in range(3):
                     lab.push(model, inner, exchange.rank, step)
@@ -117,10 +105,8 @@ class TestTheEnd:
         assert "'bias'" in caplog.text
 
     def test_it_is_what_export_writes(self, lab, tmp_path):
-        def incarnation():
-            return [StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))]
-
-        ((held, committed),) = self.runs(lab, another_step, incarnation())
+        each = exchanges("elastic", 1, tmp_path / "run", grace=1.0)
+        ((held, committed),) = self.runs(lab, another_step, each)
         export(tmp_path / "run", tmp_path / "model.safetensors")
         written = load_file(tmp_path / "model.safetensors")
         written["gap"] = written["gap"].nan_to_num()
@@ -157,9 +143,7 @@ class TestTheEndOfAnElasticRun:
             options = {"fragments": 2, "sync_every": 4, "on_sync": note}
             with DiLoCo(model, inner, node.exchange, **options) as outer:
                 train(node.rank, outer, step)
-            return {
-                name: tensor.clone() for name, tensor in model.state_dict().items()
-            }, outer.inner_steps
+            return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
         settings = Elastic(2, grace=5.0, topology="sharded", late=late)
         outcome = simulate(replica, Schedule(replicas), settings, most_incarnations=1)
@@ -177,7 +161,7 @@ class TestTheEndOfAnElasticRun:
                 step(30.0 if rank == 2 and outer.inner_steps >= 8 else 1.0)
 
         held, reports, written = self.ends(tmp_path, train, 3)
-        assert lab.identical([*(values for values, _ in held.values()), written])
+        assert lab.identical([*held.values(), written])
         assert not reports[2][-1].committed
         assert (
             "rank 2: the last 5 inner steps of this replica are not in the model, because too few "
@@ -192,7 +176,7 @@ class TestTheEndOfAnElasticRun:
 
         held, reports, written = self.ends(tmp_path, train, 3)
         assert "carried" in [report.contribution for report in reports[2]]
-        assert lab.identical([*(values for values, _ in held.values()), written])
+        assert lab.identical([*held.values(), written])
         assert "inner steps of this replica are not in the model" in caplog.text
 
     def test_what_all_have_synced_is_not_spoken_of(self, lab, tmp_path, caplog):
@@ -201,7 +185,7 @@ class TestTheEndOfAnElasticRun:
                 step(1.0)
 
         held, _, written = self.ends(tmp_path, train, 2)
-        assert lab.identical([*(values for values, _ in held.values()), written])
+        assert lab.identical([*held.values(), written])
         assert "not in the model" not in caplog.text
 
     @pytest.mark.parametrize("late", ["carry", "drop"])
@@ -221,19 +205,10 @@ class TestTheEndOfAnElasticRun:
         )
 
 
-def test_the_exchange_of_a_loop_cannot_be_replaced(lab):
-    model = lab.fill(nn.Linear(2, 2))
-    outer = DiLoCo(model, torch.optim.SGD(model.parameters()), in_process(1)[0], sync_every=1)
-    with pytest.raises(AttributeError):
-        outer.exchange = in_process(1)[0]
-
-
 def test_what_is_not_synced_is_stored_as_it_is_when_the_block_is_entered(lab, tmp_path):
     """Not as it was when the loop was made: a forward in between may have assigned it anew."""
-    model = Net()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
-    outer = DiLoCo(model, inner, exchange, sync_every=1, buffers="none")
+    (exchange,) = exchanges("elastic", 1, tmp_path / "run", grace=1.0)
+    model, inner, outer, _ = loop(exchange, Net(), buffers="none")
     model.norm.running_mean = torch.tensor([3.0, 4.0])
     with outer:
         lab.push(model, inner, 0, 0)

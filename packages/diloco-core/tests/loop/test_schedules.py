@@ -2,10 +2,8 @@
 
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from torch.optim import lr_scheduler
-
-from diloco_core import DiLoCo, Elastic, StoreExchange
-from diloco_core._store._open import open_store
 
 SCHEDULES = {
     "cosine": lambda inner: lr_scheduler.CosineAnnealingLR(inner, T_max=40),
@@ -18,24 +16,15 @@ SCHEDULES = {
 }
 
 
-def opened(kind, uri, resume):
-    store = open_store(uri)
-    if kind == "fixed":
-        return StoreExchange(store, 0, 1, resume=resume)
-    return StoreExchange(store, 0, 1, Elastic(1))
-
-
 def incarnation(lab, exchange, make, steps, *, killed=False, every=10, after=False):
     """Train up to a number of inner steps. The learning rate of every step, and the model."""
     net = lab.fill(torch.nn.Linear(3, 2))
     inner = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     schedule = make(inner)
-    stateful = {"schedule": schedule}
-    rates = []
+    options = {"stateful": {"schedule": schedule}, "save_inner_every": every}
+    outer, rates = loop(exchange, net, inner, **options)[2], []
     try:
-        with DiLoCo(
-            net, inner, exchange, sync_every=2, stateful=stateful, save_inner_every=every
-        ) as outer:
+        with outer:
             while outer.inner_steps < steps:
                 while not after and schedule.last_epoch < outer.inner_steps:
                     schedule.step()
@@ -50,31 +39,29 @@ def incarnation(lab, exchange, make, steps, *, killed=False, every=10, after=Fal
     return rates
 
 
-@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+@pytest.mark.parametrize("kind", ["store", "elastic"])
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.filterwarnings(
     "ignore:Detected call of:UserWarning"
 )  # torch does not know of earlier incarnations
-def test_it_is_stepped_up_to_the_inner_step(lab, kind, name, killed):
+def test_it_is_stepped_up_to_the_inner_step(lab, tmp_path, kind, name, killed):
     """Saved after every second sync, so that an incarnation begins with a schedule that is behind
     the run by as much as a sync.
     """
-    make, place = SCHEDULES[name], f"memory://schedules/{kind}/{name}/{killed}".replace(" ", "-")
-    wanted = incarnation(lab, opened(kind, f"{place}/whole", False), make, 14)
+    make = SCHEDULES[name]
+    wanted = incarnation(lab, *exchanges(kind, 1), make, 14)
     rates = []
     for number, steps in enumerate((6, 10, 14)):
-        exchange = opened(kind, f"{place}/stopped", bool(number))
+        (exchange,) = exchanges(kind, 1, tmp_path, resume=bool(number) and kind == "store")
         rates += incarnation(lab, exchange, make, steps, killed=killed and steps < 14, every=2)
     assert rates == wanted
     assert len({rate for _, rate in rates}) > 3
 
 
-def test_a_step_after_the_last_sync_is_saved_when_the_block_is_left(lab):
-    make, place = SCHEDULES["cosine"], "memory://schedules/after"
-    wanted = incarnation(
-        lab, opened("fixed", f"{place}/whole", False), make, 12, every=1, after=True
-    )
-    first = incarnation(lab, opened("fixed", f"{place}/left", False), make, 6, every=1, after=True)
-    rest = incarnation(lab, opened("fixed", f"{place}/left", True), make, 12, every=1, after=True)
+def test_a_step_after_the_last_sync_is_saved_when_the_block_is_left(lab, tmp_path):
+    make, options = SCHEDULES["cosine"], {"every": 1, "after": True}
+    wanted = incarnation(lab, *exchanges("store", 1), make, 12, **options)
+    first = incarnation(lab, *exchanges("store", 1, tmp_path), make, 6, **options)
+    rest = incarnation(lab, *exchanges("store", 1, tmp_path, resume=True), make, 12, **options)
     assert first + rest == wanted

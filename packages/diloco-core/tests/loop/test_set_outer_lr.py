@@ -1,153 +1,83 @@
-"""``set_outer_lr``: a wish that travels with the next contribution, and what becomes of it."""
+"""``set_outer_lr``: a wish that travels with the next contribution, and what becomes of it; and
+rates that cannot be used.
+"""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from rates_lab import loop
+from loop_lab import KINDS, exchanges, loop
 from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
-from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    in_process,
+from diloco_core import ConfigurationError, Elastic, SyncError, in_process
+
+
+def train(lab, exchange, wishes, steps=4, **options):
+    """Ask for rates before some steps, by (rank, step); return those of the syncs."""
+    model, inner, outer, reports = loop(exchange, **{"sync_every": 1, "outer_lr": 0.7, **options})
+    with outer:
+        for step in range(steps):
+            for value in wishes.get((exchange.rank, step), ()):
+                outer.set_outer_lr(value)
+            lab.push(model, inner, exchange.rank, step)
+    return [report.outer_lr for report in reports]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "rates", "told"),
+    [
+        # Of two the one with the greater rank is heard, and the other is told.
+        ({(0, 1): [0.25], (1, 1): [0.5]}, [0.7, 0.5, 0.5, 0.5], ["rank 0", "0.25", "takes 0.5"]),
+        ({(0, 1): [0.5], (1, 1): [0.5]}, [0.7, 0.5, 0.5, 0.5], []),
+        # The last word of a replica counts, whatever it has asked for before.
+        ({(0, 1): [0.25, 0.5, 0.3]}, [0.7, 0.3, 0.3, 0.3], []),
+        ({(0, 1): [0.25], (0, 2): [0.5], (1, 2): [0.4]}, [0.7, 0.25, 0.4, 0.4], ["rank 0", "0.5"]),
+        ({(1, 1): [0.25], (0, 2): [0.5]}, [0.7, 0.25, 0.5, 0.5], []),
+    ],
 )
-from diloco_core._arithmetic._rate import Proposal, Rate
-from diloco_core._loop._outer_lr import OuterLr
+def test_who_is_heard_and_who_is_told(lab, caplog, wishes, rates, told):
+    found = lab.run(lambda exchange: train(lab, exchange, wishes), in_process(2))
+    assert found == [rates, rates]
+    messages = [text for text in caplog.messages if "set_outer_lr() was called" in text]
+    assert len(messages) == bool(told)
+    assert all(part in messages[0] for part in told)
 
 
-class TestChanges:
-    def replica(self, exchange, lab, wishes, steps=4, **options):
-        model, inner, outer = loop(exchange, **options)
-        with outer:
-            for step in range(steps):
-                if (exchange.rank, step) in wishes:
-                    outer.set_outer_lr(wishes[exchange.rank, step])
-                lab.push(model, inner, exchange.rank, step)
-
-    def test_the_other_of_two_is_told(self, lab, caplog):
-        wishes = {(0, 1): 0.25, (1, 1): 0.5}
-        lab.run(lambda exchange: self.replica(exchange, lab, wishes), in_process(2))
-        (told,) = [record.message for record in caplog.records if "set_outer_lr" in record.message]
-        assert told.startswith(
-            "rank 0: set_outer_lr() was called on this replica and asked for 0.25, but the run "
-            "takes 0.5, which rank 1 has"
-        )
-
-    def test_two_that_want_the_same_are_told_nothing(self, lab, caplog):
-        wishes = {(0, 1): 0.5, (1, 1): 0.5}
-        lab.run(lambda exchange: self.replica(exchange, lab, wishes), in_process(2))
-        assert "set_outer_lr" not in caplog.text
-
-    def test_nothing_comes_after_it(self, lab, caplog):
-        def replica(exchange):
-            model, inner, outer = loop(exchange)
-            with outer:
-                lab.push(model, inner, 0, 0)
-                outer.set_outer_lr(0.5)
-
-        lab.run(replica, in_process(1))
-        assert (
-            "set_outer_lr(0.5) was called, but this replica has contributed to no sync"
-            in caplog.text
-        )
-
-    def test_it_may_be_called_where_the_report_comes(self, lab):
-        """Also in the report of the last sync, where it has no effect any more."""
-        rates = []
-
-        def replica(exchange):
-            model = nn.Linear(2, 1)
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-
-            def halve(report):
-                rates.append(report.outer_lr)
-                outer.set_outer_lr(report.outer_lr / 2)
-
-            outer = DiLoCo(model, inner, exchange, sync_every=2, outer_lr=0.5, on_sync=halve)
-            with outer:
-                for step in range(5):
-                    lab.push(model, inner, 0, step)
-
-        lab.run(replica, in_process(1))
-        assert rates == [0.5, 0.25, 0.125]
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wish_while_a_sync_is_under_way_is_for_the_next_one(lab, caplog, kind):
+    """An earlier one that travels with that sync is heard, and the later one is not lost."""
+    wishes = {(0, 0): [0.25], (0, 1): [0.5]}
+    found = lab.run(
+        lambda each: train(lab, each, wishes, 6, sync_every=2, delay=1), exchanges(kind, 2)
+    )
+    assert found == [[0.25, 0.5, 0.5]] * 2
+    assert caplog.messages == []
 
 
-class TestOpenWishes:
-    """What becomes of a wish when the rate of an outer step is known."""
+def test_a_wish_after_which_nothing_comes(lab, caplog):
+    model, inner, outer, _ = loop()
+    with outer:
+        lab.push(model, inner, 0, 0)
+        lab.push(model, inner, 0, 1)
+        outer.set_outer_lr(0.5)
+    said = "set_outer_lr(0.5) was called, but this replica has contributed to no sync"
+    assert said in caplog.text
 
-    LAST = Rate((0.7,), 2, 1)
 
-    def asked(self, *values):
-        """Rank 0 has asked for these rates, one after another, and has sent each but the last."""
-        lr = OuterLr((0.7,), None, 0)
-        for value in values:
-            lr.ask(value)
-            assert lr.propose(self.LAST, 5) == Proposal(self.LAST, (value,))
-        return lr
+def test_it_may_be_called_where_the_report_comes(lab):
+    """Also in the report of the last sync, where it has no effect any more."""
+    rates = []
 
-    def open(self, lr, last=None):
-        return lr.propose(last or self.LAST, 6).wish
+    def halve(report):
+        rates.append(report.outer_lr)
+        outer.set_outer_lr(report.outer_lr / 2)
 
-    @pytest.mark.parametrize("rate", [LAST, Rate((0.9,)), Rate((0.5,), 2, 0)])
-    def test_a_step_that_knows_of_no_new_one_leaves_it_open(self, rate, caplog):
-        lr = self.asked(0.5)
-        lr.settle(rate)
-        assert self.open(lr) == (0.5,)
-        assert caplog.records == []
-
-    @pytest.mark.parametrize("number", [3, 4])
-    def test_it_is_over_when_it_was_heard(self, number, caplog):
-        lr = self.asked(0.5)
-        lr.settle(Rate((0.5,), number, 0, 7))
-        assert self.open(lr) == ()
-        lr.end()
-        assert caplog.records == []
-
-    def test_another_that_wants_the_same_is_no_news(self, caplog):
-        lr = self.asked(0.5)
-        lr.settle(Rate((0.5,), 3, 1))
-        assert self.open(lr) == ()
-        assert caplog.records == []
-
-    @pytest.mark.parametrize(("number", "rank"), [(3, 1), (4, 1), (4, 0)])
-    def test_it_is_over_and_said_when_another_was_heard(self, number, rank, caplog):
-        lr = self.asked(0.5)
-        lr.settle(Rate((0.25,), number, rank))
-        assert self.open(lr) == ()
-        (told,) = [record.message for record in caplog.records]
-        assert f"the run takes 0.25, which rank {rank} has asked for" in told
-
-    def test_a_later_wish_stands_when_an_earlier_one_was_heard(self, caplog):
-        """The first was sent under the same number, and the sync that it was for has taken it."""
-        lr = self.asked(0.5, 0.25)
-        heard = Rate((0.5,), 3, 0)
-        lr.settle(heard)
-        lr.settle(Rate((0.9,), 5, 1))  # it has not been sent since, so this is no answer
-        assert lr.propose(heard, 6) == Proposal(heard, (0.25,))
-        lr.settle(heard)
-        assert self.open(lr, heard) == (0.25,), "it was sent under the next number, and not heard"
-        lr.settle(Rate((0.25,), 4, 0))
-        assert self.open(lr) == ()
-        assert caplog.records == []
-
-    def test_one_that_was_not_sent_yet_stands_whatever_comes(self, caplog):
-        lr = OuterLr((0.7,), None, 0)
-        lr.ask(0.5)
-        lr.settle(Rate((0.25,), 9, 1))
-        assert self.open(lr) == (0.5,)
-        lr.ask(0.4)
-        lr.settle(Rate((0.5,), 10, 0))
-        assert self.open(lr) == (0.4,)
-        assert caplog.records == []
-
-    def test_nothing_is_said_of_what_was_never_asked_for(self, caplog):
-        lr = OuterLr((0.7,), None, 0)
-        lr.propose(self.LAST, 5)
-        lr.settle(Rate((0.25,), 9, 1))
-        lr.end()
-        assert caplog.records == []
+    model, inner, outer, _ = loop(outer_lr=0.5, on_sync=halve)
+    with outer:
+        for step in range(5):
+            lab.push(model, inner, 0, step)
+    assert rates == [0.5, 0.25, 0.125]
 
 
 def test_a_wish_of_an_incarnation_that_has_just_come_is_not_taken_for_overruled():
@@ -172,3 +102,102 @@ def test_a_wish_of_an_incarnation_that_has_just_come_is_not_taken_for_overruled(
     back = out.index(True)
     values = [record.rate.values[0] for record in records]
     assert values == [0.5] * back + [0.25] * (len(values) - back)
+
+
+class NoRate(torch.optim.Optimizer):
+    """Subtracts the gradient."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad)
+
+
+def fails(sync):
+    raise LookupError("no such sync")
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (fails, r"outer_lr\(1\) raised LookupError: no such sync"),
+        (lambda: 1.0, r"outer_lr\(1\) raised TypeError"),
+        (lambda sync: 0.0, "must be positive, not 0.0"),
+        (lambda sync: -1, "must be positive, not -1.0"),
+        *((lambda sync, value=value: value, f"must be a finite number, not {value}")
+          for value in (math.nan, math.inf, None, True)),
+    ],
+)  # fmt: skip
+def test_a_function_that_cannot_be_used_is_refused_when_the_loop_is_made(function, named):
+    with pytest.raises(ConfigurationError, match=r"outer_lr\(1\)") as caught:
+        loop(outer_lr=function)
+    assert caught.match(named)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_fails_later_names_the_sync_and_nothing_is_sent(kind, lab):
+    """All replicas fail, by the same error, with the values that they had."""
+
+    def replica(exchange):
+        rate = lambda sync: 0.5 if sync < 3 else "x"  # noqa: E731
+        model, inner, outer, _ = loop(exchange, outer_lr=rate, sync_every=1)
+
+        def go():
+            with outer:
+                for step in range(4):
+                    lab.push(model, inner, 0, step)
+
+        with pytest.raises(ConfigurationError, match=r"what outer_lr\(3\) returns"):
+            go()
+        return outer.committed
+
+    assert lab.run(replica, exchanges(kind, 2)) == [2, 2]
+
+
+def test_a_wish_that_cannot_be_used_is_refused_and_the_run_goes_on(lab):
+    model, inner, outer, _ = loop(sync_every=1)
+    with pytest.raises(SyncError, match="inside the block"):
+        outer.set_outer_lr(0.5)
+    with outer:
+        for value in (0, -0.1, math.nan, "0.5", None, lambda sync: 1.0):
+            with pytest.raises(ConfigurationError, match="the outer learning rate must be"):
+                outer.set_outer_lr(value)
+        lab.push(model, inner, 0, 0)
+    assert outer.committed == 1
+    with pytest.raises(SyncError, match="inside the block"):
+        outer.set_outer_lr(0.5)
+
+
+def test_where_there_is_no_rate_or_nobody_can_be_told():
+    with pytest.raises(ConfigurationError, match="NoRate has no learning rate"):
+        loop(outer_optimizer=NoRate, outer_lr=lambda sync: 0.5)
+    for outer, message in [
+        (loop(outer_optimizer=NoRate)[2], r"set_outer_lr\(\) was called.*NoRate has no"),
+        (loop(*exchanges("manager", 1))[2], "ManagerExchange, by which the other"),
+    ]:
+        with outer, pytest.raises(ConfigurationError, match=message):
+            outer.set_outer_lr(0.5)
+
+
+def test_an_optimizer_that_the_caller_changes_by_hand(lab):
+    """The change would be undone by the next outer step, and in no record."""
+    made = []
+
+    def keeps(parameters):
+        made.append(torch.optim.SGD(parameters, lr=0.5))
+        return made[-1]
+
+    rate = lambda sync: 0.5 / sync  # noqa: E731
+    model, inner, outer, _ = loop(outer_optimizer=keeps, outer_lr=rate, sync_every=1)
+
+    def train():
+        with outer:
+            lab.push(model, inner, 0, 0)
+            made[-1].param_groups[0]["lr"] = 0.9
+            lab.push(model, inner, 0, 1)
+
+    with pytest.raises(ConfigurationError, match=r"outer_lr is 0\.9 for fragment 0"):
+        train()

@@ -10,9 +10,10 @@ import time
 import keys_lab
 import pytest
 import torch
+from loop_lab import at_once, loop
 from torch import nn
 
-from diloco_core import DiLoCo, Timing, connect, in_process
+from diloco_core import Timing, connect, in_process
 
 STEPS = 7
 
@@ -29,26 +30,38 @@ def tell():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(exchange, steps, at=None, *, act=tell, taken=bool, sync_every=2, **options):
+def learn(model, number):
+    model.zero_grad()
+    model(torch.arange(3.0) + number).square().sum().backward()
+
+
+def train(exchange, steps, at=None, *, act=tell, taken=bool, **options):
     """Train alone until ``steps`` inner steps are taken; return the model's values and the loop."""
     torch.manual_seed(3)
     model = nn.Linear(3, 2)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)
-    outer = DiLoCo(model, inner, exchange, sync_every=sync_every, **options)
+    _, _, outer, _ = loop(exchange, model, inner, **options)
     with outer:
         while outer.inner_steps < steps:
             number = outer.inner_steps
             taken(number)
-            inner.zero_grad()
-            model(torch.arange(3.0) + number).square().sum().backward()
+            learn(model, number)
             if number == at:
                 act()
             inner.step()
     return [parameter.detach().clone() for parameter in model.parameters()], outer
 
 
-def fixed(path, **options):
+def alone(path=None, **options):
+    if path is None:
+        return in_process(1)[0]
     return connect(f"file://{path}", rank=0, world_size=1, run_id="r", **options)
+
+
+def ended(*arguments, **options):
+    with pytest.raises(SystemExit) as caught:
+        train(*arguments, **options)
+    assert caught.value.code == 143
 
 
 @pytest.mark.parametrize("at", range(STEPS))
@@ -57,50 +70,32 @@ def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path,
     whole run in any case.
     """
     steps = []
-
-    def note(number):
-        steps.append(number)
-
-    options = {"sync_every": 4, "delay": 2, "alpha": 0.5}
-    with pytest.raises(SystemExit):
-        train(fixed(tmp_path / "run"), STEPS, at, taken=note, **options)
+    options = {"sync_every": 4, "delay": 2, "alpha": 0.5, "taken": steps.append}
+    ended(alone(tmp_path), STEPS, at, **options)
     assert steps == list(range(at + 1))
-    _, outer = train(fixed(tmp_path / "run", resume=True), STEPS, taken=note, **options)
+    _, outer = train(alone(tmp_path, resume=True), STEPS, **options)
     assert steps == list(range(STEPS))
     assert outer.inner_steps == STEPS
 
 
 def test_a_result_that_is_there_already_is_adopted_before_it_ends(tmp_path):
-    def at_once(act):
-        act()
-        return lambda _: True
-
-    reports = []
-    timing = Timing(in_background=at_once)
+    reports, timing = [], Timing(in_background=at_once)
     options = {"sync_every": 4, "delay": 2, "on_sync": reports.append}
-    with pytest.raises(SystemExit):
-        train(fixed(tmp_path / "run", timing=timing), STEPS, 2, **options)
+    ended(alone(tmp_path, timing=timing), STEPS, 2, **options)
     assert [report.total_inner_steps for report in reports] == [3]
 
 
-@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.parametrize("at", [0, 2, 3, 4])
 def test_a_fixed_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog, at):
-    whole, _ = train(fixed(tmp_path / "whole"), STEPS)
-    with pytest.raises(SystemExit) as caught:
-        train(fixed(tmp_path / "run"), STEPS, at)
-    assert caught.value.code == 143
+    """A sync that is due then, after every second step, comes after the next one: the others may be
+    gone, and the grace is short.
+    """
+    whole, _ = train(alone(tmp_path / "whole"), STEPS)
+    ended(alone(tmp_path / "run"), STEPS, at)
     assert f"told to end (SIGTERM) after inner step {at + 1}" in caplog.text
-    caplog.clear()
-    resumed, outer = train(fixed(tmp_path / "run", resume=True), STEPS)
+    resumed, outer = train(alone(tmp_path / "run", resume=True), STEPS)
     assert outer.inner_steps == STEPS
-    assert all(map(torch.equal, resumed, whole))
-
-
-def test_a_sync_that_is_due_is_not_waited_for(tmp_path):
-    """The others may be gone, and the grace is short: the run syncs after its next step."""
-    with pytest.raises(SystemExit):
-        train(fixed(tmp_path), STEPS, 3)
-    assert train(fixed(tmp_path, resume=True), STEPS)[1].inner_steps == STEPS
+    assert at == 3 or all(map(torch.equal, resumed, whole))
 
 
 @pytest.mark.parametrize("sync_every", [2, 50])
@@ -113,16 +108,15 @@ def test_a_step_that_several_optimizers_take_is_not_cut(tmp_path, at, sync_every
 
     def trained(folder, at=None, **options):
         torch.manual_seed(3)
-        model = nn.Linear(3, 2)
+        model, taken = nn.Linear(3, 2), 0
         optimizers = [torch.optim.AdamW([parameter], lr=0.1) for parameter in model.parameters()]
-        taken = 0
-        exchange = fixed(folder, **options)
+        exchange = alone(folder, **options)
+        _, _, outer, _ = loop(exchange, model, optimizers, sync_every=sync_every)
         try:
-            with DiLoCo(model, optimizers, exchange, sync_every=sync_every) as outer:
+            with outer:
                 begun = outer.inner_steps
                 for number in range(begun, STEPS):
-                    model.zero_grad()
-                    model(torch.arange(3.0) + number).square().sum().backward()
+                    learn(model, number)
                     if number == at:
                         tell()
                     for optimizer in optimizers[: 1 if idle else 2]:
@@ -148,63 +142,45 @@ def test_what_cannot_be_saved_does_not_keep_it(tmp_path, caplog):
         def load_state_dict(self, state):
             pass
 
+    def act():
+        broken.append(1)
+        tell()
+
     broken = []
-    with pytest.raises(SystemExit) as caught:
-        train(
-            fixed(tmp_path),
-            9,
-            2,
-            act=lambda: (broken.append(1), tell()),
-            sync_every=5,
-            stateful={"loader": Loader()},
-        )
-    assert caught.value.code == 143
+    ended(alone(tmp_path), 9, 2, act=act, sync_every=5, stateful={"loader": Loader()})
     assert "the inner state was not saved: stateful.loader['position'] is an object" in caplog.text
 
 
 def test_an_elastic_run_is_told(tmp_path):
-    def elastic():
-        return connect(f"file://{tmp_path}", rank=0, world_size=1, run_id="r", min_replicas=1)
-
-    with pytest.raises(SystemExit) as caught:
-        train(elastic(), STEPS, 3)
-    assert caught.value.code == 143
-    hints = [path for path in tmp_path.rglob("*") if "leave" in path.name]
-    assert hints
-    assert train(elastic(), STEPS)[1].inner_steps >= STEPS
+    ended(alone(tmp_path, min_replicas=1), STEPS, 3)
+    assert [path for path in tmp_path.rglob("*") if "leave" in path.name]
+    assert train(alone(tmp_path, min_replicas=1), STEPS)[1].inner_steps >= STEPS
 
 
 def test_the_signal_is_left_to_others_afterwards():
-    train(in_process(1)[0], 3)
+    train(alone(), 3)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    with pytest.raises(SystemExit):
-        train(in_process(1)[0], 3, 1)
+    ended(alone(), 3, 1)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_handler_of_the_programs_stays():
-    heard = []
-
-    def handler(number, frame):
-        heard.append(number)
-
+    """Also one that it sets inside the block."""
+    heard, inside = [], lambda number, frame: None
+    handler = lambda number, frame: heard.append(number)  # noqa: E731
     signal.signal(signal.SIGTERM, handler)
-    _, outer = train(in_process(1)[0], 3, 1)
+    assert train(alone(), 3, 1)[1].inner_steps == 3
     assert heard == [signal.SIGTERM]
-    assert outer.inner_steps == 3
     assert signal.getsignal(signal.SIGTERM) is handler
-
-
-def test_so_does_one_that_it_sets_inside_the_block():
-    handler = lambda number, frame: None  # noqa: E731
-    train(in_process(1)[0], 3, 1, act=lambda: signal.signal(signal.SIGTERM, handler))
-    assert signal.getsignal(signal.SIGTERM) is handler
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    train(alone(), 3, 1, act=lambda: signal.signal(signal.SIGTERM, inside))
+    assert signal.getsignal(signal.SIGTERM) is inside
 
 
 def test_another_thread_handles_nothing():
     seen = []
     act = lambda: seen.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
-    thread = threading.Thread(target=train, args=(in_process(1)[0], 3, 1), kwargs={"act": act})
+    thread = threading.Thread(target=train, args=(alone(), 3, 1), kwargs={"act": act})
     thread.start()
     thread.join()
     assert seen == [signal.SIG_DFL]
@@ -219,29 +195,20 @@ def test_a_second_signal_does_not_wait():
         tell()
         reached.append("after the second")
 
-    with pytest.raises(SystemExit) as caught:
-        train(in_process(1)[0], 3, 1, act=act)
-    assert (caught.value.code, reached) == (143, ["after the first"])
+    ended(alone(), 3, 1, act=act)
+    assert reached == ["after the first"]
 
 
-def test_in_a_sync_it_leaves_at_once(tmp_path):
-    with pytest.raises(SystemExit) as caught:
-        train(in_process(1)[0], 4, on_sync=lambda report: tell())
-    assert caught.value.code == 143
-
-
-def test_so_it_does_while_the_block_is_left(tmp_path):
-    """The last sync may wait for others, who have to be told as well."""
+@pytest.mark.parametrize("steps", [4, 3], ids=["in a sync", "in that of the end"])
+def test_in_a_sync_it_leaves_at_once_and_tells_the_others(tmp_path, steps):
     reports = []
 
     def on_sync(report):
         reports.append(report)
-        if len(reports) == 2:  # that of the third step, which is a partial period
+        if len(reports) == 2:  # of three steps, the second sync is that of a partial period
             tell()
 
-    with pytest.raises(SystemExit) as caught:
-        train(fixed(tmp_path), 3, on_sync=on_sync)
-    assert caught.value.code == 143
+    ended(alone(tmp_path), steps, on_sync=on_sync)
     assert '"failed"' in (tmp_path / keys_lab.note_key(3, 0)).read_text()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -263,6 +230,5 @@ def test_a_child_that_was_forked_ends_as_ever():
         os.close(begun)
         ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    _, outer = train(in_process(1)[0], 3, 1, act=act)
+    assert train(alone(), 3, 1, act=act)[1].inner_steps == 3
     assert ends == [-signal.SIGTERM]
-    assert outer.inner_steps == 3

@@ -10,52 +10,38 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loop_lab import exchanges, loop
 
 from diloco_core import (
     ConfigurationError,
-    DiLoCo,
-    Elastic,
-    ManagerExchange,
-    MockManager,
-    ProcessGroupExchange,
     Seconds,
-    StoreExchange,
+    SyncError,
     Timing,
-    in_process,
     make_diloco_outer_loop,
     plan_exchange,
 )
-from diloco_core._store._open import open_store
 from diloco_core._terms._schedule import Due
 from diloco_core._terms._windows import Windows
 
 
-class TestSeconds:
-    @pytest.mark.parametrize("value", [60, 0.1, 1e22, np.float32(2.5), np.int64(3)])
-    def test_hold_a_number(self, value):
+def test_seconds_hold_a_number():
+    for value in (60, 0.1, 1e22, np.float32(2.5), np.int64(3)):
         seconds = Seconds(value)
         assert type(seconds.value) is float
         assert seconds.value == value
         assert eval(repr(seconds)) == seconds
         assert hash(seconds) == hash(Seconds(value))
+    assert [repr(Seconds(60)), repr(Seconds(0.1))] == ["Seconds(60)", "Seconds(0.1)"]
+    assert Seconds(60) == Seconds(60.0) != Seconds(61)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Seconds(60).value = 1.0
 
-    def test_say_what_makes_them(self):
-        assert [repr(Seconds(60)), repr(Seconds(0.1))] == ["Seconds(60)", "Seconds(0.1)"]
-        assert Seconds(60) == Seconds(60.0) != Seconds(61)
 
-    @pytest.mark.parametrize(
-        "value", [0, -1.0, math.nan, math.inf, "60", None, True, 10**400, [60]]
-    )
-    def test_refuse_what_is_no_time(self, value):
-        with pytest.raises(
-            ConfigurationError, match=r"positive number of seconds, such as Sec"
-        ) as e:
-            Seconds(value)
-        assert str(e.value).endswith(f"not {value!r}")
-
-    def test_do_not_change(self):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            Seconds(60).value = 1.0
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "60", None, True, 10**400, [60]])
+def test_what_is_no_time(value):
+    with pytest.raises(ConfigurationError, match=r"positive number of seconds, such as Sec") as e:
+        Seconds(value)
+    assert str(e.value).endswith(f"not {value!r}")
 
 
 @st.composite
@@ -138,90 +124,51 @@ def test_who_is_slow_and_who_looks():
     assert not windows.may_look(1.4)
 
 
-def loop(exchange, **options):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    return DiLoCo(model, inner, exchange, **{"sync_every": Seconds(60), **options})
+def elastic(place=None, **options):
+    return loop(*exchanges("elastic", 1, place), **{"sync_every": Seconds(60), **options})[2]
 
 
-def elastic(path, grace=30.0, **timing):
-    return StoreExchange(
-        open_store(str(path)), 0, 1, Elastic(1, grace=grace), timing=Timing(**timing)
-    )
+def test_what_does_not_go_with_a_time():
+    for options, message in [
+        ({"weight": "equal"}, r"weight='equal'.*Leave weight out, which then is"),
+        ({"aggregate": "trimmed"}, r"aggregate='trimmed'.*Leave aggregate out"),
+        ({"weight": "size"}, "weight must be one of"),
+        ({"alpha": 2}, "alpha is 2"),
+        *(({"delay": d}, "delay must be a whole number of at least 0") for d in (-1, 1.5, None)),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            elastic(**options)
+    with pytest.raises(ConfigurationError, match=r"With two fragments, pass 30"):
+        plan_exchange(1e6, 2, 1e9).blocked(Seconds(60))
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("kind", ["threads", "fixed", "manager", "process group"])
-    def test_where_all_take_the_same_number_of_steps(self, kind, tmp_path):
-        exchange = {
-            "threads": lambda: in_process(1)[0],
-            "fixed": lambda: StoreExchange(open_store(str(tmp_path)), 0, 1),
-            "manager": lambda: ManagerExchange(MockManager(in_process(1)[0])),
-            "process group": lambda: ProcessGroupExchange.__new__(ProcessGroupExchange),
-        }[kind]()
-        if kind == "process group":
-            exchange.rank, exchange.world_size = 0, 1
-        with pytest.raises(
-            ConfigurationError, match=r"sync_every=Seconds\(60\) cannot be use"
-        ) as e:
-            loop(exchange)
-        assert type(exchange).__name__ in str(e.value)
-        assert "connect with min_replicas=" in str(e.value)
-
-    def test_weights_and_aggregates_that_do_not_fit(self, tmp_path):
-        exchange = elastic(tmp_path)
-        with pytest.raises(
-            ConfigurationError, match=r"weight='equal'.*Leave weight out, which then is"
-        ):
-            loop(exchange, weight="equal")
-        with pytest.raises(ConfigurationError, match=r"aggregate='trimmed'.*Leave aggregate out"):
-            loop(exchange, aggregate="trimmed")
-        with pytest.raises(ConfigurationError, match="weight must be one of"):
-            loop(exchange, weight="size")
-
-    @pytest.mark.parametrize(
-        ("weight", "meant"), [(None, "steps"), ("steps", "steps"), ("tokens", "tokens")]
-    )
-    def test_contributions_are_weighed_by_their_steps(self, tmp_path, weight, meant):
-        outer = loop(elastic(tmp_path), weight=weight, fragments=2, delay=1)
-        assert outer._model.settings["weight"] == meant
-        assert outer._model.settings["sync_every"] == "Seconds(60)"
-        assert outer.sync_every == Seconds(60)
-        assert outer._model.fragments[0].terms.weighting == meant
-
-    def test_a_window_that_others_would_not_wait_for(self, tmp_path):
-        exchange = elastic(tmp_path, sync_timeout=90.0)
-        with pytest.raises(ConfigurationError, match=r"leaves 60 s.*grace is 30 s.*only 90 s"):
-            loop(exchange)
-        assert loop(exchange, fragments=2)._schedule.seconds == 30.0
-
-    @pytest.mark.parametrize("delay", [-1, 1.5, None])
-    def test_delays(self, tmp_path, delay):
-        with pytest.raises(ConfigurationError, match="delay must be a whole number of at least 0"):
-            loop(elastic(tmp_path), delay=delay)
-        with pytest.raises(ConfigurationError, match="alpha is 2"):
-            loop(elastic(tmp_path), alpha=2)
-
-    def test_the_period_of_a_plan_is_a_number(self):
-        plan = plan_exchange(1e6, 2, 1e9)
-        with pytest.raises(ConfigurationError, match=r"With two fragments, pass 30"):
-            plan.blocked(Seconds(60))
-
-    def test_the_factory_takes_them_too(self, tmp_path):
-        model = torch.nn.Linear(2, 2)
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        outer = make_diloco_outer_loop(model, inner, elastic(tmp_path), sync_every=Seconds(5))
-        assert outer.sync_every == Seconds(5)
+@pytest.mark.parametrize(("weight", "meant"), [(None, "steps"), ("tokens", "tokens")])
+def test_contributions_are_weighed_by_their_steps(weight, meant):
+    with elastic(weight=weight, fragments=2, delay=1) as outer:
+        settings = outer.state_dict()["settings"]
+    assert (settings["weight"], settings["sync_every"]) == (meant, "Seconds(60)")
+    assert outer.sync_every == Seconds(60)
 
 
-def test_training_outside_of_the_block_is_noticed_after_many_steps(tmp_path):
+def test_a_window_that_others_would_not_wait_for():
+    (exchange,) = exchanges("elastic", 1, grace=30.0, timing=Timing(sync_timeout=90.0))
+    with pytest.raises(ConfigurationError, match=r"leaves 60 s.*grace is 30 s.*only 90 s"):
+        loop(exchange, sync_every=Seconds(60))
+    assert loop(exchange, sync_every=Seconds(60), fragments=2)
+
+
+def test_the_factory_takes_them_too():
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = DiLoCo(model, inner, elastic(tmp_path), sync_every=Seconds(60))
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    for _ in range(99):
-        inner.step()
-    with pytest.raises(Exception, match="100 inner steps were taken"):
-        inner.step()
+    (exchange,) = exchanges("elastic", 1)
+    outer = make_diloco_outer_loop(model, inner, exchange, sync_every=Seconds(5))
+    assert outer.sync_every == Seconds(5)
+
+
+def test_training_outside_of_the_block_is_noticed_after_many_steps(lab):
+    model, inner, outer, _ = loop(*exchanges("elastic", 1), sync_every=Seconds(60))
+    for step in range(99):
+        lab.push(model, inner, 0, step)
+    with pytest.raises(SyncError, match="100 inner steps were taken"):
+        lab.push(model, inner, 0, 99)
     assert outer.inner_steps == 0

@@ -4,12 +4,13 @@ replica to replica.
 
 import pytest
 import torch
+from loop_lab import loop
 from torch import nn
 
-import diloco_core._model._frozen as frozen
-from diloco_core import DiLoCo, ModelChangedError, in_process
-from diloco_core._model._values import checksum
+from diloco_core import ModelChangedError, in_process
 from diloco_core.testing import run_replicas
+
+READ_AT_ONCE = "diloco_core._model._frozen._READ_AT_ONCE"
 
 
 class Distilled(nn.Module):
@@ -21,32 +22,45 @@ class Distilled(nn.Module):
         self.teacher = nn.Linear(3, 2).requires_grad_(False)
 
 
+def pairs(model):
+    return zip(model.teacher.parameters(), model.student.parameters(), strict=True)
+
+
 def follow(model):
     with torch.no_grad():
-        for teacher, student in zip(
-            model.teacher.parameters(), model.student.parameters(), strict=True
-        ):
+        for teacher, student in pairs(model):
             teacher.lerp_(student, 0.5)
 
 
 def follow_data(model):
-    for teacher, student in zip(
-        model.teacher.parameters(), model.student.parameters(), strict=True
-    ):
+    for teacher, student in pairs(model):
         teacher.data.mul_(0.5).add_(student.data, alpha=0.5)
 
 
 def follow_by_assignment(model):
-    for teacher, student in zip(
-        model.teacher.parameters(), model.student.parameters(), strict=True
-    ):
+    for teacher, student in pairs(model):
         teacher.data = teacher.data * 0.5 + student.data * 0.5
 
 
-def distilled(lab, exchange, **options):
-    model = lab.fill(Distilled())
-    inner = torch.optim.SGD(model.student.parameters(), lr=1.0)
-    return model, inner, DiLoCo(model, inner, exchange, **{"sync_every": 2, **options})
+def distilled(lab, exchange=None, **options):
+    model, inner, outer, _ = loop(exchange, lab.fill(Distilled()), **options)
+    return model, inner, outer
+
+
+def refused(lab, change, steps=(0, 1), **options):
+    """Change the teacher after the second of some steps; return the loop."""
+    model, inner, outer = distilled(lab, **options)
+
+    def train():
+        with outer:
+            for number, step in enumerate(steps):
+                lab.push(model, inner, 0, step)
+                if number == 1:
+                    change(model)
+
+    with pytest.raises(ModelChangedError):
+        train()
+    return outer
 
 
 @pytest.mark.parametrize("change", [follow, follow_data, follow_by_assignment])
@@ -69,56 +83,41 @@ class TestValuesThatChange:
 
     @pytest.mark.parametrize("flush", ["partial", "none"])
     def test_are_refused_at_the_end_whatever_their_size(self, lab, change, flush, monkeypatch):
-        monkeypatch.setattr(frozen, "_READ_AT_ONCE", 1)
-        model, inner, outer = distilled(lab, in_process(1)[0], flush=flush)
-
-        def train():
-            with outer:
-                lab.push(model, inner, 0, 0)
-                lab.push(model, inner, 0, 1)
-                change(model)
-
-        with pytest.raises(ModelChangedError):
-            train()
+        monkeypatch.setattr(READ_AT_ONCE, 1)
+        refused(lab, change, flush=flush)
 
 
 def test_all_have_their_turn(lab, monkeypatch):
     """Where nothing tells that values were changed, a part of them is read at every sync."""
-    monkeypatch.setattr(frozen, "_READ_AT_ONCE", 16)
-    parameters = {
-        str(number): nn.Parameter(torch.ones(4), requires_grad=False) for number in range(5)
-    }
-    for changed in parameters.values():
-        values = frozen.FrozenValues(parameters)
-        values.remember({id(parameter): checksum(parameter) for parameter in parameters.values()})
-        changed.data.add_(1.0)
-        found = 0
-        for _ in parameters:
-            try:
-                values.check()
-            except ModelChangedError:
-                found += 1
-        assert found == 1
+    monkeypatch.setattr(READ_AT_ONCE, 16)
+    found = []
+    for changed in range(5):
+        model = nn.ParameterList([torch.ones(4) for _ in range(6)])
+        for number in range(5):
+            model[number].requires_grad_(False)
+        _, inner, outer, _ = loop(None, model, sync_every=1)
+
+        def train(model=model, changed=changed, inner=inner, outer=outer):
+            with outer:
+                model[changed].data.add_(1.0)
+                for step in range(5):
+                    lab.push(model, inner, 0, step)
+
+        with pytest.raises(ModelChangedError) as caught:
+            train()
+        assert caught.value.tensor == str(changed)
+        found.append(outer.committed)
+    assert sorted(found) == [0, 1, 2, 3, 4], "one of them at every sync"
 
 
 @pytest.mark.parametrize("change", [follow, follow_by_assignment])
 def test_what_was_written_to_is_read_at_once_whatever_its_size(lab, change, monkeypatch):
-    monkeypatch.setattr(frozen, "_READ_AT_ONCE", 1)
-    model, inner, outer = distilled(lab, in_process(1)[0])
-
-    def train():
-        with outer:
-            lab.push(model, inner, 0, 0)
-            change(model)
-            lab.push(model, inner, 0, 1)
-
-    with pytest.raises(ModelChangedError):
-        train()
-    assert outer.committed == 0  # before the sync
+    monkeypatch.setattr(READ_AT_ONCE, 1)
+    assert refused(lab, change, range(4), sync_every=3).committed == 0  # before the sync
 
 
 def test_writing_the_same_values_is_no_change(lab):
-    model, inner, outer = distilled(lab, in_process(1)[0])
+    model, inner, outer = distilled(lab)
     with outer:
         for step in range(4):
             model.load_state_dict(model.state_dict())
@@ -128,7 +127,7 @@ def test_writing_the_same_values_is_no_change(lab):
 
 
 def test_values_may_be_loaded_until_the_block_is_entered(lab):
-    model, inner, outer = distilled(lab, in_process(1)[0])
+    model, inner, outer = distilled(lab)
     follow(model)
     with outer:
         lab.push(model, inner, 0, 0)
@@ -139,7 +138,7 @@ def test_a_frozen_part_from_inference_mode_is_left_alone(lab):
     with torch.inference_mode():
         base = nn.Linear(2, 2).requires_grad_(False)
     model = nn.Sequential(base, nn.Linear(2, 2))
-    inner = torch.optim.SGD(model[1].parameters(), lr=1.0)
-    with DiLoCo(model, inner, in_process(1)[0], sync_every=1) as outer:
+    _, inner, outer, _ = loop(None, model, sync_every=1)
+    with outer:
         lab.push(model, inner, 0, 0)
     assert outer.committed == 1

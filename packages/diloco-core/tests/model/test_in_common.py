@@ -4,22 +4,21 @@ not saved.
 
 import pytest
 import torch
+from loop_lab import exchanges, fragments_of
 from torch import nn
 from watch_lab import Net, make
 
-from diloco_core import (
-    Elastic,
-    MismatchError,
-    StoreExchange,
-    in_process,
-)
-from diloco_core._model._values import checksum, named_buffers
-from diloco_core._store._open import open_store
+from diloco_core import MismatchError, in_process
+from diloco_core._model._values import checksum
 from diloco_core.testing import run_replicas
 
 
+def tensor_of(model, name):
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}[name].data
+
+
 class TestWhatReplicasHaveInCommon:
-    def outcome(self, lab, change, exchanges=None, **options):
+    def outcome(self, lab, change, each=None, **options):
         def replica(exchange):
             model = lab.fill(Net())
             if exchange.rank:
@@ -28,20 +27,13 @@ class TestWhatReplicasHaveInCommon:
             with outer:
                 lab.push(model, inner, exchange.rank, 0)
 
-        return run_replicas(replica, exchanges or in_process(2))
+        return run_replicas(replica, each or in_process(2))
 
     @pytest.mark.parametrize("init", ["rank0", "check"])
     @pytest.mark.parametrize("buffers", ["mean", "none"])
     def test_frozen_values_and_state_that_is_not_saved(self, lab, init, buffers):
         def nudge(name):
-            def change(model):
-                tensor = dict(model.named_parameters()).get(
-                    name, dict(model.named_buffers()).get(name)
-                )
-                with torch.no_grad():
-                    tensor.view(-1)[-1] += 1e-6
-
-            return change
+            return lambda model: tensor_of(model, name).view(-1)[-1].add_(1e-6)
 
         for name in ("base.weight", "base.bias", "cache"):
             for result in self.outcome(lab, nudge(name), init=init, buffers=buffers):
@@ -56,14 +48,14 @@ class TestWhatReplicasHaveInCommon:
             assert "tensor 'body.weight'" in str(result)
             assert "frozen" in str(result)
 
-    def test_over_a_store(self, lab, tmp_path):
-        exchanges = [StoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
-        for result in self.outcome(lab, lambda model: model.base.bias.data.add_(1), exchanges):
+    def test_over_a_store(self, lab):
+        each = exchanges("store", 2)
+        for result in self.outcome(lab, lambda model: model.base.bias.data.add_(1), each):
             assert isinstance(result, MismatchError)
 
     def test_a_late_joiner_of_an_elastic_run(self, lab, tmp_path):
         def incarnation(rank, change=lambda model: None):
-            exchange = StoreExchange(open_store(str(tmp_path)), rank, 2, Elastic(1, grace=1.0))
+            (exchange,) = exchanges("elastic", 2, tmp_path, ranks=[rank], least=1, grace=1.0)
             model = lab.fill(Net())
             change(model)
             model, inner, outer = make(lab, exchange, model)
@@ -73,10 +65,8 @@ class TestWhatReplicasHaveInCommon:
             return outer.committed
 
         assert incarnation(0) == 1
-        for change in (
-            lambda model: model.base.bias.data.add_(1),
-            lambda model: model.cache.add_(1),
-        ):
+        for name in ("base.bias", "cache"):
+            change = lambda model, name=name: tensor_of(model, name).add_(1)  # noqa: E731
             with pytest.raises(MismatchError, match="with values"):
                 incarnation(1, change)
         assert incarnation(1) == 2
@@ -88,9 +78,8 @@ class TestWhatReplicasHaveInCommon:
         monkeypatch.setattr(
             "diloco_core._model._values.view", lambda t: largest.append(t.numel()) or b""
         )
-        _, _, outer = make(
-            lab, model=nn.Sequential(nn.Linear(40, 40).requires_grad_(False), nn.Linear(2, 2))
-        )
+        frozen = nn.Linear(40, 40).requires_grad_(False)
+        _, _, outer = make(lab, model=nn.Sequential(frozen, nn.Linear(2, 2)))
         with outer:
             pass
         assert max(largest) == 8 * 4
@@ -111,6 +100,13 @@ class TestChecksums:
         assert sums[0] != sums[1]
         assert checksum(second.clone()) == sums[1]
 
+    def test_all_of_a_large_tensor_counts(self, monkeypatch):
+        monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 4)
+        sums = [checksum(torch.zeros(10)), *map(checksum, torch.eye(10))]
+        assert len(set(sums)) == 11
+        monkeypatch.undo()
+        assert checksum(torch.zeros(10)) == sums[0]
+
     def test_the_order_in_memory_is_of_no_importance(self):
         tensor = torch.randn(4, 6)
         assert checksum(tensor) == checksum(tensor.t().contiguous().t())
@@ -130,7 +126,4 @@ class TestChecksums:
         model.register_state_dict_post_hook(
             lambda m, state, prefix, meta: state.__delitem__("mean")
         )
-        assert list(named_buffers(model, persistent=True)) == ["mean", "count"]
-        assert list(named_buffers(model, persistent=False)) == ["cache"]
-        _, _, outer = make(lab, model=model)
-        assert [named.name for named in outer._fragments[0].tensors][-2:] == ["mean", "count"]
+        assert fragments_of(model, 1)[0][-2:] == ["mean", "count"]

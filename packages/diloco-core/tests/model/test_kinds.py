@@ -7,12 +7,12 @@ import logging
 import numpy as np
 import pytest
 import torch
+from loop_lab import loop
 from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import (
     ConfigurationError,
-    DiLoCo,
     ModelChangedError,
     RendezvousError,
     SyncError,
@@ -21,13 +21,11 @@ from diloco_core import (
     export,
     in_process,
 )
-from diloco_core._model._memory import first_overlap
-from diloco_core._model._values import checksum
 
 
-def make(model, inner=None, **options):
-    inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-    return model, inner, DiLoCo(model, inner, in_process(1)[0], **{"sync_every": 1, **options})
+def refused(message, model, inner=None, **options):
+    with pytest.raises(ConfigurationError, match=message):
+        loop(None, model, inner, **options)
 
 
 class Counting(nn.Linear):
@@ -44,7 +42,7 @@ class Counting(nn.Linear):
 
 class TestInferenceMode:
     def test_a_buffer_that_was_made_in_it(self, lab):
-        model, inner, outer = make(lab.fill(Counting()))
+        model, inner, outer, _ = loop(None, lab.fill(Counting()), sync_every=1)
 
         def train():
             with outer:
@@ -52,44 +50,28 @@ class TestInferenceMode:
                     model(torch.zeros(1, 2))
                 lab.push(model, inner, 0, 0)
 
-        with pytest.raises(
-            ModelChangedError, match=r"'seen' was made inside torch.inference_mode.*no_grad"
-        ) as caught:
+        said = r"'seen' was made inside torch.inference_mode.*no_grad"
+        with pytest.raises(ModelChangedError, match=said) as caught:
             train()
         assert caught.value.tensor == "seen"
 
-    def test_a_model_that_was_made_in_it(self):
+    def test_a_model_or_a_loop_that_is_made_in_it(self):
         with torch.inference_mode():
             model = nn.Linear(2, 2)
-        with pytest.raises(ConfigurationError, match="parameter 'weight' was made inside"):
-            make(model)
+        refused("parameter 'weight' was made inside", model)
         model = nn.Linear(2, 2)
         with torch.inference_mode():
             model.register_buffer("table", torch.ones(2))
-        with pytest.raises(
-            ConfigurationError, match="buffer 'table' is a tensor that was made inside"
-        ):
-            make(model)
-        make(model, buffers="none")
-
-    def test_a_loop_that_is_made_in_it(self):
-        model = nn.Linear(2, 2)
-        with (
-            torch.inference_mode(),
-            pytest.raises(ConfigurationError, match="cannot be made inside"),
-        ):
-            make(model)
+            refused("cannot be made inside", model)
+        refused("buffer 'table' is a tensor that was made inside", model)
+        assert loop(None, model, buffers="none")
 
     def test_a_flush_in_it_leaves_nothing_behind(self, lab):
         """The outer optimizer's state is made by the first sync, and written by the second one."""
 
         def run(mode):
-            def outer_optimizer(parameters):
-                return torch.optim.AdamW(parameters, lr=0.1)
-
-            model, inner, outer = make(
-                lab.fill(nn.Linear(2, 2)), sync_every=3, outer_optimizer=outer_optimizer
-            )
+            adamw = lambda parameters: torch.optim.AdamW(parameters, lr=0.1)  # noqa: E731
+            model, inner, outer, _ = loop(sync_every=3, outer_optimizer=adamw)
             with outer:
                 lab.push(model, inner, 0, 0)
                 with mode:
@@ -101,22 +83,18 @@ class TestInferenceMode:
         assert lab.identical([run(torch.inference_mode()), run(torch.no_grad())])
 
 
+def tensors(*each):
+    return nn.ParameterList([nn.Parameter(tensor) for tensor in each])
+
+
 class TestMemory:
-    def test_elements_that_come_to_share_memory_in_their_place(self, lab):
-        model, inner, outer = make(lab.fill(nn.Linear(2, 3)), sync_every=2)
-
-        def train():
-            with outer:
-                lab.push(model, inner, 0, 0)
-                model.bias.data = model.bias.data[:1].expand(3)
-                model.bias.requires_grad_(False)
-                model.bias.grad = None
-                lab.push(model, inner, 0, 1)
-
-        with pytest.raises(
-            ModelChangedError, match=r"elements of 'bias' .* share memory with each other"
-        ):
-            train()
+    def shares(self, *each):
+        try:
+            loop(None, tensors(*each))
+        except ConfigurationError as error:
+            assert "share memory" in str(error)  # noqa: PT017
+            return True
+        return False
 
     @pytest.mark.parametrize(
         ("shape", "stride", "shared"),
@@ -132,171 +110,133 @@ class TestMemory:
         ],
     )
     def test_one_tensor_alone(self, shape, stride, shared):
-        tensor = torch.zeros(200).as_strided(shape, stride)
-        assert (first_overlap([tensor]) is not None) is shared
+        assert self.shares(torch.zeros(200).as_strided(shape, stride)) is shared
 
-    def test_an_expanded_column(self):
-        model = nn.Linear(2, 3)
-        model.bias = nn.Parameter(torch.zeros(10, 10)[:, 0].expand(3, 10))
-        with pytest.raises(ConfigurationError, match="elements of 'bias'"):
-            make(model)
+    def test_several_are_compared_range_by_range(self):
+        flat = torch.zeros(100)
+        parts = [flat[index * 10 : index * 10 + 10] for index in (3, 0, 7, 9, 1)]
+        columns = flat[:50].view(5, 10)
+        for apart in (
+            parts,
+            [*parts, flat[20:30], torch.empty(0)],
+            [flat[::2], flat[1:20:2], flat[21:40:2]],  # behind a range longer than the next ones
+            [columns[:, :5], columns[:, 5:]],
+        ):
+            assert not self.shares(*apart)
+        for together in (
+            [*parts, flat[5:6]],
+            [flat[::2], flat[1:20:2], flat[22:40:2]],
+            [columns[:, :6], columns[:, 5:]],
+        ):
+            assert self.shares(*together)
 
     def test_elements_that_begin_within_others(self):
         """Every second element of each, so that whole elements apart they would share nothing."""
         memory = bytearray(64)
-        first = torch.frombuffer(memory, dtype=torch.float32, count=8)[::2]
-        within = torch.frombuffer(memory, dtype=torch.float32, count=8, offset=6)[::2]
-        between = torch.frombuffer(memory, dtype=torch.float32, count=8, offset=4)[::2]
-        assert first_overlap([first, within]) is not None
-        assert first_overlap([first, between]) is None
+        first, within, between = (
+            torch.frombuffer(memory, dtype=torch.float32, count=8, offset=offset)[::2]
+            for offset in (0, 6, 4)
+        )
+        assert self.shares(first, within)
+        assert not self.shares(first, between)
 
     def test_a_parameter_that_is_a_buffer_too(self):
         model = nn.Linear(2, 2)
         model.register_buffer("again", model.weight)
-        with pytest.raises(
-            ConfigurationError, match="buffer 'again' is the same tensor as parameter 'weight'"
-        ):
-            make(model)
+        refused("buffer 'again' is the same tensor as parameter 'weight'", model)
 
 
-class TestShapes:
-    @pytest.mark.parametrize("buffers", ["mean", "none"])
-    def test_buffers_that_have_none_yet(self, buffers):
-        model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
-        with pytest.raises(
-            ConfigurationError, match=r"buffer '1\.running_mean' does not have a shape yet"
-        ):
-            make(model, buffers=buffers)
+def test_names_that_files_need_for_themselves_and_others(tmp_path):
+    """Others may hold what JSON has to escape, and line ends that are none in ASCII."""
+    model = nn.Linear(2, 2)
+    model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
+    refused("parameter '__metadata__' has a name that safetensors reserves", model)
+    name, model = 'wé\u2028 "\\x\n', nn.Module()
+    model.register_parameter(name, nn.Parameter(torch.arange(3.0)))
+    exchange = connect(tmp_path / "run", rank=0, world_size=1)
+    _, inner, outer, _ = loop(exchange, model, sync_every=1)
+    with outer:
+        model.get_parameter(name).grad = torch.ones(3)
+        inner.step()
+    export(str(tmp_path / "run"), tmp_path / "model.safetensors")
+    assert torch.equal(load_file(tmp_path / "model.safetensors")[name], model.get_parameter(name))
 
 
-class TestNames:
-    def test_one_that_files_need_for_themselves(self):
-        model = nn.Linear(2, 2)
-        model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
-        with pytest.raises(
-            ConfigurationError,
-            match="parameter '__metadata__' has a name that safetensors reserves",
-        ):
-            make(model)
+@pytest.mark.parametrize("buffers", ["mean", "none"])
+def test_buffers_that_have_no_shape_yet(buffers):
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
+    refused(r"buffer '1\.running_mean' does not have a shape yet", model, buffers=buffers)
 
-    def test_others_are_as_they_are(self, tmp_path):
-        """Also what JSON has to escape, and line ends that are none in ASCII."""
-        name = 'wé\u2028 "\\x\n'
-        model = nn.Module()
-        model.register_parameter(name, nn.Parameter(torch.arange(3.0)))
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        exchange = connect(tmp_path / "run", rank=0, world_size=1)
-        with DiLoCo(model, inner, exchange, sync_every=1):
-            model.get_parameter(name).grad = torch.ones(3)
-            inner.step()
-        export(str(tmp_path / "run"), tmp_path / "model.safetensors")
-        assert torch.equal(
-            load_file(tmp_path / "model.safetensors")[name], model.get_parameter(name)
-        )
+
+def test_a_state_dict_that_does_not_take_what_torchs_takes():
+    class Model(nn.Linear):
+        def state_dict(self):
+            return {"weight": self.weight}
+
+    refused(r"model\.state_dict\(keep_vars=True\), .* fails: TypeError", Model(2, 2))
 
 
 class TestOptimizers:
     def test_one_that_only_looks_like_one(self):
         class Wrapper(torch.optim.Optimizer):
-            def __init__(self, optimizer):
-                self.optimizer, self.param_groups, self.state = (
-                    optimizer,
-                    optimizer.param_groups,
-                    optimizer.state,
-                )
+            def __init__(self, inner):
+                self.optimizer = inner
+                self.param_groups, self.state = inner.param_groups, inner.state
 
             def step(self, closure=None):
                 return self.optimizer.step(closure)
 
         model = nn.Linear(2, 2)
         wrapped = torch.optim.SGD(model.parameters())
-        with pytest.raises(
-            ConfigurationError,
-            match=r"steps of Wrapper cannot be counted.*optimizer that it wraps.*Lookahead.*"
-            "leave it out",
-        ):
-            make(model, Wrapper(wrapped))
-        make(model, wrapped)
+        said = "steps of Wrapper cannot be counted.*optimizer that it wraps.*Lookahead.*leave it ou"
+        refused(said, model, Wrapper(wrapped))
+        assert loop(None, model, wrapped)
 
     def test_steps_that_nobody_sees(self, lab, caplog):
-        model, inner, outer = make(lab.fill(nn.Linear(2, 2)))
-        inner.step = lambda: None
-        with caplog.at_level(logging.WARNING, "diloco_core"), outer:
-            lab.push(model, inner, 0, 0)
-        assert "without a single step of the inner optimizer" in caplog.text
-        caplog.clear()
-        model, inner, outer = make(lab.fill(nn.Linear(2, 2)))
-        with caplog.at_level(logging.WARNING, "diloco_core"), outer:
-            lab.push(model, inner, 0, 0)
-        assert caplog.text == ""
+        for replaced in (True, False):
+            model, inner, outer, _ = loop()
+            if replaced:
+                inner.step = lambda: None
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "diloco_core"), outer:
+                lab.push(model, inner, 0, 0)
+            said = "without a single step of the inner optimizer"
+            assert (said in caplog.text) is replaced
+            assert replaced or caplog.text == ""
 
-
-class TestComparedValues:
-    def test_all_of_a_large_tensor_counts(self, monkeypatch):
-        monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 4)
-        values = torch.zeros(10)
-        sums = [checksum(values)]
-        for index in range(10):
-            changed = values.clone()
-            changed[index] = 1.0
-            sums.append(checksum(changed))
-        assert len(set(sums)) == 11
-        monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 100)
-        assert checksum(values) == sums[0]
-
-    def test_a_buffer_that_is_synced_elsewhere_may_differ(self, lab):
-        """The same tensor is persistent in one module, and not in another one."""
-
-        def build(rank):
-            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-            table = torch.full((2,), float(rank))
-            model[0].register_buffer("table", table)
-            model[1].register_buffer("table", table, persistent=False)
-            return lab.fill(model)
-
-        assert lab.identical(lab.train(build, in_process(2)))
-
-
-class TestStateDicts:
-    def test_one_that_does_not_take_what_torchs_takes(self):
-        class Model(nn.Linear):
-            def state_dict(self):
-                return {"weight": self.weight}
-
-        with pytest.raises(
-            ConfigurationError, match=r"model\.state_dict\(keep_vars=True\), .* fails: TypeError"
-        ):
-            make(Model(2, 2))
-
-
-class TestStepsOutside:
-    def test_of_any_optimizer_are_noticed(self, lab):
+    def test_steps_outside_of_any_of_several_are_noticed(self, lab):
         model = lab.fill(nn.Linear(2, 2))
         two = [torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])]
-        outer = DiLoCo(model, two, in_process(1)[0], sync_every=2)
+        outer = loop(None, model, two)[2]
         lab.push(model, two[1], 0, 0)
-        with pytest.raises(
-            SyncError,
-            match="2 inner steps were taken since this outer loop was made, but its block was ",
-        ):
+        said = "2 inner steps were taken since this outer loop was made, but its block was "
+        with pytest.raises(SyncError, match=said):
             lab.push(model, two[1], 0, 1)
         assert outer.committed == 0
 
 
-class TestNumbers:
-    def test_too_large_for_a_float(self):
-        with pytest.raises(ConfigurationError, match="outer_lr must be a finite number"):
-            make(nn.Linear(2, 2), outer_lr=10**400)
-        with pytest.raises(ConfigurationError, match="sync_timeout must be a positive number"):
-            Timing(sync_timeout=10**400)
+def test_a_buffer_that_is_synced_elsewhere_may_differ(lab):
+    """The same tensor is persistent in one module, and not in another one."""
 
-    def test_of_numpy_and_paths_in_export(self, tmp_path):
-        (tmp_path / "run").mkdir()
-        with pytest.raises(RendezvousError):
-            export(str(tmp_path / "run"), tmp_path / "model.safetensors", at=np.int64(0))
-        for at in (True, 1.0, -1, "0"):
-            with pytest.raises(ConfigurationError, match="at must be a number of outer steps"):
-                export(str(tmp_path), tmp_path / "model.safetensors", at=at)
-        for path in (5, None):
-            with pytest.raises(ConfigurationError, match="path must be the name of a file"):
-                export(str(tmp_path), path)
+    def build(rank):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        table = torch.full((2,), float(rank))
+        model[0].register_buffer("table", table)
+        model[1].register_buffer("table", table, persistent=False)
+        return lab.fill(model)
+
+    assert lab.identical(lab.train(build, in_process(2)))
+
+
+def test_numbers_too_large_for_a_float_of_numpy_and_paths_in_export(tmp_path):
+    with pytest.raises(ConfigurationError, match="sync_timeout must be a positive number"):
+        Timing(sync_timeout=10**400)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RendezvousError):
+        export(str(tmp_path / "run"), tmp_path / "model.safetensors", at=np.int64(0))
+    for at in (True, 1.0, -1, "0"):
+        with pytest.raises(ConfigurationError, match="at must be a number of outer steps"):
+            export(str(tmp_path), tmp_path / "model.safetensors", at=at)
+    for path in (5, None):
+        with pytest.raises(ConfigurationError, match="path must be the name of a file"):
+            export(str(tmp_path), path)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_lab import exchanges, fragments_of, loop
 from torch import nn
+from training_lab import fill, push
 
-from diloco_core import ConfigurationError, DiLoCo, MismatchError, connect, in_process
-from diloco_core._model._layers import Pattern
-from diloco_core._model._partition import Buffers, split
+from diloco_core import ConfigurationError, MismatchError, in_process
 from diloco_core.testing import run_replicas
 
 
@@ -38,13 +38,15 @@ class Transformer(nn.Module):
 def parts(model, kind, count=None):
     """What each fragment holds: the numbers of layers, and the names of what else there is."""
     found = []
-    for part in split(model, Pattern(kind, count), Buffers.MEAN):
-        held = [
-            int(named.name.split(".")[1]) if named.name.startswith("layers.") else named.name
-            for named in part
-        ]
+    for part in fragments_of(model, (kind, count) if count else kind):
+        held = [int(name.split(".")[1]) if name.startswith("layers.") else name for name in part]
         found.append(list(dict.fromkeys(held)))
     return found
+
+
+def refused(message, model, *pattern):
+    with pytest.raises(ConfigurationError, match=message):
+        parts(model, *pattern)
 
 
 BEGIN = ["scale", "embed.weight"]
@@ -52,21 +54,22 @@ END = ["norm.weight", "norm.bias", "head.weight", "count"]
 
 
 class TestPatterns:
-    def test_strided(self):
-        assert parts(Transformer(), "strided", 4) == [
-            [*BEGIN, 0, 4, 8],
-            [1, 5, 9],
-            [2, 6, 10],
-            [3, 7, 11, *END],
-        ]
-
-    def test_sequential(self):
-        assert parts(Transformer(), "sequential", 4) == [
-            [*BEGIN, 0, 1, 2],
-            [3, 4, 5],
-            [6, 7, 8],
-            [9, 10, 11, *END],
-        ]
+    @pytest.mark.parametrize(
+        ("layers", "kind", "count", "wanted"),
+        [
+            (12, "strided", 4, [[*BEGIN, 0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11, *END]]),
+            (12, "sequential", 4, [[*BEGIN, 0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11, *END]]),
+            (5, "strided", 3, [[*BEGIN, 0, 3], [1, 4], [2, *END]]),
+            (5, "sequential", 3, [[*BEGIN, 0, 1], [2, 3], [4, *END]]),
+            (2, "strided", 1, [[*BEGIN, 0, 1, *END]]),
+            (2, "sequential", 2, [[*BEGIN, 0], [1, *END]]),
+        ],
+    )
+    def test_layers_are_dealt_out(self, caplog, layers, kind, count, wanted):
+        with caplog.at_level(logging.INFO, "diloco_core"):
+            assert parts(Transformer(layers), kind, count) == wanted
+        said = f"fragments=({kind!r}, {count}): the layers in 'layers' ({layers} Block) are dealt"
+        assert said in caplog.text
 
     @pytest.mark.parametrize("kind", ["strided", "sequential"])
     @pytest.mark.parametrize(("layers", "count"), [(4, 2), (6, 2), (7, 3), (12, 4), (25, 9)])
@@ -74,22 +77,6 @@ class TestPatterns:
         found = parts(Transformer(layers), kind)
         assert len(found) == count
         assert found == parts(Transformer(layers), kind, count)
-
-    def test_a_number_that_does_not_divide_the_layers(self):
-        assert parts(Transformer(5), "strided", 3) == [[*BEGIN, 0, 3], [1, 4], [2, *END]]
-        assert parts(Transformer(5), "sequential", 3) == [[*BEGIN, 0, 1], [2, 3], [4, *END]]
-
-    def test_one_fragment_and_one_for_each_layer(self):
-        assert parts(Transformer(2), "strided", 1) == [[*BEGIN, 0, 1, *END]]
-        assert parts(Transformer(2), "sequential", 2) == [[*BEGIN, 0], [1, *END]]
-
-    def test_which_layers_were_found_is_logged(self, caplog):
-        with caplog.at_level(logging.INFO, "diloco_core"):
-            parts(Transformer(), "strided", 4)
-        assert caplog.messages == [
-            "fragments=('strided', 4): the layers in 'layers' (12 Block) are dealt out to 4 "
-            "fragments"
-        ]
 
     @given(
         kind=st.sampled_from(["strided", "sequential"]),
@@ -113,12 +100,9 @@ class TestPatterns:
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         counted = [n for n in range(layers) if model.layers[n].norm.weight.requires_grad]
         if len(counted) < max(2, count):
-            with pytest.raises(ConfigurationError, match="layers"):
-                split(model, Pattern(kind, count), Buffers.NONE)
+            refused("layers", model, kind, count)
             return
-        names = [
-            [t.name for t in part] for part in split(model, Pattern(kind, count), Buffers.NONE)
-        ]
+        names = fragments_of(model, (kind, count), buffers="none")
         assert sorted(name for part in names for name in part) == sorted(trained)
         for part in names:
             assert part == sorted(part, key=trained.index), "in the order of the model"
@@ -140,16 +124,16 @@ class TestTensorsWithSeveralNames:
     def test_one_that_layers_share_belongs_to_the_first(self):
         model = Transformer(4)
         model.layers[3].mixed.weight = model.layers[1].mixed.weight
-        first, second = split(model, Pattern("sequential", 2), Buffers.NONE)
-        assert "layers.1.mixed.weight" in [named.name for named in first]
-        assert "layers.3.norm.weight" in [named.name for named in second]
-        assert not any("layers.3.mixed" in named.name for named in (*first, *second))
+        first, second = fragments_of(model, ("sequential", 2))
+        assert "layers.1.mixed.weight" in first
+        assert "layers.3.norm.weight" in second
+        assert not any("layers.3.mixed" in name for name in (*first, *second))
 
     def test_one_that_embeddings_share_with_a_layer_belongs_to_the_embeddings(self):
         model = Transformer(4)
         model.layers[3].mixed.weight = model.embed.weight
-        first, _ = split(model, Pattern("sequential", 2), Buffers.NONE)
-        assert [named.name for named in first][:3] == [*BEGIN, "layers.0.mixed.weight"]
+        first, _ = fragments_of(model, ("sequential", 2))
+        assert first[:3] == [*BEGIN, "layers.0.mixed.weight"]
 
     def test_a_layer_without_a_tensor_of_its_own_is_not_counted(self):
         model = Transformer(5)
@@ -164,54 +148,34 @@ class TestWhichLayers:
         assert parts(Transformer(4, experts=7), "strided", 2) == [[*BEGIN, 0, 2], [1, 3, *END]]
 
     def test_layers_in_a_sequential(self):
-        model = nn.Sequential(
-            nn.Linear(2, 2), nn.Sequential(*(Block() for _ in range(4))), nn.Linear(2, 2)
-        )
-        first, second = split(model, Pattern("sequential", 2), Buffers.NONE)
-        assert first[0].name == "0.weight"
-        assert second[-1].name == "2.bias"
+        blocks = nn.Sequential(*(Block() for _ in range(4)))
+        model = nn.Sequential(nn.Linear(2, 2), blocks, nn.Linear(2, 2))
+        first, second = fragments_of(model, ("sequential", 2))
+        assert first[0] == "0.weight"
+        assert second[-1] == "2.bias"
 
-    def test_the_longest_list_is_taken(self):
-        model = Transformer(4)
-        model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
-        heads = [f"heads.{n}.{name}" for n in range(3) for name in ("weight", "bias")]
-        assert parts(model, "strided", 2) == [
-            [*BEGIN, 0, 2],
-            [1, 3, *END[:-1], *heads, "count"],
-        ]
-
-    def test_a_list_that_is_frozen_or_has_no_parameters_is_not_taken(self):
+    def test_the_longest_list_that_has_parameters_to_sync_is_taken(self):
         model = Transformer(4)
         model.tower = nn.ModuleList(nn.Linear(2, 2) for _ in range(9)).requires_grad_(False)
         model.dropouts = nn.ModuleList(nn.Dropout() for _ in range(9))
         assert parts(model, "strided", 2) == [[*BEGIN, 0, 2], [1, 3, *END]]
+        model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        heads = [f"heads.{n}.{name}" for n in range(3) for name in ("weight", "bias")]
+        wanted = [[*BEGIN, 0, 2], [1, 3, *END[:-1], *heads, "count"]]
+        assert parts(model, "strided", 2) == wanted
 
-    def test_several_of_the_same_length_are_refused(self):
-        model = Transformer(4)
-        model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
-        with pytest.raises(
-            ConfigurationError,
-            match=r"several: 'layers' \(4 Block\), 'heads' \(4 Linear\)\. "
-            "So pass the fragments yourself",
-        ):
-            parts(model, "strided", 2)
-
-    def test_several_of_the_same_class_are_refused(self):
+    def test_several_of_the_same_length_or_class_are_refused(self):
         """An encoder and a decoder: one of them would be a part of the last fragment as a whole."""
         model = Transformer(4)
+        model.heads = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        message = r"several: 'layers' \(4 Block\), 'heads' \(4 Linear\)\. So pass the fragments you"
+        refused(message, model, "strided", 2)
+        model = Transformer(4)
         model.encoder = Transformer(6)
-        with pytest.raises(
-            ConfigurationError,
-            match=r"several: 'layers' \(4 Block\), 'encoder\.layers' \(6 Block\)",
-        ):
-            parts(model, "strided", 2)
-
-    def test_only_some_of_many_are_named(self):
+        message = r"several: 'layers' \(4 Block\), 'encoder\.layers' \(6 Block\)"
+        refused(message, model, "strided", 2)
         model = nn.Sequential(nn.ReLU(), *(Transformer(2) for _ in range(9)))
-        with pytest.raises(
-            ConfigurationError, match=r"'4\.layers' \(2 Block\) and 5 more\. So pass"
-        ):
-            split(model, Pattern("strided", 2), Buffers.NONE)
+        refused(r"'4\.layers' \(2 Block\) and 5 more\. So pass", model, "strided", 2)
 
     @pytest.mark.parametrize(
         "model",
@@ -224,73 +188,46 @@ class TestWhichLayers:
         ids=["no list", "of several classes", "a single one", "only one to sync"],
     )
     def test_a_model_without_layers_is_refused(self, model):
-        with pytest.raises(
-            ConfigurationError, match=r"has none: pass the fragments yourself: a list"
-        ):
-            split(model, Pattern("strided", 2), Buffers.NONE)
+        refused("has none: pass the fragments yourself: a list", model, "strided", 2)
 
     def test_too_few_layers_are_refused(self):
-        with pytest.raises(
-            ConfigurationError,
-            match=r"\('strided', 5\) needs 5 layers with .* but 'layers' \(4 Block\) has only 4",
-        ):
-            parts(Transformer(4), "strided", 5)
-        with pytest.raises(
-            ConfigurationError, match=r"only 3 layers to sync.*such as fragments=\('strided', 3\)"
-        ):
-            parts(Transformer(3), "strided")
+        message = r"\('strided', 5\) needs 5 layers with .* but 'layers' \(4 Block\) has only 4"
+        refused(message, Transformer(4), "strided", 5)
+        message = r"only 3 layers to sync.*such as fragments=\('strided', 3\)"
+        refused(message, Transformer(3), "strided")
 
 
-class TestByHand:
-    def test_modules_in_groups(self):
-        model = Transformer(2)
-        root = nn.ModuleDict({"begin": model.embed, "end": model.head})
-        root.layers, root.norm = model.layers, model.norm
-        groups = [[root["begin"], root.layers[0]], (root.layers[1], root.norm, root["end"])]
-        first, second = split(root, groups, Buffers.NONE)
-        assert [named.name for named in first] == [
-            "begin.weight",
-            "layers.0.mixed.weight",
-            "layers.0.norm.weight",
-            "layers.0.norm.bias",
-        ]
-        assert [named.name for named in second][-1] == "end.weight"
-
-    @pytest.mark.parametrize(
-        ("fragments", "message"),
-        [
-            (lambda m: [[m, nn.ReLU()]], r"fragment 0 \(ReLU\) is not a module of the model"),
-            (lambda m: [m, []], r"fragment 1 \(an empty list\) holds no trainable parameter"),
-            (lambda m: [m, [m[0], m[1]]], r"fragment 1 \(Linear, Linear\) holds no trainable"),
-            (lambda m: [[[m]]], r"fragment 0 \(list\) is not a module"),
-        ],
-    )
-    def test_wrong_groups_are_refused(self, fragments, message):
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        with pytest.raises(ConfigurationError, match=message):
-            split(model, fragments(model), Buffers.NONE)
+def test_modules_by_hand():
+    model = Transformer(2)
+    root = nn.ModuleDict({"begin": model.embed, "end": model.head})
+    root.layers, root.norm = model.layers, model.norm
+    groups = [[root["begin"], root.layers[0]], (root.layers[1], root.norm, root["end"])]
+    first, second = fragments_of(root, groups)
+    names = ("mixed.weight", "norm.weight", "norm.bias")
+    assert first == ["begin.weight", *(f"layers.0.{name}" for name in names)]
+    assert second[-1] == "end.weight"
+    eleven = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
+    # A module does not contain another whose name begins like its own.
+    assert fragments_of(eleven, [list(eleven[:10]), eleven[10]])[1] == ["10.weight", "10.bias"]
+    # One that is tied is in the first fragment that holds it.
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    tied[1].append(tied[0])
+    wanted = [["0.weight", "0.bias"], ["1.0.weight", "1.0.bias"]]
+    assert fragments_of(tied, list(tied)) == wanted
+    three = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    second = [f"{number}.{name}" for number in (0, 1) for name in ("weight", "bias")]
+    wanted = [["2.weight", "2.bias"], second]
+    assert fragments_of(three, [three[2], [three[0], three[1]]]) == wanted
 
 
-def train(exchange, fragments, steps=8, **options):
+def train(exchange, fragments):
     """A replica whose syncs have the numbers of these fragments."""
-    torch.manual_seed(0)
-    model = Transformer(4)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    reports = []
-    with DiLoCo(
-        model,
-        inner,
-        exchange,
-        sync_every=4,
-        fragments=fragments,
-        on_sync=reports.append,
-        flush="none",
-        **options,
-    ):
-        for _ in range(steps):
-            sum(p.square().sum() for p in model.parameters()).backward()
-            inner.step()
-            inner.zero_grad()
+    model = fill(Transformer(4))
+    options = {"sync_every": 4, "fragments": fragments, "flush": "none"}
+    model, inner, outer, reports = loop(exchange, model, **options)
+    with outer:
+        for step in range(8):
+            push(model, inner, exchange.rank, step)
     return [report.fragment for report in reports], model.state_dict()
 
 
@@ -312,20 +249,15 @@ class TestInTheLoop:
         assert "in tensor 'layers.2.mixed.weight': " in str(errors[1])
         assert "in fragment 1 at rank 0. Start" in str(errors[1])
 
-    @pytest.mark.parametrize("elastic", [False, True])
-    def test_a_run_goes_on_with_its_own_pattern_only(self, tmp_path, elastic):
-        options = {"min_replicas": 1} if elastic else {}
+    @pytest.mark.parametrize("kind", ["store", "elastic"])
+    def test_a_run_goes_on_with_its_own_pattern_only(self, tmp_path, kind):
+        def live(fragments, resume=True):
+            return train(*exchanges(kind, 1, tmp_path, resume=resume), fragments)
 
-        def live(fragments, **resume):
-            exchange = connect(tmp_path.as_uri(), rank=0, world_size=1, **options, **resume)
-            return train(exchange, fragments)
-
-        live(("strided", 2))
-        with pytest.raises(
-            MismatchError,
-            match=r"begun with other fragments.*'layers\.[12]\.mixed\.weight' is .* "
-            "in fragment . in the run",
-        ):
-            live(("sequential", 2), resume=True)
-        order, _ = live(("strided", 2), resume=True)
-        assert order == ["0", "1", "0", "1"]
+        live(("strided", 2), resume=False)
+        said = (
+            r"begun with other fragments.*'layers\.[12]\.mixed\.weight' is .* in fragment . in the"
+        )
+        with pytest.raises(MismatchError, match=said):
+            live(("sequential", 2))
+        assert live(("strided", 2))[0] == ["0", "1", "0", "1"]

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from damage_lab import flip
+from loop_lab import exchanges
 from safetensors.torch import load_file
 from simulated import Connection, Schedule, SimulatedStore, simulate
 from torch import nn
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, export
-from diloco_core._model import _unsynced
-from diloco_core._run._exchange import StoreExchange
-from diloco_core._store._open import open_store
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
 _AGAIN = (
@@ -94,15 +92,17 @@ def _flipped(place):
 def small(monkeypatch):
     """Several objects: 600 values of four bytes and three."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(_unsynced, "OBJECT_BYTES", 900)
+    monkeypatch.setattr("diloco_core._model._unsynced.OBJECT_BYTES", 900)
 
 
-def _stopped(lab, syncs=2, buffers="mean"):
+def _live(lab, store, syncs, buffers="mean"):
+    train = _train(lab, syncs, buffers)
+    assert simulate(train, Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+
+
+def _stopped(lab):
     store = Watched()
-    outcome = simulate(
-        _train(lab, syncs, buffers), Schedule(2, latency=0.01), _SETTINGS, store=store
-    )
-    assert outcome.errors() == {}
+    _live(lab, store, 2)
     assert set(Counter(store.written[key] for key in store.unsynced())) == {1}
     return store
 
@@ -120,16 +120,12 @@ def test_a_run_that_is_resumed_has_all_of_it_again(lab, spoil, caplog):
     assert len(whole) == 3
     for key in whole:
         spoil(store, key)
-    outcome = simulate(_train(lab, 2), Schedule(2, latency=0.01), _SETTINGS, store=store)
-    assert outcome.errors() == {}
+    _live(lab, store, 2)
     assert store.unsynced() == whole
-    said = [record.getMessage() for record in caplog.records if _AGAIN in record.getMessage()]
-    assert sorted(key for key in whole for text in said if key in text) == sorted(whole), (
-        "every one by one of them"
-    )
-    assert all(
-        record.levelname == "ERROR" for record in caplog.records if _AGAIN in record.getMessage()
-    )
+    said = [record for record in caplog.records if _AGAIN in record.getMessage()]
+    named = [key for key in whole for record in said if key in record.getMessage()]
+    assert sorted(named) == sorted(whole), "every one by one of them"
+    assert {record.levelname for record in said} == {"ERROR"}
 
 
 @pytest.mark.usefixtures("small")
@@ -144,13 +140,9 @@ def test_every_part_is_read_by_one_rank_and_nothing_is_written_that_is_whole(
         return open_object(self, key, *size)
 
     monkeypatch.setattr(Connection, "open", counted)
-    assert (
-        simulate(_train(lab, 12), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
-    )
-    assert {key: opened[key] for key in store.unsynced()} == dict.fromkeys(store.unsynced(), 1)
-    assert {key: store.written[key] for key in store.unsynced()} == {
-        key: writings[key] for key in store.unsynced()
-    }
+    _live(lab, store, 12)
+    assert [opened[key] for key in store.unsynced()] == [1] * 3
+    assert all(store.written[key] == writings[key] for key in store.unsynced())
     assert "unsynced/" not in caplog.text
 
 
@@ -168,9 +160,7 @@ def test_while_a_run_goes_on_one_member_writes_it_again_at_the_eighth_sync(lab, 
             seen.append(sum(data == whole.get(key) for key, data in store.unsynced().items()))
 
     store.write = look
-    assert (
-        simulate(_train(lab, 11), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
-    )
+    _live(lab, store, 11)
     assert seen == [0, 3]
     assert {store.written[key] for key in store.unsynced()} == {2}, (
         "once at the beginning, and once by one member"
@@ -181,9 +171,7 @@ def test_while_a_run_goes_on_one_member_writes_it_again_at_the_eighth_sync(lab, 
 @pytest.mark.usefixtures("small")
 def test_who_leaves_looks_too(lab, caplog):
     store = Watched("commits/00000002.json", _lose)
-    assert (
-        simulate(_train(lab, 2), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
-    )
+    _live(lab, store, 2)
     assert len(store.unsynced()) == 3
     assert _AGAIN in caplog.text
 
@@ -192,14 +180,9 @@ def test_who_holds_other_values_writes_nothing_and_says_so_once(lab, caplog):
     """Buffers that are left alone have changed since the run began."""
     torch.set_num_threads(1)
     store = Watched("commits/00000003.json", _lose)
-    outcome = simulate(_train(lab, 20, "none"), Schedule(2, latency=0.01), _SETTINGS, store=store)
-    assert outcome.errors() == {}
+    _live(lab, store, 20, "none")
     assert store.unsynced() == {}
-    said = [
-        record.getMessage()
-        for record in caplog.records
-        if "cannot write it again" in record.getMessage()
-    ]
+    said = [text for text in caplog.messages if "cannot write it again" in text]
     assert sorted(text[:6] for text in said) == ["rank 0", "rank 1"]
     assert all(
         "is gone. It holds tensors that are not synced" in text and "synced_only=True" in text
@@ -236,9 +219,7 @@ def _alone(lab, folder):
     model = Part(lab)
     inner = torch.optim.SGD([model.trained], lr=0.1)
     resume = (folder / "run").exists()
-    exchange = StoreExchange(
-        open_store(str(folder / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume)
-    )
+    (exchange,) = exchanges("elastic", 1, folder / "run", grace=1.0, resume=resume)
     with DiLoCo(model, inner, exchange, sync_every=1) as outer:
         if not outer.committed:
             lab.push(model, inner, 0, 0)

@@ -1,27 +1,35 @@
-"""A fragment that is sent at one step and adopted at a later one."""
+"""A fragment that is sent at one step and adopted at a later one, on the CPU and on an accelerator:
+nobody sees what is not there yet.
+"""
+
+import itertools
 
 import pytest
 import torch
+from device_lab import PretendedAccelerator
 from torch import nn
 
 from diloco_core._arithmetic._layout import Piece
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._delayed import DelayedFragment
+from diloco_core._outer._device_copies import VALUES, DeviceCopies
 from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._terms._schedule import Schedule
 from diloco_core._terms._terms import OuterGroup, Terms
 
 
-def fragment_of(model, alpha=0.5):
+def fragment_of(model, alpha=0.5, accelerator=None):
     (tensors,) = split(model, 1, Buffers.MEAN)
     outer = OuterOptimizer([OuterGroup(outer_factory(None, None, None, None))])
     terms = Terms(schedule=Schedule(1, 1, alpha=alpha))
     fragment = DelayedFragment("0", tensors, outer, 1, terms)
+    if accelerator is not None:
+        fragment._accelerator = accelerator
     fragment.take_snapshot()
     return fragment
 
 
-def model_of(dtype=torch.float32):
+def small_model(dtype=torch.float32):
     model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2, affine=False)).to(dtype)
     with torch.no_grad():
         model[0].weight.copy_(torch.arange(6.0).view(2, 3))
@@ -32,61 +40,39 @@ def groups(fragment):
     return [Piece(index, 0, group.numel) for index, group in enumerate(fragment.layout.groups)]
 
 
-def weights_group(fragment):
-    return next(piece for piece in groups(fragment) if fragment.must_be_finite(piece))
+def contributions(fragment):
+    return [
+        fragment.contributed(piece, fragment.copy[piece.group].new_empty(piece.numel)).clone()
+        for piece in groups(fragment)
+    ]
 
 
-def contribution(fragment, piece):
-    return fragment.contributed(piece, fragment.copy[piece.group].new_empty(piece.numel))
+def set_values(model, value):
+    with torch.no_grad():
+        model[0].weight.fill_(value)
+        model[1].running_mean.fill_(value)
 
 
 def test_while_it_is_detached_nobody_touches_the_model():
-    model = model_of()
+    model = small_model()
     fragment = fragment_of(model)
-    fragment.detach()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    fragment.begin()
-    for piece in groups(fragment):
-        fragment.adopt(piece, fragment.copy[piece.group] + 1)
+
+    def sync():
+        fragment.begin()
+        for piece in groups(fragment):
+            fragment.adopt(piece, fragment.copy[piece.group] + 1)
+
+    fragment.detach()
+    sync()
     fragment.progress()
     fragment.reapply([torch.ones(piece.numel) for piece in groups(fragment)])
     fragment.finish()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     fragment.attach()
-    fragment.begin()
-    for piece in groups(fragment):
-        fragment.adopt(piece, fragment.copy[piece.group] + 1)
+    sync()
     fragment.finish()
     assert all(torch.equal(before[name] + 1, tensor) for name, tensor in model.state_dict().items())
-
-
-def test_what_it_sends_is_what_the_model_held_when_it_departed():
-    model = model_of()
-    fragment = fragment_of(model)
-    with torch.no_grad():
-        model[0].weight.sub_(2)
-        model[1].running_mean.add_(3)
-    changed = set(range(len(fragment.layout.groups))) - set(_unchanged(fragment))
-    fragment.depart()
-    sent = [contribution(fragment, piece).clone() for piece in groups(fragment)]
-    with torch.no_grad():
-        model[0].weight.fill_(torch.nan)
-        for _, buffer in model.named_buffers():
-            buffer.add_(9)
-    assert all(
-        torch.equal(values, contribution(fragment, piece))
-        for values, piece in zip(sent, groups(fragment), strict=True)
-    )
-    assert set(range(len(fragment.layout.groups))) - set(fragment.unchanged()) == changed
-    assert not fragment.is_surely_finite(weights_group(fragment))
-    assert torch.equal(contribution(fragment, weights_group(fragment)), torch.full((6,), 2.0))
-
-
-def _unchanged(fragment):
-    fragment.begin()
-    unchanged = fragment.unchanged()
-    fragment.finish()
-    return unchanged
 
 
 @pytest.mark.parametrize(
@@ -105,14 +91,11 @@ def _unchanged(fragment):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_the_model_holds_afterwards(fate, alpha, wanted, dtype):
     """The global copy goes from 1 to 10 while the model goes to 3."""
-    model = model_of(dtype)
-    with torch.no_grad():
-        model[0].weight.fill_(1.0)
+    model = small_model(dtype)
+    set_values(model, 1.0)
     fragment = fragment_of(model, alpha)
     fragment.depart()
-    with torch.no_grad():
-        model[0].weight.fill_(3.0)
-        model[1].running_mean.fill_(3.0)
+    set_values(model, 3.0)
     model[0].weight.grad = torch.ones_like(model[0].weight)
     if fate == "carried":
         assert fragment.progress() == []
@@ -125,31 +108,159 @@ def test_what_the_model_holds_afterwards(fate, alpha, wanted, dtype):
 
 
 def test_with_alpha_1_what_was_carried_stays_to_the_bit():
-    model = model_of()
+    model = small_model()
     fragment = fragment_of(model, 1.0)
     fragment.depart()
     own = torch.tensor([1e-8, 3.3, -7.7, 1e8, 0.1, 1e-30]).view(2, 3)
     with torch.no_grad():
         model[0].weight.copy_(own)
     fragment.progress()
-    fragment.copy[weights_group(fragment).group].fill_(123.4)
+    for copy in fragment.copy:
+        copy.fill_(123)
     fragment.arrive("carried")
     assert torch.equal(model[0].weight, own)
 
 
-def test_a_tensor_that_is_not_contiguous():
-    """It is copied for the exchange, and written back only where the result is adopted."""
-    model = nn.Linear(3, 2, bias=False)
-    model.weight = nn.Parameter(torch.arange(6.0).view(3, 2).t())
-    assert not model.weight.is_contiguous()
-    fragment = fragment_of(model)
-    fragment.depart()
+def mixed_model(dtype):
+    """With a parameter that is not contiguous, one without values, and buffers."""
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.BatchNorm1d(2))
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    model[1].weight = nn.Parameter(torch.empty(5, 2).t())
     with torch.no_grad():
-        model.weight.add_(4)
-    fragment.copy[0].add_(2)
-    held = model.weight.detach().clone()
-    fragment.begin()
-    fragment.finish()
-    assert torch.equal(model.weight, held)
-    fragment.arrive("counted")
-    assert torch.equal(model.weight, held - 1), "half way from 4 more to 2 more"
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model.to(dtype)
+
+
+def change(model, step):
+    with torch.no_grad():
+        for number, tensor in enumerate(model.state_dict().values()):
+            tensor.add_((step + number) / 8 if tensor.is_floating_point() else step)
+
+
+def two_syncs(fate, alpha, dtype, accelerator=None):
+    """Everything that is sent, and everything that the model holds afterwards."""
+    model = mixed_model(dtype)
+    fragment = fragment_of(model, alpha, accelerator)
+    seen = []
+    for sync in range(2):
+        change(model, 1)
+        fragment.depart()
+        change(model, 2)
+        fragment.collect()
+        seen += contributions(fragment)
+        seen.append(torch.tensor(sorted(fragment.unchanged())))
+        if fate == "carried":
+            fragment.progress()
+        for copy in fragment.copy:
+            copy.add_(sync + 0.75 if copy.is_floating_point() else 1)
+        fragment.pack(fate)
+        change(model, 3)
+        fragment.arrive(fate)
+        for copy in fragment.copy:
+            copy.add_(1)  # as the next sync does
+        seen += [tensor.clone() for tensor in model.state_dict().values()]
+    return seen
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fate", "alpha"),
+    [*itertools.product(["counted", "carried"], [0.0, 0.25, 1.0]), ("dropped", 0.25)],
+)
+def test_the_values_are_those_of_a_model_on_the_cpu(fate, alpha, dtype, late):
+    accelerator = PretendedAccelerator(late=late)
+    ours = two_syncs(fate, alpha, dtype, accelerator)
+    assert all(map(torch.equal, ours, two_syncs(fate, alpha, dtype)))
+    assert accelerator.asked.count("pinned memory") == (2 if fate == "carried" and alpha < 1 else 1)
+
+
+def test_who_waits_for_whom():
+    accelerator = PretendedAccelerator()
+    fragment = fragment_of(mixed_model(torch.float32), 0.5, accelerator)
+
+    def asked(act, *arguments):
+        accelerator.asked.clear()
+        act(*arguments)
+        return accelerator.asked
+
+    after_current = ["current: record", "side: wait for current"]
+    copies = ["side: copy", "side: record"]
+    assert asked(fragment.depart) == ["pinned memory", *after_current, *copies]
+    for early in (contributions, lambda each: each.unchanged()):
+        with pytest.raises(AssertionError, match=r"collect\(\)"):
+            early(fragment)
+    assert asked(fragment.collect) == ["CPU: wait"]
+    assert asked(contributions, fragment) == []
+    assert asked(fragment.unchanged) == []
+    assert asked(fragment.pack, "counted") == ["CPU: wait"], "for the last copy of the buffer"
+    assert asked(fragment.arrive, "counted") == [*copies, "current: wait for side", *after_current]
+
+
+def test_what_was_not_packed_is_packed_when_it_arrives():
+    model = mixed_model(torch.float32)
+    fragment = fragment_of(model, 0.0, PretendedAccelerator())
+    fragment.depart()
+    fragment.collect()
+    fragment.pack("counted")
+    for copy in fragment.copy:
+        copy.add_(1)
+    fragment.arrive("dropped")
+    held = [tensor.clone() for tensor in model.state_dict().values()]
+    fragment.start_over()
+    assert all(map(torch.equal, held, model.state_dict().values()))
+
+
+def test_a_model_on_the_cpu_gets_no_pinned_memory():
+    fragment = fragment_of(mixed_model(torch.float32))
+    fragment.depart()
+    assert fragment._copies is None
+    assert contributions(fragment)[0].numel(), "it is computed already"
+
+
+class TestBuffers:
+    """The device has not even made the copies for which only its current stream waits."""
+
+    def copies(self):
+        self.values = [torch.arange(3.0), torch.arange(4.0, dtype=torch.bfloat16)]
+        return DeviceCopies(self.values, PretendedAccelerator(current_is_late=True))
+
+    def plus(self, number):
+        return [values + number for values in self.values]
+
+    def brought(self, copies):
+        copies.pack(VALUES, self.plus(1))
+        with copies.unpacked(VALUES) as parts:
+            return [parts[VALUES, number] for number in range(2)]
+
+    def test_they_are_not_written_to_before_the_copy_out_of_them(self):
+        copies = self.copies()
+        brought = self.brought(copies)
+        copies.pack(VALUES, self.plus(2))
+        assert all(map(torch.equal, brought, self.plus(1)))
+
+    def test_values_are_taken_after_the_copy_out_of_them(self):
+        copies = self.copies()
+        brought = self.brought(copies)
+        taken = copies.take(self.plus(2))
+        assert all(map(torch.equal, taken.wait(), self.plus(2)))
+        assert all(map(torch.equal, brought, self.plus(1)))
+
+    def test_what_is_on_the_cpu_is_copied_at_once(self):
+        """With a model that is partly on an accelerator; here, one that is not on it at all."""
+
+        class Elsewhere(PretendedAccelerator):
+            def has_streams(self, device):
+                return False
+
+        values = [torch.arange(3.0)]
+        taken = DeviceCopies(values, Elsewhere()).take(values)
+        values[0].add_(1)
+        assert torch.equal(taken.wait()[0], torch.arange(3.0))
+
+    def test_they_are_kept(self):
+        copies = self.copies()
+        first, second = copies.take(self.values).wait(), copies.take(self.values).wait()
+        assert [values.data_ptr() for values in first] == [values.data_ptr() for values in second]

@@ -7,17 +7,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from diloco_core import DiLoCo, in_process
-from diloco_core._outer._optimizer import OuterOptimizer
-from diloco_core._terms._terms import OuterGroup
 
 OPTIMIZERS = {
     "plain SGD": (torch.optim.SGD, {"lr": 0.7}),
     "heavy ball": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9}),
     "Nesterov": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
-    "fused Nesterov": (
-        torch.optim.SGD,
-        {"lr": 0.7, "momentum": 0.9, "nesterov": True, "fused": True},
-    ),
+    "fused": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "nesterov": True, "fused": True}),
     "weight decay": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.01}),
     "dampening": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "dampening": 0.5}),
     "Adam": (torch.optim.Adam, {"lr": 0.1}),
@@ -82,15 +77,8 @@ def ours(name, shapes, steps):
         model = nn.ParameterList(start_values(shapes))
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         fragments = len(shapes)
-        outer = DiLoCo(
-            model,
-            inner,
-            exchange,
-            sync_every=fragments,
-            fragments=fragments,
-            outer_optimizer=factory(name),
-        )
-        with outer:
+        options = {"sync_every": fragments, "fragments": fragments}
+        with DiLoCo(model, inner, exchange, outer_optimizer=factory(name), **options):
             for step in range(steps):
                 for number, parameter in enumerate(model):
                     parameter.grad = movement(exchange.rank, step, number, parameter.shape)
@@ -169,17 +157,3 @@ def test_the_numbers_do_not_depend_on_the_chunk_size(lab, chunk_bytes):
 
     wanted = lab.train(make, in_process(3))
     assert lab.identical([*lab.train(make, in_process(3, chunk_bytes=chunk_bytes)), *wanted])
-
-
-def test_to_ask_how_many_tensors_it_keeps_draws_no_random_numbers():
-    class Drawing(torch.optim.SGD):
-        def step(self, closure=None):
-            torch.rand(3)
-            return super().step(closure)
-
-    outer = OuterOptimizer(
-        [OuterGroup(lambda parameters: Drawing(parameters, lr=0.7, momentum=0.9))]
-    )
-    before = torch.get_rng_state()
-    assert outer.tensors_kept() == 1
-    assert torch.equal(torch.get_rng_state(), before)

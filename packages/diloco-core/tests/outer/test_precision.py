@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from torch import nn
 
-from diloco_core import DiLoCo, StoreExchange, in_process
-from diloco_core._store._open import open_store
+from diloco_core import DiLoCo, in_process
 
 
-def one_weight(dtype, value=1.0, size=4):
-    return nn.ParameterList([torch.full((size,), value, dtype=dtype)])
+def one_weight(exchange, dtype, lr):
+    """A model of one tensor of ones, and its loop with plain outer steps."""
+    model = nn.ParameterList([torch.ones(4, dtype=dtype)])
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    options = {"sync_every": 1, "outer_lr": lr, "outer_momentum": 0.0}
+    return model, inner, DiLoCo(model, inner, exchange, **options)
 
 
 def move(model, inner, distance):
@@ -23,23 +27,19 @@ def global_copy(outer):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("store", [False, True])
-def test_outer_steps_too_small_for_the_model_add_up(lab, tmp_path, dtype, store):
+@pytest.mark.parametrize("kind", ["threads", "store"])
+def test_outer_steps_too_small_for_the_model_add_up(lab, dtype, kind):
     """A hundred outer steps, each a tenth of what the model's dtype can show."""
     ulp = torch.finfo(dtype).eps
 
     def replica(exchange):
-        model = one_weight(dtype)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(
-            model, inner, exchange, sync_every=1, outer_lr=0.1, outer_momentum=0.0
-        ) as outer:
+        model, inner, outer = one_weight(exchange, dtype, 0.1)
+        with outer:
             for _ in range(100):
                 move(model, inner, ulp)
             return global_copy(outer), model[0].detach().clone()
 
-    folder = [StoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
-    for copy, weight in lab.run(replica, folder if store else in_process(2)):
+    for copy, weight in lab.run(replica, exchanges(kind, 2)):
         assert copy.dtype is torch.float32
         assert torch.allclose(copy, torch.full((4,), 1 + 10 * ulp), rtol=0, atol=ulp / 10)
         assert torch.equal(weight, copy.to(dtype))
@@ -52,11 +52,8 @@ def test_movements_that_cancel_in_the_models_dtype_do_not_cancel_in_the_mean(lab
     ulp = torch.finfo(torch.bfloat16).eps
 
     def replica(exchange):
-        model = one_weight(torch.bfloat16)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(
-            model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0
-        ) as outer:
+        model, inner, outer = one_weight(exchange, torch.bfloat16, 1.0)
+        with outer:
             move(model, inner, ulp if exchange.rank == 2 else 0.0)
             return global_copy(outer)
 
@@ -68,11 +65,8 @@ def test_rounding_is_no_progress(lab):
     """Replicas that stand still leave the global copy alone, even if the model cannot hold it."""
 
     def replica(exchange):
-        model = one_weight(torch.bfloat16)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(
-            model, inner, exchange, sync_every=1, outer_lr=0.3, outer_momentum=0.0
-        ) as outer:
+        model, inner, outer = one_weight(exchange, torch.bfloat16, 0.3)
+        with outer:
             move(model, inner, -0.0078125)
             moved = global_copy(outer)
             for _ in range(5):
@@ -89,11 +83,8 @@ def test_double_stays_double(lab):
     tiny = 1e-12
 
     def replica(exchange):
-        model = one_weight(torch.float64)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(
-            model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0
-        ) as outer:
+        model, inner, outer = one_weight(exchange, torch.float64, 1.0)
+        with outer:
             for _ in range(10):
                 move(model, inner, tiny * (1 + exchange.rank))
             return global_copy(outer), model[0].detach().clone()
@@ -109,9 +100,7 @@ def test_double_stays_double(lab):
 @pytest.mark.parametrize(
     ("dtype", "kept"),
     [
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float32, torch.float32),
+        *((dtype, torch.float32) for dtype in (torch.bfloat16, torch.float16, torch.float32)),
         (torch.float64, torch.float64),
     ],
 )
@@ -137,59 +126,28 @@ def test_outer_state_is_kept_in_the_global_copys_dtype(lab, dtype, kept, optimiz
 def test_mixed_dtypes_each_in_its_own_precision(lab):
     """One model with three dtypes makes the same numbers as three models with one each."""
 
-    def make(rank):
+    def replica(exchange, number=None):
         parts = [nn.Linear(3, 9, dtype=torch.float64), nn.Linear(3, 9), nn.Linear(3, 9).bfloat16()]
-        return nn.ModuleList([lab.fill(part, seed) for seed, part in enumerate(parts)])
-
-    def only(number):
-        """The same model with all but one part frozen."""
-
-        def frozen(rank):
-            model = make(rank)
-            for other, part in enumerate(model):
-                part.requires_grad_(other == number)
-            return model
-
-        return frozen
-
-    def replica(exchange):
-        model = make(exchange.rank)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+        model = nn.ModuleList([lab.fill(part, seed) for seed, part in enumerate(parts)])
+        for other, part in enumerate(model):
+            part.requires_grad_(number in (None, other))
+        _, inner, outer, _ = loop(exchange, model)
+        with outer:
+            for step in range(5):
+                for seed, parameter in enumerate(model.parameters()):
+                    generator = torch.Generator().manual_seed(seed + 10 * step + exchange.rank)
+                    gradient = torch.randn(parameter.shape, generator=generator) / 8
+                    if parameter.requires_grad:
+                        parameter.grad = gradient.to(parameter.dtype)
+                inner.step()
             copies = outer.state_dict()["fragments"][0]["copy"]
-        return [(copy.dtype, copy.numel()) for copy in copies]
+        return lab.values(model), [(copy.dtype, copy.numel()) for copy in copies]
 
-    assert lab.run(replica, in_process(2)) == [[(torch.float64, 36), (torch.float32, 72)]] * 2
-
-    def push(model, inner, rank, step):
-        for number, part in enumerate(model):
-            generator = torch.Generator().manual_seed(100 * rank + 10 * step + number)
-            for parameter in part.parameters():
-                parameter.grad = (
-                    torch.randn(parameter.shape, generator=generator).to(parameter.dtype) / 8
-                )
-                if not parameter.requires_grad:
-                    parameter.grad = None
-        inner.step()
-
-    def train(make_model):
-        def replica(exchange):
-            model = make_model(exchange.rank)
-            inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-            with DiLoCo(model, inner, exchange, sync_every=2):
-                for step in range(5):
-                    push(model, inner, exchange.rank, step)
-            return lab.values(model)
-
-        return lab.run(replica, in_process(3))
-
-    together = train(make)
-    assert lab.identical(together)
-    for number in range(3):
-        alone = train(only(number))
-        for name, value in together[0].items():
+    together = lab.run(replica, in_process(3))
+    assert [copies for _, copies in together] == [[(torch.float64, 36), (torch.float32, 72)]] * 3
+    assert lab.identical([held for held, _ in together])
+    for number, near in enumerate((1e-12, 1e-6, 1e-2)):
+        (alone, _), *_ = lab.run(lambda each, n=number: replica(each, n), in_process(3))
+        for name, value in together[0][0].items():
             if name.startswith(f"{number}."):
-                tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[
-                    value.dtype
-                ]
-                assert torch.allclose(alone[0][name], value, rtol=tolerance, atol=tolerance)
+                assert torch.allclose(alone[name], value, rtol=near, atol=near)

@@ -50,11 +50,8 @@ def test_what_was_counted_and_what_remains_is_what_was_learned(events):
     another contribution counted since.
     """
     residual, position, step = make(), 0, 0
-    offered_to_run = torch.zeros(
-        SIZE, dtype=torch.float64
-    )  # what was learned, of contributions that counted
-    added_up = torch.zeros(SIZE, dtype=torch.float64)
-    lost = torch.zeros(SIZE, dtype=torch.float64)
+    # What was learned, of contributions that counted; what the run has added up; what is lost.
+    offered_to_run, added_up, lost = torch.zeros(3, SIZE, dtype=torch.float64)
     saved, sent = ([], 0), None
     for fate, restarts in events:
         step += 2
@@ -108,27 +105,18 @@ def test_what_is_offered_holds_the_residual_times_its_decay():
     assert residual.tag == 4
 
 
-def test_another_incarnation_s_contribution_with_the_same_end_leaves_nothing():
-    """Its steps are the same, but what was lost of it is not known here."""
-    residual = make()
-    residual.offer(learned(0), 2)
-    assert residual.settle("dropped", 2)
-    assert not residual.values
-
-
-def test_an_unknown_outcome_is_not_taken_for_a_counted_one():
-    residual = make()
-    residual.offer(learned(0), 2)
-    residual.settle("counted", 2)
-    before = held(residual).clone()
-    residual.offer(learned(1), 4)
-    assert residual.settle("counted", 3)  # the run has counted another one
-    assert not residual.values
-    residual.load([before, torch.empty(0)], 2)
+def test_an_outcome_that_is_not_its_own_leaves_nothing():
+    """Another contribution with the same end, or another one that was counted meanwhile."""
+    for told, before, after in (("dropped", 2, 2), ("counted", 4, 3)):
+        residual = make()
+        residual.offer(learned(0), before)
+        assert residual.settle(told, after)
+        assert not residual.values
+    residual.load([torch.ones(SIZE), torch.empty(0)], 2)
     residual.offer(learned(1), 4)
     residual.settle("none", 2)
     assert not residual.settle("counted", None)  # nothing is offered any more
-    assert torch.equal(held(residual), before)
+    assert torch.equal(held(residual), torch.ones(SIZE))
 
 
 class Overflows:
@@ -168,18 +156,13 @@ def test_large_values_whose_sum_overflows_are_not_refused():
     assert bool(held(residual).isfinite().all())
 
 
-def test_only_what_fits_is_a_saved_residual():
-    residual = make()
-    good = [torch.zeros(SIZE), torch.empty(0)]
+def test_only_what_fits_is_a_saved_residual_and_it_is_copied():
+    residual, good = make(), [torch.ones(SIZE), torch.empty(0)]
     assert residual.fits([])
     assert residual.fits(good)
-    for bad in (None, {}, [torch.zeros(SIZE)], [torch.zeros(SIZE - 1), torch.empty(0)], [1, 2]):
+    other = torch.zeros(SIZE, dtype=torch.float64)
+    for bad in (None, {}, good[:1], [torch.zeros(SIZE - 1), good[1]], [1, 2], [other, good[1]]):
         assert not residual.fits(bad)
-    assert not residual.fits([torch.zeros(SIZE, dtype=torch.float64), torch.empty(0)])
-
-
-def test_a_loaded_residual_is_a_copy():
-    residual, values = make(), [torch.ones(SIZE), torch.empty(0)]
-    residual.load(values, 1)
-    values[0].zero_()
+    residual.load(good, 1)
+    good[0].zero_()
     assert torch.equal(held(residual), torch.ones(SIZE))

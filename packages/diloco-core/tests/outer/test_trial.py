@@ -4,72 +4,50 @@ import re
 
 import pytest
 import torch
+from loop_lab import exchanges, loop
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, in_process
-from diloco_core._outer._groups import try_out
-from diloco_core._outer._optimizer import OuterOptimizer
-from diloco_core._store._open import open_store
-from diloco_core._terms._terms import OuterGroup
+from diloco_core import ConfigurationError, in_process
 
 
-class Changed(torch.optim.SGD):
-    """SGD whose gradients are changed before each step: by default not at all."""
+def changed(change):
+    """SGD whose parameters' gradients, or whose group, are changed before each step."""
 
-    def change(self, parameter):
-        pass
+    class Changed(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    change(parameter, group)
+            return super().step(closure)
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.change(parameter)
-        return super().step(closure)
+    return lambda parameters: Changed(parameters, lr=0.1)
 
 
-class Clipped(Changed):
+def clipped(limit):
     """A limit on the norm of a whole tensor."""
-
-    def change(self, parameter):
-        nn.utils.clip_grad_norm_([parameter], 1.0)
+    return changed(lambda parameter, group: nn.utils.clip_grad_norm_([parameter], limit))
 
 
-class ClippedHigh(Changed):
-    """The same, where it seldom matters."""
-
-    def change(self, parameter):
-        nn.utils.clip_grad_norm_([parameter], 1e5)
+def noisy(parameter, group):
+    parameter.grad.add_(torch.randn(parameter.shape))
 
 
-class TrustRatio(Changed):
-    """As in LARS."""
-
-    def change(self, parameter):
-        parameter.grad.mul_(parameter.norm() / (parameter.grad.norm() + 1e-9))
-
-
-class Centred(Changed):
-    def change(self, parameter):
-        parameter.grad.sub_(parameter.grad.mean())
-
-
-class Neighbours(Changed):
+def depends_on_the_next(parameter, group):
     """The last element of a piece depends on the first one of the next."""
-
-    def change(self, parameter):
-        parameter.grad[:-1].add_(parameter.grad[1:].clone())
+    parameter.grad[:-1].add_(parameter.grad[1:].clone())
 
 
-class CountsItsCalls(Changed):
-    """A learning rate that falls with every call, and so as often as there are pieces."""
-
-    def change(self, parameter):
-        self.param_groups[0]["lr"] *= 0.9
-
-
-class Noisy(Changed):
-    def change(self, parameter):
-        parameter.grad.add_(torch.randn(parameter.shape))
+NOT_ELEMENTWISE = {
+    "clipped": clipped(1.0),
+    "clipped where it seldom matters": clipped(1e5),
+    "a trust ratio": changed(lambda p, _: p.grad.mul_(p.norm() / (p.grad.norm() + 1e-9))),
+    "centred": changed(lambda p, _: p.grad.sub_(p.grad.mean())),
+    "neighbours": changed(depends_on_the_next),
+    # A learning rate that falls with every call, and so as often as there are pieces.
+    "counts its calls": changed(lambda _, group: group.update(lr=0.9 * group["lr"])),
+    "noisy": changed(noisy),
+}
 
 
 class Forgetful(torch.optim.Optimizer):
@@ -142,36 +120,21 @@ class FilledByConstructor(torch.optim.Optimizer):
                 parameter.addcdiv_(parameter.grad, state["sum"].sqrt(), value=-group["lr"])
 
 
-NOT_ELEMENTWISE = [Clipped, ClippedHigh, TrustRatio, Centred, Neighbours, CountsItsCalls, Noisy]
+def refused(message, factory, exchange=None):
+    with pytest.raises(ConfigurationError, match=message):
+        loop(exchange, outer_optimizer=factory)
 
 
-@pytest.mark.parametrize("kind", NOT_ELEMENTWISE)
-def test_what_is_not_elementwise_is_refused_though_its_class_is_sgds(kind):
-    with pytest.raises(
-        ConfigurationError, match=f"the outer optimizer {kind.__name__} is not element-wise"
-    ):
-        try_out(lambda parameters: kind(parameters, lr=0.1))
+@pytest.mark.parametrize("name", NOT_ELEMENTWISE)
+def test_what_is_not_elementwise_is_refused_though_its_class_is_sgds(name):
+    refused("optimizer Changed is not element-wise", NOT_ELEMENTWISE[name])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax,
-        torch.optim.AdamW, torch.optim.ASGD, torch.optim.NAdam, torch.optim.RAdam,
-        torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD, Changed, Lion,
-        FilledByConstructor,
-    ],
-)  # fmt: skip
-def test_what_is_elementwise_is_taken_whatever_its_class(kind):
-    try_out(lambda parameters: kind(parameters, lr=0.1))
-
-
-def test_what_its_steps_depend_on_is_in_its_state():
-    with pytest.raises(
-        ConfigurationError,
-        match="Forgetful gives other values after its state was saved and loaded",
-    ):
-        try_out(Forgetful)
+@pytest.mark.parametrize("make", [changed(lambda *_: None), Lion, FilledByConstructor])
+def test_an_unknown_one_that_is_elementwise_trains(lab, make):
+    model = lambda rank: lab.fill(nn.Linear(5, 7))  # noqa: E731
+    runs = lab.train(model, in_process(3, chunk_bytes=64), outer_optimizer=make)
+    assert lab.identical([*runs, *lab.train(model, in_process(3), outer_optimizer=make)])
 
 
 @pytest.mark.parametrize(
@@ -189,107 +152,74 @@ def test_what_its_steps_depend_on_is_in_its_state():
     ids=["another size", "another dtype", "two dimensions", "text", "a list"],
 )
 def test_a_state_that_cannot_be_published(kept, said):
-    with pytest.raises(ConfigurationError, match=said):
-        try_out(lambda parameters: Keeps(parameters, kept))
+    refused(said, lambda given: Keeps(given, kept))
 
 
-@pytest.mark.parametrize(
-    "kept",
-    [lambda p: None, lambda p: 3, lambda p: torch.tensor(0.5), torch.ones_like],
-    ids=["nothing", "a number", "a tensor of no dimensions", "a tensor"],
-)
-def test_a_state_that_can_be_published(kept):
-    try_out(lambda parameters: Keeps(parameters, kept))
+def test_a_state_that_can_be_published():
+    for kept in (lambda p: None, lambda p: 3, lambda p: torch.tensor(0.5), torch.ones_like):
+        assert loop(outer_optimizer=lambda given, kept=kept: Keeps(given, kept))
 
 
+def sgd_of(*groups, **options):
+    return lambda given: torch.optim.SGD(
+        [{"params": each(given)} for each in groups], **{"lr": 1.0, **options}
+    )
+
+
+OTHER = lambda given: [nn.Parameter(torch.ones(1))]  # noqa: E731
+MAKES = "could not make an optimizer for a list of flat parameters.*"
 SURPRISES = {
-    "needs a closure": (
-        torch.optim.LBFGS,
-        "LBFGS cannot take a step on a dense one-dimensional tensor",
-    ),
+    "hides its momentum": (Forgetful, "gives other values after its state was saved and loaded"),
+    "needs a closure": (torch.optim.LBFGS, "cannot take a step on a dense one-dimensional tensor"),
     "needs sparse gradients": (torch.optim.SparseAdam, "SparseAdam cannot take a step on a dense"),
     "needs matrices": (
-        lambda p: torch.optim.SGD([{"params": [p[0].view(-1, 1)]}], lr=1.0),
-        (
-            "could not make an optimizer for a list of flat parameters.*ValueError: can't optimize "
-            "a non-leaf"
-        ),
+        sgd_of(lambda p: [p[0].view(-1, 1)]),
+        f"{MAKES}ValueError: can't optimize a non-leaf",
     ),
-    "raises": (
-        lambda p: 1 / 0,
-        "could not make an optimizer for a list of flat parameters.*ZeroDivisionError",
-    ),
-    "takes no parameters": (
-        lambda: None,
-        "could not make an optimizer for a list of flat parameters.*TypeError",
-    ),
+    "raises": (lambda p: 1 / 0, f"{MAKES}ZeroDivisionError"),
+    "takes no parameters": (lambda: None, f"{MAKES}TypeError"),
     "makes none": (lambda p: None, "must return a torch.optim.Optimizer, not a NoneType"),
     "of other parameters": (
-        lambda p: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0),
+        sgd_of(OTHER),
         "does not hold the parameters that were passed to outer_optimizer",
     ),
-    "lr 0": (
-        lambda p: torch.optim.Adam(p, lr=0.0),
-        "outer learning rate must be positive, not 0.0",
-    ),
+    "lr 0": (lambda p: torch.optim.Adam(p, lr=0.0), "learning rate must be positive, not 0.0"),
     "lr NaN": (
         lambda p: Keeps(p, lambda p: None, lr=float("nan")),
         "outer learning rate must be a finite number",
     ),
-    "climbs": (lambda p: torch.optim.SGD(p, lr=1.0, maximize=True), "has maximize=True"),
-    "two groups": (
-        lambda p: torch.optim.SGD(
-            [{"params": p}, {"params": [nn.Parameter(torch.ones(1))]}], lr=0.1
-        ),
-        "must have one parameter group",
-    ),
+    "climbs": (sgd_of(list, maximize=True), "has maximize=True"),
+    "two groups": (sgd_of(list, OTHER), "must have one parameter group"),
 }
 
 
 @pytest.mark.parametrize("surprise", SURPRISES)
-def test_surprises_have_names(lab, surprise):
-    model = lab.fill(nn.Linear(2, 2))
+def test_surprises_have_names(surprise):
     factory, message = SURPRISES[surprise]
-    with pytest.raises(ConfigurationError, match=message):
-        DiLoCo(
-            model,
-            torch.optim.SGD(model.parameters()),
-            in_process(1)[0],
-            sync_every=1,
-            outer_optimizer=factory,
-        )
+    refused(message, factory)
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_it_is_tried_in_every_topology(lab, tmp_path, topology):
+@pytest.mark.parametrize("kind", ["sharded", "gather"])
+def test_it_is_tried_in_every_topology(kind):
     """In gather too: everybody updates everything, but in chunks."""
-    exchange = StoreExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, topology=topology))
-    model = lab.fill(nn.Linear(2, 2))
-    with pytest.raises(ConfigurationError, match="Clipped is not element-wise"):
-        DiLoCo(
-            model,
-            torch.optim.SGD(model.parameters()),
-            exchange,
-            sync_every=1,
-            outer_optimizer=lambda p: Clipped(p, lr=0.1),
-        )
+    refused("is not element-wise", clipped(1.0), *exchanges(kind, 1))
 
 
-def test_an_unknown_one_trains(lab):
-    runs = lab.train(
-        lambda rank: lab.fill(nn.Linear(5, 7)), in_process(3, chunk_bytes=64), outer_optimizer=Lion
-    )
-    whole = lab.train(lambda rank: lab.fill(nn.Linear(5, 7)), in_process(3), outer_optimizer=Lion)
-    assert lab.identical([*runs, *whole])
+@pytest.mark.parametrize(("change", "fits"), [(noisy, False), (lambda *_: torch.rand(3), True)])
+def test_trying_leaves_the_random_numbers_of_the_training_alone(change, fits):
+    model = nn.Linear(2, 2)
+    before = torch.get_rng_state()
+    if fits:
+        loop(*exchanges("store", 1), model, outer_optimizer=changed(change))[2].__enter__()
+    else:
+        with pytest.raises(ConfigurationError):
+            loop(None, model, outer_optimizer=changed(change))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_trying_leaves_the_random_numbers_of_the_training_alone():
-    torch.manual_seed(3)
-    wanted = torch.rand(4)
-    torch.manual_seed(3)
-    with pytest.raises(ConfigurationError):
-        try_out(lambda parameters: Noisy(parameters, lr=0.1))
-    assert torch.equal(torch.rand(4), wanted)
+def settings_of(factory):
+    with loop(outer_optimizer=factory)[2] as outer:
+        return outer.state_dict()["settings"]
 
 
 def test_functions_in_the_settings_are_compared_by_name():
@@ -300,6 +230,59 @@ def test_functions_in_the_settings_are_compared_by_name():
         made.param_groups[0]["hook"] = len
         return made
 
-    settings = OuterOptimizer([OuterGroup(optimizer)]).settings
+    settings = settings_of(optimizer)
     assert settings["outer_hook"] == "len"
     assert not re.search("0x[0-9a-f]{6}", str(settings))
+
+
+def test_tensors_in_the_settings_are_compared_with_all_their_digits():
+    settings = lambda lr: settings_of(  # noqa: E731
+        lambda given: torch.optim.SGD(given, lr=torch.tensor(lr), momentum=0.9)
+    )
+    assert settings(0.70001) == settings(0.70001)
+    assert settings(0.70001) != settings(0.70004)
+    assert settings(0.5)["outer_lr"] == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.1), ("nesterov", True)]
+)
+def test_settings_that_change_are_refused_at_the_next_sync(lab, name, value):
+    made = []
+
+    def keeps(given):
+        made.append(torch.optim.SGD(given, lr=0.7, momentum=0.9))
+        return made[-1]
+
+    model, inner, outer, _ = loop(fragments=2, outer_optimizer=keeps)
+
+    def train():
+        with outer:
+            lab.push(model, inner, 0, 0)
+            for optimizer in made:
+                optimizer.param_groups[0][name] = value
+            lab.push(model, inner, 0, 1)
+
+    said = rf"outer_{name} is {value} for fragment \d, but .* in the run"
+    with pytest.raises(ConfigurationError, match=said):
+        train()
+
+
+def test_settings_that_differ_between_fragments_are_refused():
+    made = []
+
+    def rate(last=None):
+        def factory(given):
+            made.append(given)
+            return torch.optim.SGD(given, lr=0.1 if len(made) == last else 0.7, momentum=0.9)
+
+        return factory
+
+    # The trial makes some too; the last one is that of the last fragment.
+    loop(fragments=2, outer_optimizer=rate())
+    last = len(made)
+    made.clear()
+    with pytest.raises(
+        ConfigurationError, match=r"outer_lr is 0\.1 for fragment 1, but 0\.7 in th"
+    ):
+        loop(fragments=2, outer_optimizer=rate(last))

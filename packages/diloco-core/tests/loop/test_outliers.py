@@ -1,0 +1,260 @@
+"""Clipping to the median of the norms, and the trimmed mean, in every exchange, by the formulas."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from loop_lab import AVERAGING, KINDS, as_sent, exchanges, loop
+from training_lab import fill, run
+
+from diloco_core import (
+    Clipped,
+    ConfigurationError,
+    DiLoCo,
+    Elastic,
+    NonFiniteDeltaError,
+    StoreExchange,
+    SyncReport,
+    in_process,
+)
+from diloco_core._store._open import open_store
+from diloco_core.testing import run_replicas
+
+CODECS = ["plain", "bf16", "int8"]
+
+
+def train(exchange, learned, delay=0, **options):
+    """Average plainly what replicas learn; return the parameters at the end and the reports.
+
+    Args:
+        learned: For every rank the values of each tensor: what one inner step changes.
+    """
+    model = torch.nn.ParameterList([torch.zeros(len(each)).double() for each in learned[0]])
+    options = {**AVERAGING, "delay": delay, "flush": "none", **options}
+    model, inner, outer, reports = loop(exchange, model, **options)
+    with outer:
+        for step in range(2):
+            for parameter, values in zip(model, learned[exchange.rank], strict=True):
+                # With a delay, only the first step is sent.
+                sent = torch.tensor(values, dtype=torch.float64)
+                parameter.grad = sent if step == 0 else torch.zeros_like(sent)
+            if options.get("weight") == "tokens":
+                outer.count_tokens(1 + 2 * exchange.rank)
+            inner.step()
+    return [parameter.detach().clone() for parameter in model], reports
+
+
+def clipped(exchange, learned, **options):
+    return train(exchange, learned, clip="median", **options)
+
+
+def decoded(learned, codec):
+    """For every rank the values of each tensor, as the others read them."""
+    found = []
+    for each in learned:
+        values = torch.tensor([value for tensor in each for value in tensor], dtype=torch.float64)
+        parts = as_sent(values, codec).split([len(tensor) for tensor in each])
+        found.append([part.tolist() for part in parts])
+    return found
+
+
+def clip_first(learned, codec="plain", weights=None):
+    """Clip first, then weigh, tensor by tensor; return what tensors become, and all factors."""
+    weights = weights or [1.0] * len(learned)
+    results, scales = [], []
+    for tensors in zip(*decoded(learned, codec), strict=True):
+        norms = [math.sqrt(math.fsum(value**2 for value in tensor)) for tensor in tensors]
+        median = sorted(norms)[(len(norms) - 1) // 2]
+        scales.append([min(1.0, median / norm) if norm else 1.0 for norm in norms])
+        rows = [
+            [weight * factor * value for value in tensor]
+            for weight, factor, tensor in zip(weights, scales[-1], tensors, strict=True)
+        ]
+        results.append([-math.fsum(column) / sum(weights) for column in zip(*rows, strict=True)])
+    return results, scales
+
+
+@st.composite
+def cases(draw):
+    replicas = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=3))
+    value = st.one_of(st.just(0.0), st.integers(-3, 3).map(float), st.floats(-1e6, 1e6))
+    one = st.tuples(*(st.lists(value, min_size=size, max_size=size) for size in sizes))
+    scaled = st.tuples(one, st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
+    return [
+        [[scale * each for each in tensor] for tensor in tensors]
+        for tensors, scale in draw(st.lists(scaled, min_size=replicas, max_size=replicas))
+    ]
+
+
+@given(
+    cases(),
+    st.sampled_from(KINDS),
+    st.sampled_from(CODECS),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["equal", "tokens"]),
+)
+# The lower median of an even number; a median of zero; int8 sends the small values as zero.
+@example([[[2.0]], [[8.0]]], "threads", "plain", 0, "equal")
+@example([[[0.0]], [[0.0]], [[5.0]]], "threads", "plain", 0, "equal")
+@example([[[1000.0] + [1.0] * 99], [[10.0] + [1.0] * 99]], "threads", "int8", 0, "equal")
+def test_every_tensor_is_scaled_down_to_the_median(learned, kind, codec, delay, weight):
+    options = {"codec": codec, "delay": delay, "weight": weight}
+    found = run(lambda each: clipped(each, learned, **options), exchanges(kind, len(learned)))
+    steps = 2 - delay
+    tokens = [(steps * (1 + 2 * rank)) ** 2 / steps for rank in range(len(learned))]
+    wanted, scales = clip_first(learned, codec, tokens if weight == "tokens" else None)
+    for values, reports in found:
+        for each, other, right in zip(values, found[0][0], wanted, strict=True):
+            assert torch.equal(each, other)
+            assert each.tolist() == pytest.approx(right, rel=1e-9, abs=1e-9)
+        (report,) = reports
+        for member, clipping in enumerate(report.clipped):
+            own = [scale[member] for scale in scales]
+            assert clipping.least == pytest.approx(min(own), rel=1e-12)
+            assert clipping.most == pytest.approx(max(own), rel=1e-12)
+            assert (clipping.tensor == "") == (clipping.least == 1)
+        assert len(report.clipped) == len(learned)
+
+
+class Mixed(torch.nn.Module):
+    """Tensors of several dtypes, one larger than a shard, one without elements, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.zeros(3000))
+        self.empty = torch.nn.Parameter(torch.zeros(0))
+        self.small = torch.nn.Parameter(torch.zeros(3))
+        self.wide = torch.nn.Parameter(torch.zeros(50, dtype=torch.float64))
+        self.narrow = torch.nn.Parameter(torch.zeros(70, dtype=torch.bfloat16))
+        self.register_buffer("seen", torch.zeros(4))
+        fill(self)
+
+
+def some_steps(exchange, **options):
+    """Train with contributions of rank 1 that are far too large; return all bytes and reports."""
+    model, reports = Mixed(), []
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"sync_every": 4, "clip": "median", "on_sync": reports.append, **options}
+    with DiLoCo(model, inner, exchange, **options):
+        for step in range(9):
+            generator = torch.Generator().manual_seed(100 * exchange.rank + step)
+            for parameter in model.parameters():
+                gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                factor = 50.0 if exchange.rank == 1 else 1.0
+                parameter.grad = (factor * gradient).to(parameter.dtype)
+            model.seen += exchange.rank
+            inner.step()
+    tensors = [tensor.detach().reshape(-1) for tensor in model.state_dict().values()]
+    return b"".join(bytes(tensor.view(torch.uint8).numpy()) for tensor in tensors), reports
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fragments": 2, "delay": 1, "alpha": 0.25},
+        {"codec": "int8", "error_feedback": True},
+        {"codec": "topk64", "weight": "steps"},
+    ],
+    ids=lambda options: ",".join(options) or "plain",
+)
+def test_all_exchanges_clip_to_the_same_bits(options):
+    found = {
+        kind: run(lambda each: some_steps(each, **options), exchanges(kind, 3)) for kind in KINDS
+    }
+    first, reports = found["threads"][0]
+    assert min(each.least for report in reports for each in report.clipped) < 0.05
+    for results in found.values():
+        assert all(values == first for values, _ in results)
+        assert [report.clipped for report in results[0][1]] == [each.clipped for each in reports]
+
+
+def test_only_what_is_clipped_changes():
+    """Where all contributions are the same, clipping leaves every bit as it is."""
+    alike = [[[0.1, 0.3], [1e-300]]] * 3
+    (found, _), *_ = run(lambda each: clipped(each, alike), in_process(3))
+    assert [values.tolist() for values in found] == clip_first(alike)[0]
+
+
+def test_with_a_sparse_codec_those_who_send_nothing_do_not_enter_the_median():
+    learned = [[[0.0] * 64], [[0.0] * 64], [[5.0] + [0.0] * 63], [[10.0] + [0.0] * 63]]
+    ((_, (report,)), *_) = run(lambda each: clipped(each, learned, codec="topk64"), in_process(4))
+    assert [each.least for each in report.clipped] == pytest.approx([1, 1, 1, 0.5])
+
+
+def test_clipping_does_not_flow_back_into_the_residual():
+    """What error feedback keeps is what the codec has lost, and not what was scaled away."""
+    learned = [[1.0, 0.5], [1.0, 0.5], [512.0, 256.0]]
+
+    def replica(exchange):
+        model = torch.nn.ParameterList([torch.zeros(2)])
+        options = {"clip": "median", "codec": "bf16", "error_feedback": True, "sync_every": 1}
+        model, inner, outer, _ = loop(exchange, model, **options)
+        with outer:
+            model[0].grad = torch.tensor(learned[exchange.rank])
+            inner.step()
+            return outer.state_dict()["fragments"][0]["residual"]
+
+    for residual in run(replica, in_process(3)):
+        assert residual
+        assert not any(values.any() for values in residual)
+
+
+def test_a_norm_that_float64_cannot_hold_is_refused_by_name():
+    (error,) = run_replicas(lambda each: clipped(each, [[[1.0], [1e200, 1e200]]]), in_process(1))
+    assert isinstance(error, NonFiniteDeltaError)
+    assert error.tensor == "1"
+
+
+def test_the_report_says_who_was_clipped_as_json():
+    learned = [[[1.0], [1.0]], [[1.0], [1.0]], [[1.0], [8.0]]]
+    _, (report,) = run(lambda each: clipped(each, learned), in_process(3))[0]
+    assert report.clipped == (Clipped(1, 1, ""), Clipped(1, 1, ""), Clipped(0.125, 1, "1"))
+    assert json.loads(report.to_json())["clipped"] == [[1, 1, ""], [1, 1, ""], [0.125, 1, "1"]]
+    assert SyncReport.__dataclass_fields__["clipped"].default == ()
+
+
+def test_a_fixed_run_that_is_resumed_clips_on(tmp_path):
+    learned = [[[1.0, 2.0]], [[500.0, 0.0]]]
+    for resume in (False, True):
+        each = exchanges("store", 2, tmp_path, resume=resume)
+        found = run(lambda exchange: clipped(exchange, learned)[1], each)
+        assert all(reports[0].clipped[1].least < 1 for reports in found)
+
+
+@st.composite
+def trimmed_cases(draw):
+    trim = draw(st.integers(1, 2))
+    replicas = draw(st.integers(2 * trim + 1, 5))
+    size = draw(st.integers(1, 40))
+    one = st.lists(st.integers(-3, 3) | st.floats(-1e6, 1e6), min_size=size, max_size=size)
+    return trim, [[each] for each in draw(st.lists(one, min_size=replicas, max_size=replicas))]
+
+
+@given(trimmed_cases(), st.sampled_from(KINDS), st.sampled_from(CODECS), st.sampled_from([0, 1]))
+@example((None, [[[-1e9]], [[1.0]], [[2.0]], [[1e9]]]), "threads", "plain", 0)
+def test_every_element_is_the_mean_of_those_that_are_left(case, kind, codec, delay):
+    trim, learned = case
+    options = {"aggregate": "trimmed", "trim": trim, "codec": codec, "delay": delay}
+    found = run(lambda each: train(each, learned, **options), exchanges(kind, len(learned)))
+    least = trim or 1
+    columns = zip(*(tensors[0] for tensors in decoded(learned, codec)), strict=True)
+    left = [sorted(column)[least : len(column) - least] for column in columns]
+    wanted = torch.tensor([-sum(column) / len(column) for column in left], dtype=torch.float64)
+    for (values,), _ in found:
+        assert torch.allclose(values, wanted, rtol=1e-12, atol=1e-9)
+        assert torch.equal(values, found[0][0][0])
+
+
+@pytest.mark.parametrize(("fewest", "fits"), [(2, False), (3, True)])
+def test_in_elastic_runs_enough_replicas_take_part_in_every_sync(tmp_path, fewest, fits):
+    exchange = StoreExchange(open_store(str(tmp_path)), 0, 4, Elastic(fewest))
+    if fits:
+        assert loop(exchange, aggregate="trimmed")
+    else:
+        with pytest.raises(ConfigurationError, match=r"at least 3 replicas .* min_replicas is 2"):
+            loop(exchange, aggregate="trimmed")

@@ -1,0 +1,131 @@
+"""What a fragment says of its contribution and of its new values before they are sent: whether they
+are finite, and which of them are there.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from diloco_core import NonFiniteDeltaError, NonFiniteUpdateError
+from diloco_core._arithmetic._layout import Piece, Rule
+from diloco_core._arithmetic._sharded import Scratch, check_contribution, may_carry
+from diloco_core._model._partition import Buffers, NamedTensor, split
+from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
+from diloco_core._wire._delta import DeltaFormat
+
+# The largest values that are rounded to something finite, and the next ones.
+EDGES = {
+    torch.float16: (65519.99609375, 65520.0),
+    torch.bfloat16: (3.3961773292304957e38, 3.3961775292304601e38),
+    torch.float32: (torch.finfo(torch.float32).max, math.inf),
+    torch.float64: (torch.finfo(torch.float64).max, math.inf),
+}
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
+_INTERESTING = [
+    0.0, 1.0, math.nan, math.inf,
+    *(part * most**power for most in _LARGEST.values() for part in (0.5, 0.99, 1.0)
+      for power in (0.5, 1.0)),
+]  # fmt: skip
+
+
+def fragment_of(*values, base=0.0, rule=Rule.OUTER):
+    names = ["weight"] if len(values) == 1 else ["first", "weight"]
+    tensors = [
+        NamedTensor(name, nn.Parameter(local), rule)
+        for name, local in zip(names, values, strict=True)
+    ]
+    fragment = Fragment("0", tensors, OuterOptimizer(()), 1)
+    fragment.begin()
+    fragment.copy[0].copy_(torch.as_tensor(base))
+    return fragment
+
+
+@pytest.mark.parametrize("others", [1.0, 60000.0])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", EDGES)
+def test_the_edge_is_where_rounding_puts_it(dtype, sign, others):
+    """The global copy may exceed the largest value of the model's dtype if it is rounded down."""
+    fragment = fragment_of(torch.ones(3, dtype=dtype), torch.ones(9, dtype=dtype))
+    piece, values = Piece(0, 0, 12), torch.full_like(fragment.copy[0], others)
+    for value, fits in zip((*EDGES[dtype], math.nan), (True, False, False), strict=True):
+        values[7] = sign * value
+        assert bool(values.to(dtype).isfinite().all()) is fits
+        if fits:
+            fragment.check_update(piece, values, 3)
+            continue
+        with pytest.raises(NonFiniteUpdateError) as caught:
+            fragment.check_update(piece, values, 3)
+        assert (caught.value.tensor, caught.value.sync) == ("weight", 3)
+
+
+_VALUES = st.sampled_from([*_INTERESTING, *(-value for value in _INTERESTING)]) | st.floats()
+
+
+@given(
+    st.sampled_from([torch.float16, torch.bfloat16, *_LARGEST]),
+    st.lists(st.tuples(_VALUES, _VALUES), min_size=1, max_size=40),
+)
+def test_what_is_surely_finite_is_so_whatever_the_global_copy(dtype, pairs):
+    local, base = torch.tensor(pairs, dtype=torch.float64).T
+    fragment = fragment_of(local.to(dtype))
+    # The global copy is always finite.
+    fragment.copy[0].copy_(base.to(fragment.copy[0].dtype).nan_to_num())
+    piece = Piece(0, 0, len(pairs))
+    if fragment.is_surely_finite(piece):
+        contribution = fragment.contributed(piece, torch.empty_like(fragment.copy[0]))
+        assert contribution.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", _LARGEST)
+def test_usual_values_are_known_to_be_finite(dtype):
+    fragment = fragment_of(torch.linspace(-1e9, 1e9, 70, dtype=dtype))
+    assert fragment.is_surely_finite(Piece(0, 0, 70))
+    fragment.contributed = None  # is not needed
+    check_contribution(fragment, 0, 1, 64, Scratch(64))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "base", "rule"),
+    [
+        (math.nan, 0.0, Rule.OUTER),
+        (math.inf, 0.0, Rule.OUTER),
+        (-3e38, 3e38, Rule.OUTER),
+        (math.nan, 0.0, Rule.FIRST),  # of buffers only values that are used are checked
+    ],
+    ids=str,
+)
+def test_what_is_not_finite_is_found_where_it_is(value, base, rule, rank):
+    local = torch.ones(70)
+    local[66] = value
+    fragment = fragment_of(local, base=base, rule=rule)
+    if rule is Rule.FIRST and rank == 1:
+        check_contribution(fragment, 0, rank, 64, Scratch(64))
+        return
+    with pytest.raises(NonFiniteDeltaError, match="'weight'"):
+        check_contribution(fragment, 0, rank, 64, Scratch(64))
+
+
+def test_what_takes_an_outer_step_is_in_every_contribution():
+    """Buffers may be left out, in any combination; nothing else is read."""
+    (tensors,) = split(nn.BatchNorm1d(3), 1, Buffers.MEAN)
+    fragment = Fragment("0", tensors, OuterOptimizer(()), 1)
+    assert [str(group.rule) for group in fragment.layout.groups] == ["first", "mean", "outer"]
+    allowed = [4, 5, 6, 7]
+    assert [groups for groups in range(20) if may_carry(fragment.layout, groups)] == allowed
+    found = DeltaFormat(fragment)
+    assert len({found.size(groups) for groups in allowed}) == 4
+    assert found.size(3) is None
+    assert found.size(12) is None
+
+
+def test_beginning_comes_first():
+    (part,) = split(nn.Linear(2, 2), 1, Buffers.MEAN)
+    fragment = Fragment("0", part, OuterOptimizer(()), 1)
+    with pytest.raises(RuntimeError, match="begin"):
+        fragment.adopt(fragment.layout.chunks(0, 8)[0], torch.ones(2))
