@@ -5,7 +5,7 @@ import re
 
 import torch
 from torch import nn
-from training_lab import fill
+from training_lab import fill, push
 
 from diloco_core import (
     DiLoCo,
@@ -76,6 +76,17 @@ def loop(exchange=None, model=None, inner=None, **options):
     reports = []
     options = {"sync_every": 2, "on_sync": reports.append, **options}
     return model, inner, DiLoCo(model, inner, exchange or in_process(1)[0], **options), reports
+
+
+def live(model, inner, outer, *steps):
+    """Enter the block, and take a step with the gradients of each number.
+
+    What is a function is called with the model instead.
+    """
+    with outer:
+        for step in steps:
+            step(model) if callable(step) else push(model, inner, outer.exchange.rank, step)
+    return outer
 
 
 def as_sent(values, codec):

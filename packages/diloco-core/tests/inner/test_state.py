@@ -8,16 +8,15 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from damage_lab import run_of
 from inner_lab import Loader
-from loop_lab import exchanges, loop
+from loop_lab import exchanges, live, loop
 from safetensors import safe_open
-from simulated import Schedule, SimulatedStore, simulate
+from simulated import Schedule, simulate
 
-from diloco_core import CorruptedObjectError, DiLoCo, Elastic, FencedError, connect
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic
 from diloco_core._inner._file import check_inner
 from diloco_core._inner._state import InnerState
-from diloco_core._run._records._keys import claim_key, inner_key
+from diloco_core._run._records._keys import inner_key
 
 
 def _train(place, syncs, loader=None, *, rank=0, ranks=1, every=10, stop=None, stops=None):
@@ -269,113 +268,74 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
     assert position + skip == steps, "the loader stands where the counted steps end"
 
 
-def test_an_incarnation_with_a_successor_saves_nothing():
-    """It would do no harm, but it is told, and its bytes would only lie there."""
-
-    def train(node):
-        exchange, net = node.exchange, torch.nn.ParameterList([torch.zeros(4)])
-        exchange.leave, leave = lambda: None, exchange.leave
-        with DiLoCo(net, torch.optim.SGD(net.parameters(), lr=1.0), exchange, sync_every=2):
-            pass
-        exchange.leave = leave
-        exchange.save_inner(lambda identity: [identity.encode()])
-        whole = len(f"{run_of(store)}/{inner_key(0, 1, 0)}")
-        assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
-        node.connection.create(claim_key(0, 2), b"a newer incarnation")
-        with pytest.raises(FencedError):
-            exchange.save_inner(lambda identity: [b"x"])
-        assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
-        return "seen"
-
-    store = SimulatedStore()
-    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), store=store, most_incarnations=1)
-    assert outcome.results == {(0, 1): "seen"}
+def skips(place, caplog, scheduled=False, **options):
+    """An incarnation of three syncs; how many batches it says to skip, and what it logs of that."""
+    net = torch.nn.Linear(3, 2)
+    inner = torch.optim.SGD(net.parameters(), lr=0.01)
+    if scheduled:
+        options["stateful"] = {"scheduler": torch.optim.lr_scheduler.StepLR(inner, 1)}
+    _, _, outer, _ = loop(*exchanges("elastic", 1, place, grace=1.0), net, inner, **options)
+    with outer:
+        caplog.clear()
+        skip = {outer.batches_to_skip, outer.batches_to_skip}
+        wanted = outer.committed + 3
+        while outer.committed < wanted:
+            net(torch.ones(4, 3)).sum().backward()
+            inner.step()
+    return skip, list(caplog.messages)
 
 
-class TestALoaderThatIsNotSaved:
-    """``batches_to_skip`` counts from the restored state, so a loader that starts anew would give
-    earlier batches again.
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_loader_that_is_not_saved_is_warned_of_once_by_whoever_asks(tmp_path, caplog, scheduled):
+    """The number counts from the restored state, so a loader that starts anew would give earlier
+    batches again.
     """
-
-    def _incarnation(self, tmp_path, caplog, **options):
-        net = torch.nn.Linear(3, 2)
-        inner = torch.optim.SGD(net.parameters(), lr=0.01)
-        if options.pop("scheduled", False):
-            scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
-            options["stateful"] = {"scheduler": scheduler}
-        (exchange,) = exchanges("elastic", 1, tmp_path, grace=1.0)
-        with DiLoCo(net, inner, exchange, sync_every=2, **options) as outer:
-            before = len(caplog.records)
-            skip = outer.batches_to_skip, outer.batches_to_skip
-            wanted = outer.committed + 3
-            while outer.committed < wanted:
-                net(torch.ones(4, 3)).sum().backward()
-                inner.step()
-        return skip[0], [record.getMessage() for record in caplog.records[before:]]
-
-    @pytest.mark.parametrize("scheduled", [False, True])
-    def test_is_warned_of_once_by_whoever_asks(self, tmp_path, caplog, scheduled):
-        options = {"scheduled": scheduled}
-        assert self._incarnation(tmp_path, caplog, **options) == (0, [])
-        skip, (warning,) = self._incarnation(tmp_path, caplog, **options)
-        assert skip == 0
-        assert "The 6 batches before that are not counted" in warning
-        assert "pass it in stateful=, or choose batches by outer.inner_steps" in warning
-
-    @pytest.mark.parametrize(
-        "options", [{"stateful": {"loader": Loader()}}, {"save_inner_every": 0}]
-    )
-    def test_is_not_warned_of_where_the_number_is_right(self, tmp_path, caplog, options):
-        self._incarnation(tmp_path, caplog, **options)
-        skip, warnings = self._incarnation(tmp_path, caplog, **options)
-        assert skip == (0 if "stateful" in options else 6)
-        assert not warnings
+    assert skips(tmp_path, caplog, scheduled) == ({0}, [])
+    skip, (warning,) = skips(tmp_path, caplog, scheduled)
+    assert skip == {0}
+    assert "The 6 batches before that are not counted" in warning
+    assert "pass it in stateful=, or choose batches by outer.inner_steps" in warning
 
 
-@pytest.mark.parametrize("options", [{"min_replicas": 1}, {}], ids=["elastic", "fixed"])
+def test_a_number_that_is_right_is_not_warned_of(tmp_path, caplog):
+    for options, skip in (({"stateful": {"loader": Loader()}}, 0), ({"save_inner_every": 0}, 6)):
+        skips(tmp_path / str(skip), caplog, **options)
+        assert skips(tmp_path / str(skip), caplog, **options) == ({skip}, [])
+
+
+@pytest.mark.parametrize("kind", ["elastic", "store"])
 class TestTheFirstSave:
-    def incarnation(self, tmp_path, stop, given=None, **options):
+    def incarnation(self, place, kind, stop, given=None, *, resume=False):
         """Trains until a sync, and is killed there, without a chance to save; returns the saves
         after each sync.
         """
-        exchange = connect(str(tmp_path), rank=0, world_size=1, **options)
-        model = torch.nn.Linear(3, 1)
+        model, saves = torch.nn.Linear(3, 1), []
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
         if given is not None:
             inner.load_state_dict(given)
-        saves = []
 
         def on_sync(report):
-            saves.append({path.name for path in tmp_path.glob("inner/*/*")})
+            saves.append({path.name for path in place.glob("inner/*/*")})
             if report.sync == stop:
-                raise KeyboardInterrupt
+                _kill()
 
-        def train():
-            with DiLoCo(model, inner, exchange, sync_every=2, save_inner_every=3, on_sync=on_sync):
-                for _ in range(100):
-                    model(torch.ones(4, 3)).sum().backward()
-                    inner.step()
-
+        options = {"save_inner_every": 3, "on_sync": on_sync}
+        _, _, outer, _ = loop(*exchanges(kind, 1, place, resume=resume), model, inner, **options)
         with pytest.raises(KeyboardInterrupt):
-            train()
+            live(model, inner, outer, *range(100))
         return saves, inner.state_dict()
 
-    def test_comes_at_the_first_sync(self, tmp_path, options):
-        saves, _ = self.incarnation(tmp_path, 9, **options)
+    def test_comes_at_the_first_sync(self, tmp_path, kind):
+        saves, _ = self.incarnation(tmp_path, kind, 9)
         changed = [bool(now - before) for before, now in itertools.pairwise(saves)]
         assert changed == [True, False, False, True, False, False, True, False], "syncs 1, 4 and 7"
 
-    def test_an_optimizer_that_has_state_is_not_said_to_begin_anew(self, tmp_path, options, caplog):
-        _, state = self.incarnation(tmp_path, 2, **options)
-        shutil.rmtree(tmp_path / "inner")
-        for given in (None, state):
-            caplog.clear()
-            self.incarnation(
-                tmp_path, 4 if given is None else 6, given, **{**options, "resume": True}
-            )
+    def test_an_optimizer_that_has_state_is_not_said_to_begin_anew(self, tmp_path, kind, caplog):
+        _, state = self.incarnation(tmp_path, kind, 2)
+        for stop, given in ((4, None), (6, state)):
             shutil.rmtree(tmp_path / "inner")
+            caplog.clear()
+            self.incarnation(tmp_path, kind, stop, given, resume=True)
             (said,) = [line for line in caplog.messages if "fresh inner state" in line]
-            assert ("The optimizers keep the state that they were given; the" in said) is bool(
-                given
-            )
-            assert ("The optimizers, the random generators" in said) is not bool(given)
+            keep = "The optimizers keep the state that they were given; the"
+            assert (keep if given else "The optimizers, the random generators") in said

@@ -65,15 +65,6 @@ def test_so_is_a_step_that_was_replaced(lab):
             inner.step()
 
 
-def test_a_compiled_model_is_watched_too(lab):
-    compiled = torch.compile(lab.small_model(), backend="eager")
-    _, _, other, outer = parts(lab, None, compiled)
-    with refused(), outer:
-        for number in range(1000):
-            backward(compiled, number)
-            other.step()
-
-
 def test_parameters_that_the_loss_does_not_reach_do_not_hide_it(lab):
     sizes = {"unused": (1, 1), "used": (3, 2), "last": (3, 2)}
     model = nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()})

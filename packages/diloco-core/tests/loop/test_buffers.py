@@ -57,13 +57,6 @@ def test_mean(lab):
     assert runs[2][0]["0.num_batches_tracked"].item() == 12
 
 
-def test_rank0(lab):
-    runs = train(lab, "rank0")
-    assert lab.identical([after for _, after in runs])
-    for name in BUFFERS + COUNTERS:
-        assert torch.equal(runs[2][1][name], runs[0][0][name])
-
-
 def test_none(lab):
     runs = train(lab, "none")
     for before, after in runs:

@@ -11,7 +11,7 @@ import torch
 from delay_lab import INNER, OUTER, by_the_formulas, train
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_lab import at_once, exchanges, loop
+from loop_lab import at_once, exchanges, live, loop
 from torch import nn
 
 from diloco_core import (
@@ -181,9 +181,7 @@ def test_where_another_thread_may_not_begin_a_sync_the_one_that_trains_does(lab,
     exchange.support = replace(exchange.support, begins_behind=behind)
     exchange.begin = noted
     model, inner, outer, _ = loop(exchange, delay=1)
-    with outer:
-        for step in range(6):
-            lab.push(model, inner, 0, step)
+    live(model, inner, outer, *range(6))
     # The first one shares the values with which all begin, and the replica waits for it.
     own = [thread == threading.get_ident() for thread in threads]
     assert own[:3] == [True, not behind, not behind]

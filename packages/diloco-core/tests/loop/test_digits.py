@@ -1,4 +1,4 @@
-"""Convergence on real data: correct DiLoCo is told apart from eight ways to get it wrong.
+"""Convergence on real data.
 
 scikit-learn's digits sorted by label and cut into one part per replica, so that no replica knows
 all classes: the case in which the outer step has most to do.
@@ -46,11 +46,11 @@ class Net(torch.nn.Module):
         return functional.linear(hidden, self.layers[2], self.layers[3])
 
 
-def final_loss(lab, seed, meet=in_process, rounds=ROUNDS, codec="plain", **options):
+def final_loss(lab, seed, rounds=ROUNDS, codec="plain", **options):
     """Validation loss of the global copy after all rounds, as the first replica holds it."""
     images, labels, valid_images, valid_labels = digits()
     part = len(images) // REPLICAS
-    exchanges = meet(REPLICAS)
+    exchanges = in_process(REPLICAS)
 
     def replica(exchange):
         rank = exchanges.index(exchange)
@@ -173,45 +173,3 @@ class Codec:
 def test_a_replica_whose_contributions_are_a_hundred_times_too_large(lab, clip, ruined):
     loss = mean_loss(lab, 1, clip=clip, codec=lambda rank: Codec(100.0 if rank == 2 else 1.0))
     assert (loss > 5) if ruined else (loss < THRESHOLD + 0.1), loss
-
-
-class Wrong(torch.optim.SGD):
-    """The right outer optimizer, but for a factor, or for a momentum that it forgets."""
-
-    def __init__(self, parameters, factor=1.0, forgets=False):
-        super().__init__(parameters, lr=0.7, momentum=0.9, nesterov=True)
-        self.factor, self.forgets = factor, forgets
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.mul_(self.factor)
-        super().step()
-        if self.forgets:
-            self.state.clear()
-
-
-def wrong(**how):
-    return {"outer_optimizer": lambda parameters: Wrong(parameters, **how)}
-
-
-ALONE = {"meet": lambda replicas: [in_process(1)[0] for _ in range(replicas)]}
-MUTANTS = {
-    "momentum reset each round": wrong(forgets=True),
-    "only the first replica's delta": {"codec": lambda rank: Codec(0.0 if rank else REPLICAS)},
-    "wrong sign": wrong(factor=-1.0),
-    "parameter averaging": AVERAGING,
-    "heavy ball": {"nesterov": False},
-    "sum instead of mean": wrong(factor=REPLICAS),
-    "replicas do not adopt": {"alpha": 1.0},
-    "no communication": {**ALONE, **AVERAGING},
-}
-QUICK = list(MUTANTS)[:3]
-
-
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in [*MUTANTS][3:])]
-)
-def test_a_wrong_variant_is_caught(lab, name):
-    loss = mean_loss(lab, 2, **MUTANTS[name])
-    assert not loss < THRESHOLD, loss  # NaN is caught too

@@ -5,7 +5,7 @@ all end the same.
 import keys_lab
 import pytest
 import torch
-from loop_lab import exchanges, loop
+from loop_lab import exchanges, live, loop
 
 from diloco_core import FencedError, SyncError, UnequalSyncsError, in_process
 from diloco_core.testing import run_replicas
@@ -18,9 +18,7 @@ def skipping(lab, skipped, steps, **options):
 
     def replica(exchange):
         model, inner, outer, _ = loop(exchange, **options)
-        with outer:
-            for step in range(skipped[exchange.rank], steps):
-                lab.push(model, inner, exchange.rank, step)
+        live(model, inner, outer, *range(skipped[exchange.rank], steps))
         copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
         held = torch.nn.utils.parameters_to_vector(model.parameters())
         assert torch.equal(held, torch.cat(copies)), "the model is the last committed state"

@@ -9,12 +9,14 @@ here.
 import datetime
 import inspect
 import json
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
 from loop_lab import exchanges
-from training_lab import PATIENCE
+from training_lab import PATIENCE, fill
 from warm_processes import WarmProcess
 
 from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, Seconds, connect
@@ -77,24 +79,22 @@ KINDS = ["threads", "store", "sharded", "gather", "manager"]
 class Net(torch.nn.Module):
     def __init__(self, rank):
         super().__init__()
-        generator = torch.Generator().manual_seed(rank)  # every rank begins elsewhere
-        self.layers = torch.nn.ModuleList(
-            torch.nn.Linear(4, 4, dtype=torch.float64) for _ in range(2)
-        )
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4).double() for _ in range(2))
+        fill(self, seed=rank)  # every rank begins elsewhere
         self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+
+
+def with_groups(model, options):
+    first, second = ({"params": layer} for layer in model.layers)
+    groups = [first, {**second, "lr": 0.1}]
+    return {**options, "outer_groups": groups} if options.get("outer_groups") else options
 
 
 def trained(exchange, options, *, raises=False):
     """What one replica holds and was told in the end; or what was raised."""
     model, said = Net(exchange.rank), []
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = dict(options)
-    if options.get("outer_groups") == GROUPS:
-        layers = model.layers
-        options["outer_groups"] = [{"params": layers[0]}, {"params": layers[1], "lr": 0.1}]
+    options = with_groups(model, options)
     asked = options.get("on_sync")
 
     def on_sync(report):
@@ -240,3 +240,50 @@ def test_over_a_process_group_too(tmp_path):
         status, out, err = process.communicate()
         assert status == 0, err
         assert json.loads(out).keys() == LOOP.keys()
+
+
+def table():
+    """The rows of the table: the options that are named in each, and what is said of exchanges."""
+    page = Path(__file__).parents[2] / "docs/train.md"
+    text = page.read_text().partition("## What goes with what")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    head, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    for title, *cells in body:
+        yield re.findall(r"`(\w+)", title), dict(zip(head[1:], cells, strict=True))
+
+
+def accepts(exchange, options):
+    model = Net(0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        DiLoCo(model, inner, exchange, **{"sync_every": 4, **with_groups(model, options)})
+    except ConfigurationError:
+        return "no"
+    return "yes"
+
+
+def as_the_table_says(exchange, column, without=()):
+    for names, said in table():
+        for name in names:
+            # Of these, only a time and a function depend on the exchange.
+            rows = LOOP.get(name, [])[name in {"sync_every", "outer_lr"} :]
+            found = [accepts(exchange, {**row.beside, name: row.value}) for row in rows]
+            if name == "set_outer_lr":
+                found = ["yes" if exchange.support.agrees_on_lr else "no"]
+            assert name in without or set(found) <= {said[column]}, (name, column)
+            assert found or name in {"publish_every", "connect"}, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_options_fit_which_exchange_is_as_the_table_in_the_documentation_says(kind):
+    column = {"store": "fixed", "manager": "torchft manager"}.get(kind, kind)
+    as_the_table_says(exchanges(kind, 5)[0], column)
+
+
+def test_what_it_says_of_process_groups_is_so(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "group"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:  # with one replica there is nothing to trim
+        as_the_table_says(ProcessGroupExchange(), "process group", without={"aggregate"})
+    finally:
+        torch.distributed.destroy_process_group()

@@ -2,10 +2,8 @@
 for every replica.
 """
 
-import copy
 import itertools
 import json
-from dataclasses import replace
 
 import keys_lab
 import pytest
@@ -14,13 +12,12 @@ from delay_lab import by_the_formulas, train
 from generations_lab import Generations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from loop_lab import KINDS, exchanges, loop
-from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
+from loop_lab import KINDS, exchanges, live, loop
 from strict_lab import Run
 from torch import nn
 from training_lab import identical
 
-from diloco_core import ConfigurationError, Elastic, MismatchError, in_process
+from diloco_core import ConfigurationError, MismatchError, in_process
 from diloco_core._run._records._keys import Delta
 
 
@@ -63,33 +60,18 @@ def _cases(draw):
     replicas = draw(st.integers(1, 3))
     steps = draw(st.integers(1, 3 * fragments * period + 2))
     case = {
-        "fragments": fragments,
-        "period": period,
-        "delay": draw(st.integers(0, period - 1)),
-        "alpha": draw(st.sampled_from([0.0, 0.5])),
-        "inner": "SGD",
-        "outer": "Nesterov",
-        "steps": steps,
-    }
-    wishes = draw(
-        st.dictionaries(
-            st.tuples(st.integers(0, replicas - 1), st.integers(0, steps - 1)),
-            st.floats(0.05, 1.5),
-            max_size=5,
-        )
-    )
+        **TWO_AT_ONCE, "fragments": fragments, "period": period, "steps": steps,
+        "delay": draw(st.integers(0, period - 1)), "alpha": draw(st.sampled_from([0.0, 0.5])),
+    }  # fmt: skip
+    when = st.tuples(st.integers(0, replicas - 1), st.integers(0, steps - 1))
+    wishes = draw(st.dictionaries(when, st.floats(0.05, 1.5), max_size=5))
     return replicas, case, draw(st.sampled_from(["constant", "falls", "differs"])), wishes
 
 
 TWO_AT_ONCE = {
-    "fragments": 1,
-    "period": 2,
-    "delay": 1,
-    "alpha": 0.0,
-    "inner": "SGD",
-    "outer": "Nesterov",
+    "fragments": 1, "period": 2, "delay": 1, "alpha": 0.0, "inner": "SGD", "outer": "Nesterov",
     "steps": 8,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,17 +119,12 @@ CONSTANT = lambda sync: 0.2  # noqa: E731
     [
         ({"outer_lr": 0.2}, {"outer_lr": CONSTANT}),
         # The function takes the place of the rate that the optimizer was made with.
-        (
-            {"outer_optimizer": adam(0.2)},
-            {"outer_optimizer": adam(0.9), "outer_lr": CONSTANT},
-        ),
-        (
-            {"outer_optimizer": adam(torch.tensor(0.2), foreach=False)},
-            {"outer_optimizer": adam(torch.tensor(0.9), foreach=False), "outer_lr": CONSTANT},
-        ),
+        ({"outer_optimizer": adam(0.2)}, {"outer_optimizer": adam(0.9), "outer_lr": CONSTANT}),
+        ({"outer_optimizer": adam(torch.tensor(0.2), foreach=False)},
+         {"outer_optimizer": adam(torch.tensor(0.9), foreach=False), "outer_lr": CONSTANT}),
     ],
     ids=["SGD", "Adam", "a tensor"],
-)
+)  # fmt: skip
 def test_a_constant_function_is_the_constant(lab, constant, function):
     assert lab.identical([*held(lab, **constant), *held(lab, **function)])
 
@@ -156,9 +133,7 @@ def test_a_function_is_given_the_number_of_the_outer_step(lab):
     asked = []
     rate = lambda sync: asked.append(sync) or 1 / sync  # noqa: E731
     model, inner, outer, reports = loop(outer_lr=rate)
-    with outer:
-        for step in range(6):
-            lab.push(model, inner, 0, step)
+    live(model, inner, outer, *range(6))
     assert [(report.sync, report.outer_lr) for report in reports] == [
         (1, 1),
         (2, 1 / 2),
@@ -168,24 +143,12 @@ def test_a_function_is_given_the_number_of_the_outer_step(lab):
 
 
 def test_over_a_manager_functions_that_differ_are_refused_at_the_sync_at_which_they_do(lab):
-    case = {**TWO_AT_ONCE, "delay": 0}
-    schedule = schedule_of("falls")
-    wanted, committed = by_the_formulas(2, **case, lr_of=rates(schedule, {}))
-    runs = lab.run(
-        lambda exchange: train(exchange, **case, outer_lr=schedule(0)), exchanges("manager", 2)
-    )
-    for (seen, syncs, _), right in zip(runs, wanted, strict=True):
-        assert syncs == committed
-        torch.testing.assert_close(seen[-1], right[-1], rtol=1e-12, atol=1e-12)
-
     def replica(exchange):
         rate = lambda sync: 0.5 if sync < 3 else 0.25 + exchange.rank  # noqa: E731
         model, inner, outer, _ = loop(exchange, outer_lr=rate, sync_every=1)
 
         def go():
-            with outer:
-                for step in range(6):
-                    lab.push(model, inner, 0, step)
+            live(model, inner, outer, *range(6))
 
         with pytest.raises(MismatchError, match="differ in the outer learning rate") as told:
             go()
@@ -211,70 +174,24 @@ def test_whoever_writes_the_record_of_a_fixed_run_writes_the_same_rate(kind):
         assert getattr(run.store, "differing", []) == []
 
 
-class TestGoingOn:
-    @pytest.mark.parametrize("fragments", [1, 2])
-    @pytest.mark.parametrize("wishes", [{(1, 2): 0.25}, {}])
-    def test_a_fixed_run_that_is_resumed(self, fragments, wishes):
-        """It keeps the rate that was asked for; before any wish it asks its new function."""
-        first, later = (lambda sync: 0.9 / sync), (lambda sync: 0.3)
-        whole = first if wishes else lambda sync: first(sync) if sync <= 4 else later(sync)
-        wanted = Run(2, fragments, options={"outer_lr": whole}, wishes=wishes).live()
-        run = Run(2, fragments, options={"outer_lr": first}, wishes=wishes)
-        run.live(until=4)
-        run.options, run.wishes = {"outer_lr": later}, {}
-        assert identical([*run.live(resume=True), *wanted])
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("wishes", [{(1, 2): 0.25}, {}])
+def test_a_fixed_run_that_is_resumed(fragments, wishes):
+    """It keeps the rate that was asked for; before any wish it asks its new function."""
+    first, later = (lambda sync: 0.9 / sync), (lambda sync: 0.3)
+    whole = first if wishes else lambda sync: first(sync) if sync <= 4 else later(sync)
+    wanted = Run(2, fragments, options={"outer_lr": whole}, wishes=wishes).live()
+    run = Run(2, fragments, options={"outer_lr": first}, wishes=wishes)
+    run.live(until=4)
+    run.options, run.wishes = {"outer_lr": later}, {}
+    assert identical([*run.live(resume=True), *wanted])
 
-    def test_a_loaded_loop_keeps_the_rate(self, lab):
-        wishes = {(0, 1): 0.25}
 
-        def replica(exchange, state=None, start=0, stop=4):
-            model = lab.fill(nn.Linear(3, 2))
-            if state:
-                model.load_state_dict(state[0])
-            model, inner, outer, _ = loop(exchange, model, outer_lr=0.5)
-            if state:
-                outer.load_state_dict(state[1])
-            with outer:
-                for step in range(start, stop):
-                    if (exchange.rank, step) in wishes:
-                        outer.set_outer_lr(wishes[exchange.rank, step])
-                    lab.push(model, inner, exchange.rank, step)
-                return copy.deepcopy((model.state_dict(), outer.state_dict()))
-
-        wanted = lab.run(replica, in_process(2))
-        stopped = lab.run(lambda exchange: replica(exchange, stop=2), in_process(2))
-        held = lab.run(
-            lambda exchange: replica(exchange, stopped[exchange.rank], 2, 4), in_process(2)
-        )
-        assert lab.identical([model for model, _ in [*wanted, *held]])
-
-    @pytest.mark.parametrize("state", ["", "0-0-0000000000000000", None, 0.5, "1-0"])
-    def test_a_saved_state_without_a_rate_that_can_be_used(self, state, lab):
-        model, inner, outer, _ = loop()
-        with outer:
-            lab.push(model, inner, 0, 0)
-            saved = outer.state_dict()
-        with pytest.raises(ConfigurationError, match="saved state of the outer loop"):
-            loop()[2].load_state_dict({**saved, "outer_lr": state})
-
-    @pytest.mark.parametrize("topology", ["sharded", "gather"])
-    def test_an_elastic_run_that_is_resumed_replays_what_is_recorded(self, topology):
-        """Its two incarnations have functions of their own; in the simulated runs, so have all
-        incarnations.
-        """
-        published = 3 if topology == "gather" else None
-        store, settings = SimulatedStore(), Elastic(2, topology=topology, publish_every=published)
-        first = SimulatedTraining(5, (40,), lr=lambda rank, incarnation, sync: 0.9 / sync)
-        simulate(first, Schedule(2), settings, store=store)
-        second = SimulatedTraining(
-            syncs=8,
-            sizes=(40,),
-            lr=lambda rank, incarnation, sync: 0.125 if sync > 5 else 0.01,
-            salts=dict(first.salts),
-            wishes={(1, 1, 13): 0.5},
-        )
-        outcome = simulate(second, Schedule(2), replace(settings, resume=True), store=store)
-        log, _ = read_log(store)
-        assert [record.rate.values[0] for record in log][:6] == [0.9, 0.45, 0.3, 0.225, 0.18, 0.125]
-        assert log[-1].rate.values == (0.5,)
-        assert outcome.errors() == {}
+@pytest.mark.parametrize("state", ["", "0-0-0000000000000000", None, 0.5, "1-0"])
+def test_a_saved_state_without_a_rate_that_can_be_used(state, lab):
+    model, inner, outer, _ = loop()
+    with outer:
+        lab.push(model, inner, 0, 0)
+        saved = outer.state_dict()
+    with pytest.raises(ConfigurationError, match="saved state of the outer loop"):
+        loop()[2].load_state_dict({**saved, "outer_lr": state})

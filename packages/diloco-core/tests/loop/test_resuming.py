@@ -4,6 +4,7 @@ import io
 
 import pytest
 import torch
+from loop_lab import live
 from resuming_lab import OUTER, REPLICAS, STEPS, Experiment, equal
 
 from diloco_core import MismatchError, in_process
@@ -168,9 +169,7 @@ def test_states_are_to_be_saved_at_the_same_sync(lab):
         experiment = Skipping(lab)
         model, inner, outer = experiment.parts(exchange)
         experiment.load(states[exchange.rank], model, inner, outer)
-        with outer:
-            for step in range(done[exchange.rank], STEPS):
-                lab.push(model, inner, exchange.rank, step)
+        live(model, inner, outer, *range(done[exchange.rank], STEPS))
         return experiment.held(model, inner, outer)
 
     assert all(map(equal, lab.run(rest, in_process(REPLICAS)), wanted))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loop_lab import KINDS, exchanges, loop
+from loop_lab import KINDS, exchanges, live, loop
 from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
 
 from diloco_core import ConfigurationError, Elastic, SyncError, in_process
@@ -74,9 +74,7 @@ def test_it_may_be_called_where_the_report_comes(lab):
         outer.set_outer_lr(report.outer_lr / 2)
 
     model, inner, outer, _ = loop(outer_lr=0.5, on_sync=halve)
-    with outer:
-        for step in range(5):
-            lab.push(model, inner, 0, step)
+    live(model, inner, outer, *range(5))
     assert rates == [0.5, 0.25, 0.125]
 
 
@@ -146,9 +144,7 @@ def test_one_that_fails_later_names_the_sync_and_nothing_is_sent(kind, lab):
         model, inner, outer, _ = loop(exchange, outer_lr=rate, sync_every=1)
 
         def go():
-            with outer:
-                for step in range(4):
-                    lab.push(model, inner, 0, step)
+            live(model, inner, outer, *range(4))
 
         with pytest.raises(ConfigurationError, match=r"what outer_lr\(3\) returns"):
             go()
@@ -182,7 +178,7 @@ def test_where_there_is_no_rate_or_nobody_can_be_told():
             outer.set_outer_lr(0.5)
 
 
-def test_an_optimizer_that_the_caller_changes_by_hand(lab):
+def test_an_optimizer_that_the_caller_changes_by_hand():
     """The change would be undone by the next outer step, and in no record."""
     made = []
 
@@ -192,12 +188,6 @@ def test_an_optimizer_that_the_caller_changes_by_hand(lab):
 
     rate = lambda sync: 0.5 / sync  # noqa: E731
     model, inner, outer, _ = loop(outer_optimizer=keeps, outer_lr=rate, sync_every=1)
-
-    def train():
-        with outer:
-            lab.push(model, inner, 0, 0)
-            made[-1].param_groups[0]["lr"] = 0.9
-            lab.push(model, inner, 0, 1)
-
+    change = lambda model: made[-1].param_groups[0].update(lr=0.9)  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"outer_lr is 0\.9 for fragment 0"):
-        train()
+        live(model, inner, outer, 0, change, 1)

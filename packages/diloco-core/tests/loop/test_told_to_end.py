@@ -151,12 +151,6 @@ def test_what_cannot_be_saved_does_not_keep_it(tmp_path, caplog):
     assert "the inner state was not saved: stateful.loader['position'] is an object" in caplog.text
 
 
-def test_an_elastic_run_is_told(tmp_path):
-    ended(alone(tmp_path, min_replicas=1), STEPS, 3)
-    assert [path for path in tmp_path.rglob("*") if "leave" in path.name]
-    assert train(alone(tmp_path, min_replicas=1), STEPS)[1].inner_steps >= STEPS
-
-
 def test_the_signal_is_left_to_others_afterwards():
     train(alone(), 3)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

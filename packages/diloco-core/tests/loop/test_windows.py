@@ -20,7 +20,6 @@ from diloco_core import (
     make_diloco_outer_loop,
     plan_exchange,
 )
-from diloco_core._terms._schedule import Due
 from diloco_core._terms._windows import Windows
 
 
@@ -95,24 +94,6 @@ def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_late
         ]
         assert whole == [step], "the first boundary, and no other"
         assert step > applied, "never without a step"
-
-
-@given(st.floats(0, 200), st.integers(0, 9), st.booleans())
-def test_a_sync_never_waits_longer_for_half_a_step_than_twice_the_window(elapsed, since, half):
-    windows = Windows(Seconds(60.0), 2, 3)
-    due = windows.due(elapsed, half_taken=half)
-    assert due == Due(send=elapsed >= (60.0 if half else 30.0), adopt=False)
-    due = windows.due(elapsed, since_sent=since, half_taken=half)
-    assert due == Due(send=False, adopt=since >= 3 and (not half or elapsed >= 60.0))
-
-
-def test_without_a_delay_it_is_sent_and_adopted_at_once():
-    windows = Windows(Seconds(60.0), 2)
-    assert windows.due(29.9) == Due(send=False, adopt=False)
-    assert windows.due(30.0) == Due(send=True, adopt=True)
-    assert [windows.turn(decisions) for decisions in range(4)] == [0, 1, 0, 1]
-    assert windows.settings == {}
-    assert Windows(Seconds(60.0), 2, 1, 0.5).settings == {"delay": "1", "alpha": "0.5"}
 
 
 def test_who_is_slow_and_who_looks():

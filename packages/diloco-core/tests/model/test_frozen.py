@@ -4,7 +4,7 @@ replica to replica.
 
 import pytest
 import torch
-from loop_lab import loop
+from loop_lab import live, loop
 from torch import nn
 
 from diloco_core import ModelChangedError, in_process
@@ -49,30 +49,17 @@ def distilled(lab, exchange=None, **options):
 
 def refused(lab, change, steps=(0, 1), **options):
     """Change the teacher after the second of some steps; return the loop."""
-    model, inner, outer = distilled(lab, **options)
-
-    def train():
-        with outer:
-            for number, step in enumerate(steps):
-                lab.push(model, inner, 0, step)
-                if number == 1:
-                    change(model)
-
+    parts = distilled(lab, **options)
     with pytest.raises(ModelChangedError):
-        train()
-    return outer
+        live(*parts, *steps[:2], change, *steps[2:])
+    return parts[2]
 
 
 @pytest.mark.parametrize("change", [follow, follow_data, follow_by_assignment])
 class TestValuesThatChange:
     def test_are_refused_at_the_next_sync(self, lab, change):
         def replica(exchange):
-            model, inner, outer = distilled(lab, exchange)
-            with outer:
-                for step in range(2):
-                    lab.push(model, inner, exchange.rank, step)
-                    change(model)
-            return outer.committed
+            return live(*distilled(lab, exchange), 0, change, 1, change).committed
 
         results = run_replicas(replica, in_process(2))
         assert any(isinstance(error, ModelChangedError) for error in results)
@@ -96,15 +83,9 @@ def test_all_have_their_turn(lab, monkeypatch):
         for number in range(5):
             model[number].requires_grad_(False)
         _, inner, outer, _ = loop(None, model, sync_every=1)
-
-        def train(model=model, changed=changed, inner=inner, outer=outer):
-            with outer:
-                model[changed].data.add_(1.0)
-                for step in range(5):
-                    lab.push(model, inner, 0, step)
-
+        act = lambda model, changed=changed: model[changed].data.add_(1.0)  # noqa: E731
         with pytest.raises(ModelChangedError) as caught:
-            train()
+            live(model, inner, outer, act, *range(5))
         assert caught.value.tensor == str(changed)
         found.append(outer.committed)
     assert sorted(found) == [0, 1, 2, 3, 4], "one of them at every sync"
@@ -113,32 +94,25 @@ def test_all_have_their_turn(lab, monkeypatch):
 @pytest.mark.parametrize("change", [follow, follow_by_assignment])
 def test_what_was_written_to_is_read_at_once_whatever_its_size(lab, change, monkeypatch):
     monkeypatch.setattr(READ_AT_ONCE, 1)
-    assert refused(lab, change, range(4), sync_every=3).committed == 0  # before the sync
+    assert refused(lab, change, (0, 1, 2, 3), sync_every=3).committed == 0  # before the sync
 
 
 def test_writing_the_same_values_is_no_change(lab):
-    model, inner, outer = distilled(lab)
-    with outer:
-        for step in range(4):
-            model.load_state_dict(model.state_dict())
-            model.teacher.weight.data = model.teacher.weight.data.clone()
-            lab.push(model, inner, 0, step)
-    assert outer.committed == 2
+    def write(model):
+        model.load_state_dict(model.state_dict())
+        model.teacher.weight.data = model.teacher.weight.data.clone()
+
+    assert live(*distilled(lab), write, 0, write, 1, write, 2, 3).committed == 2
 
 
 def test_values_may_be_loaded_until_the_block_is_entered(lab):
-    model, inner, outer = distilled(lab)
-    follow(model)
-    with outer:
-        lab.push(model, inner, 0, 0)
-    assert outer.committed == 1
+    parts = distilled(lab)
+    follow(parts[0])
+    assert live(*parts, 0).committed == 1
 
 
-def test_a_frozen_part_from_inference_mode_is_left_alone(lab):
+def test_a_frozen_part_from_inference_mode_is_left_alone():
     with torch.inference_mode():
         base = nn.Linear(2, 2).requires_grad_(False)
-    model = nn.Sequential(base, nn.Linear(2, 2))
-    _, inner, outer, _ = loop(None, model, sync_every=1)
-    with outer:
-        lab.push(model, inner, 0, 0)
-    assert outer.committed == 1
+    model, inner, outer, _ = loop(None, nn.Sequential(base, nn.Linear(2, 2)))
+    assert live(model, inner, outer, 0).committed == 1

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from loop_lab import loop
+from loop_lab import live, loop
 from safetensors.torch import load_file
 from torch import nn
 
@@ -42,17 +42,11 @@ class Counting(nn.Linear):
 
 class TestInferenceMode:
     def test_a_buffer_that_was_made_in_it(self, lab):
-        model, inner, outer, _ = loop(None, lab.fill(Counting()), sync_every=1)
-
-        def train():
-            with outer:
-                with torch.inference_mode():
-                    model(torch.zeros(1, 2))
-                lab.push(model, inner, 0, 0)
-
+        model, inner, outer, _ = loop(None, lab.fill(Counting()))
+        infer = torch.inference_mode()(lambda model: model(torch.zeros(1, 2)))
         said = r"'seen' was made inside torch.inference_mode.*no_grad"
         with pytest.raises(ModelChangedError, match=said) as caught:
-            train()
+            live(model, inner, outer, infer, 0)
         assert caught.value.tensor == "seen"
 
     def test_a_model_or_a_loop_that_is_made_in_it(self):

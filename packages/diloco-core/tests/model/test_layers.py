@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_lab import exchanges, fragments_of, loop
+from loop_lab import exchanges, fragments_of, live, loop
 from torch import nn
-from training_lab import fill, push
+from training_lab import fill
 
 from diloco_core import ConfigurationError, MismatchError, in_process
 from diloco_core.testing import run_replicas
@@ -225,9 +225,7 @@ def train(exchange, fragments):
     model = fill(Transformer(4))
     options = {"sync_every": 4, "fragments": fragments, "flush": "none"}
     model, inner, outer, reports = loop(exchange, model, **options)
-    with outer:
-        for step in range(8):
-            push(model, inner, exchange.rank, step)
+    live(model, inner, outer, *range(8))
     return [report.fragment for report in reports], model.state_dict()
 
 

@@ -4,6 +4,7 @@ without a word.
 
 import pytest
 import torch
+from loop_lab import live
 from torch import nn
 from watch_lab import Net, make
 
@@ -60,15 +61,12 @@ class TestChanges:
         message = f"'{tensor}' {message}"
         model, inner, outer = make(lab, sync_every=2)
 
-        def train():
-            with outer:
-                lab.push(model, inner, 0, 0)
-                apply(model, inner)
-                inner.zero_grad()
-                lab.push(model, inner, 0, 1)
+        def act(model):
+            apply(model, inner)
+            inner.zero_grad()
 
         with pytest.raises(ModelChangedError, match=message) as caught:
-            train()
+            live(model, inner, outer, 0, act, 1)
         assert caught.value.tensor == tensor
         assert outer.committed == 0
 
@@ -79,14 +77,9 @@ class TestChanges:
         with pytest.raises(ModelChangedError, match=r"'base.weight' was frozen"):
             outer.__enter__()
         model, inner, outer = make(lab)
-
-        def train():
-            with outer:
-                lab.push(model, inner, 0, 0)
-                weight_of(model.body, torch.zeros(3, 3))
-
+        replace = lambda model: weight_of(model.body, torch.zeros(3, 3))  # noqa: E731
         with pytest.raises(ModelChangedError, match=r"'body.weight' is another tensor"):
-            train()
+            live(model, inner, outer, 0, replace)
         assert outer.committed == 1
 
     def test_a_group_of_another_models_parameters(self, lab):
@@ -101,12 +94,8 @@ class TestChanges:
 
     def test_the_others_are_told(self, lab):
         def replica(exchange):
-            model, inner, outer = make(lab, exchange)
-            with outer:
-                lab.push(model, inner, exchange.rank, 0)
-                if exchange.rank == 1:
-                    model.base.requires_grad_(True)
-                lab.push(model, inner, exchange.rank, 1)
+            act = lambda model: model.base.requires_grad_(exchange.rank == 1)  # noqa: E731
+            live(*make(lab, exchange), 0, act, 1)
 
         first, second = run_replicas(replica, in_process(2))
         assert isinstance(second, ModelChangedError)
@@ -155,10 +144,7 @@ class TestWhatIsAllowed:
                         model.count = model.count + 1 + exchange.rank
                     lab.push(model, inner, exchange.rank, step)
                     seen.append(model.mean.detach().clone())
-            return {
-                **{name: value.detach() for name, value in lab.values(model).items()},
-                "seen": torch.stack(seen),
-            }
+            return {**lab.values(model), "mean": model.mean.detach(), "seen": torch.stack(seen)}
 
         anew = lab.run(lambda exchange: replica(exchange, False), in_process(2))
         in_place = lab.run(lambda exchange: replica(exchange, True), in_process(2))
@@ -172,56 +158,41 @@ class TestWhatIsAllowed:
         model.head.register_buffer("mean", model.mean)
         model, inner, outer = make(lab, model=model)
 
-        def train():
-            with outer:
-                lab.push(model, inner, 0, 0)
-                model.mean = model.head.mean = torch.ones(3)
-                lab.push(model, inner, 0, 1)
-                model.mean = torch.ones(3)
-                lab.push(model, inner, 0, 2)
+        def both(model):
+            model.mean = model.head.mean = torch.ones(3)
 
-        with pytest.raises(
-            ModelChangedError, match=r"buffers 'mean' and 'head\.mean' were one tensor"
-        ):
-            train()
+        one = lambda model: setattr(model, "mean", torch.ones(3))  # noqa: E731
+        said = r"buffers 'mean' and 'head\.mean' were one tensor"
+        with pytest.raises(ModelChangedError, match=said):
+            live(model, inner, outer, 0, both, 1, one, 2)
         assert outer.committed == 2
 
     def test_what_is_not_synced_may_be_assigned_anew(self, lab):
-        model, inner, outer = make(lab, buffers="none")
-        with outer:
+        def assign(model):
             model.mean, model.cache, model.count = torch.zeros(7), torch.zeros(9).double(), None
             model.register_buffer("late", torch.ones(1))
-            lab.push(model, inner, 0, 0)
-        assert outer.committed == 1
-        model, inner, outer = make(lab)
-        with outer:
+
+        def assign_what_is_not_saved(model):
             model.cache = None
             model.register_buffer("rope", torch.ones(3), persistent=False)
-            lab.push(model, inner, 0, 0)
-        assert outer.committed == 1
 
-    def test_moving_values_without_replacing_parameters(self, lab):
+        assert live(*make(lab, buffers="none"), assign, 0).committed == 1
+        assert live(*make(lab), assign_what_is_not_saved, 0).committed == 1
+
+    def test_moving_and_loading_values_without_replacing_parameters(self, lab):
         """As model.to(device) does: new memory, the same tensors."""
-        model, inner, outer = make(lab)
-        with outer:
-            lab.push(model, inner, 0, 0)
+
+        def move(model):
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
             for module in model.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, buffer.clone())
-            lab.push(model, inner, 0, 1)
-        assert outer.committed == 2
+            inner.load_state_dict(inner.state_dict())
 
-    def test_loading_a_state_and_compiling_in_place(self, lab):
         model, inner, outer = make(lab)
         model.load_state_dict(lab.values(lab.fill(Net(), seed=3)))
-        inner.load_state_dict(inner.state_dict())
-        with outer:
-            lab.push(model, inner, 0, 0)
-            inner.load_state_dict(inner.state_dict())
-            lab.push(model, inner, 0, 1)
-        assert outer.committed == 2
+        assert live(model, inner, outer, 0, move, 1).committed == 2
 
 
 class TestTheStart:
@@ -253,10 +224,7 @@ class TestTheStart:
         """As one flat tensor for all, and as the columns of a matrix."""
         whole = torch.randn(4, 6)
         apart = nn.ParameterList([whole[:, :2], whole[:, 2:], torch.ones(2)])
-        model, inner, outer = make(lab, model=apart)
-        with outer:
-            lab.push(model, inner, 0, 0)
-        assert outer.committed == 1
+        assert live(*make(lab, model=apart), 0).committed == 1
 
     def test_an_optimizer_of_something_else(self, lab):
         model, other = Net(), Net()
@@ -290,21 +258,14 @@ class TestTheStart:
 
 @pytest.mark.parametrize("policy", ["mean", "rank0", "none"])
 def test_the_first_buffer_of_a_model_is_refused_too(lab, policy):
-    model, inner, outer = make(lab, model=lab.fill(nn.Linear(3, 2)), buffers=policy)
+    def register(name, **options):
+        return lambda model: model.register_buffer(name, torch.zeros(2), **options)
 
-    def train():
-        with outer:
-            lab.push(model, inner, 0, 0)
-            model.register_buffer("cache", torch.zeros(2), persistent=False)
-            lab.push(model, inner, 0, 1)
-            model.register_buffer("late", torch.zeros(2))
-            lab.push(model, inner, 0, 2)
-
+    steps = [0, register("cache", persistent=False), 1, register("late"), 2]
+    parts = make(lab, model=lab.fill(nn.Linear(3, 2)), buffers=policy)
     if policy == "none":
-        train()
-    else:
-        with pytest.raises(
-            ModelChangedError, match=r"buffer 'late'.*was not in the model"
-        ) as caught:
-            train()
-        assert caught.value.tensor == "late"
+        live(*parts, *steps)
+        return
+    with pytest.raises(ModelChangedError, match=r"buffer 'late'.*was not in the model") as caught:
+        live(*parts, *steps)
+    assert caught.value.tensor == "late"

@@ -53,28 +53,6 @@ def set_values(model, value):
         model[1].running_mean.fill_(value)
 
 
-def test_while_it_is_detached_nobody_touches_the_model():
-    model = small_model()
-    fragment = fragment_of(model)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def sync():
-        fragment.begin()
-        for piece in groups(fragment):
-            fragment.adopt(piece, fragment.copy[piece.group] + 1)
-
-    fragment.detach()
-    sync()
-    fragment.progress()
-    fragment.reapply([torch.ones(piece.numel) for piece in groups(fragment)])
-    fragment.finish()
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    fragment.attach()
-    sync()
-    fragment.finish()
-    assert all(torch.equal(before[name] + 1, tensor) for name, tensor in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("fate", "alpha", "wanted"),
     [

@@ -78,25 +78,6 @@ def test_rounding_is_no_progress(lab):
         assert torch.equal(moved, later)
 
 
-def test_double_stays_double(lab):
-    """Outer steps that fp32 could not show beside 1 are there in full."""
-    tiny = 1e-12
-
-    def replica(exchange):
-        model, inner, outer = one_weight(exchange, torch.float64, 1.0)
-        with outer:
-            for _ in range(10):
-                move(model, inner, tiny * (1 + exchange.rank))
-            return global_copy(outer), model[0].detach().clone()
-
-    for copy, weight in lab.run(replica, in_process(2)):
-        assert copy.dtype is torch.float64
-        assert torch.equal(copy, weight)
-        assert torch.allclose(
-            copy - 1, torch.full((4,), 15 * tiny, dtype=torch.float64), rtol=1e-3, atol=0
-        )
-
-
 @pytest.mark.parametrize(
     ("dtype", "kept"),
     [

@@ -90,21 +90,6 @@ def test_what_was_counted_and_what_remains_is_what_was_learned(events):
         assert torch.allclose(total, offered_to_run, rtol=0, atol=1e-5)
 
 
-def test_what_is_offered_holds_the_residual_times_its_decay():
-    residual, first, second = make(0.5), learned(0), learned(1)
-    residual.offer(first, 2)
-    assert torch.equal(first[0], learned(0)[0])
-    residual.settle("counted", 2)
-    remains = learned(0)[0] - decoded(learned(0)[0])
-    assert torch.equal(held(residual), remains)
-    residual.offer(second, 4)
-    assert torch.equal(second[0], learned(1)[0] + 0.5 * remains)
-    assert torch.equal(second[1], learned(1)[1]), "buffers are sent as they are"
-    residual.settle("counted", None)
-    assert torch.equal(held(residual), second[0] - decoded(second[0]))
-    assert residual.tag == 4
-
-
 def test_an_outcome_that_is_not_its_own_leaves_nothing():
     """Another contribution with the same end, or another one that was counted meanwhile."""
     for told, before, after in (("dropped", 2, 2), ("counted", 4, 3)):

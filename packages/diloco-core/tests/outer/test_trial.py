@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from loop_lab import exchanges, loop
+from loop_lab import exchanges, live, loop
 from torch import nn
 
 from diloco_core import ConfigurationError, in_process
@@ -247,25 +247,21 @@ def test_tensors_in_the_settings_are_compared_with_all_their_digits():
 @pytest.mark.parametrize(
     ("name", "value"), [("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.1), ("nesterov", True)]
 )
-def test_settings_that_change_are_refused_at_the_next_sync(lab, name, value):
+def test_settings_that_change_are_refused_at_the_next_sync(name, value):
     made = []
 
     def keeps(given):
         made.append(torch.optim.SGD(given, lr=0.7, momentum=0.9))
         return made[-1]
 
+    def change(model):
+        for optimizer in made:
+            optimizer.param_groups[0][name] = value
+
     model, inner, outer, _ = loop(fragments=2, outer_optimizer=keeps)
-
-    def train():
-        with outer:
-            lab.push(model, inner, 0, 0)
-            for optimizer in made:
-                optimizer.param_groups[0][name] = value
-            lab.push(model, inner, 0, 1)
-
     said = rf"outer_{name} is {value} for fragment \d, but .* in the run"
     with pytest.raises(ConfigurationError, match=said):
-        train()
+        live(model, inner, outer, 0, change, 1)
 
 
 def test_settings_that_differ_between_fragments_are_refused():
