@@ -1,24 +1,25 @@
-"""A commit that is refused changes nothing but the model, which goes back to the global copy."""
+"""A commit that is refused changes nothing but the model, which goes back to the global copy.
+
+What the model holds after every step is among the formulas of the delay.
+"""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
+from loop_lab import Refusing, live, loop
 from torch import nn
 
-from diloco_core import DiLoCo, ManagerExchange, MockManager, in_process
+from diloco_core import ManagerExchange, in_process
 
 
-class Refusing(MockManager):
-    """A torchft-shaped manager that refuses some commits at all replicas, by number of attempt."""
+class Noting(Refusing):
+    """Notes when the model may be read."""
 
     def __init__(self, exchange, refused):
-        super().__init__(exchange)
-        self.attempts, self.refused, self.reading = 0, refused, []
-
-    def should_commit(self):
-        self.attempts += 1
-        return self.attempts - 1 not in self.refused and super().should_commit()
+        super().__init__(exchange, refused)
+        self.reading = []
 
     def disallow_state_dict_read(self):
         super().disallow_state_dict_read()
@@ -27,41 +28,6 @@ class Refusing(MockManager):
     def allow_state_dict_read(self):
         super().allow_state_dict_read()
         self.reading.append("go")
-
-
-OUTER = {
-    "Nesterov": {},
-    "Adam": {"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.1)},
-}
-
-
-class Run:
-    """One replica under a refusing manager: what it held just before and just after every sync."""
-
-    def __init__(self, lab, exchange, refused, steps, *, skip=(), **options):
-        self.model = lab.fill(nn.ModuleList(nn.Linear(3, 4) for _ in range(3)))
-        inner = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.manager = Refusing(exchange, refused)
-        self.syncs = []
-        # This hook comes before the outer loop's own, so it sees what the inner steps made.
-        inner.register_step_post_hook(lambda *_: setattr(self, "before", self.held()))
-        exchange = ManagerExchange(self.manager)
-        self.outer = DiLoCo(self.model, inner, exchange, on_sync=self.synced, **options)
-        with self.outer:
-            for step in range(steps):
-                if step not in skip:
-                    lab.push(self.model, inner, exchange.rank, step)
-
-    def synced(self, report):
-        after = self.held()
-        self.syncs.append((report, self.before, after))
-        self.before = after  # a flush syncs again with no inner step in between
-
-    def held(self):
-        local = [
-            torch.cat([p.detach().flatten() for p in part.parameters()]) for part in self.model
-        ]
-        return local, copy.deepcopy(self.outer.state_dict()["fragments"])
 
 
 def equal(a, b):
@@ -75,35 +41,36 @@ def equal(a, b):
     return a == b
 
 
-@pytest.mark.parametrize("outer", sorted(OUTER))
-@pytest.mark.parametrize("refused", [{0}, {4}, {3, 4, 7}])
-def test_nothing_is_changed_but_the_model(lab, outer, refused):
-    def replica(exchange):
-        return Run(lab, exchange, refused, 18, sync_every=6, fragments=3, **OUTER[outer])
+OUTER = {"Nesterov": {}, "Adam": {"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.1)}}
 
-    for run in lab.run(replica, in_process(2)):
-        assert run.manager.reading == ["stop", "go"] * run.manager.attempts
-        assert [report.committed for report, *_ in run.syncs] == [
-            number not in refused for number in range(len(run.syncs))
-        ]
+
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("refused", [{0}, {4}, {3, 4, 7}])
+def test_global_copies_and_outer_states_stay_to_the_bit(lab, outer, refused):
+    def replica(exchange):
+        manager, seen = Noting(exchange, refused), []
+
+        def note(report):
+            state = copy.deepcopy(made.state_dict()["fragments"])
+            seen.append((report, state))
+            if report:
+                held = nn.utils.parameters_to_vector(model[int(report.fragment)].parameters())
+                assert torch.equal(held, state[int(report.fragment)]["copy"][0])
+
+        model = lab.fill(nn.ModuleList(nn.Linear(3, 4) for _ in range(3)))
+        options = {"sync_every": 6, "fragments": 3, "on_sync": note, **OUTER[outer]}
+        _, inner, made, _ = loop(ManagerExchange(manager), model, **options)
+        live(model, inner, made, lambda _: note(None), *range(18))
+        return manager, made, seen
+
+    for manager, made, seen in lab.run(replica, in_process(2)):
+        assert manager.reading == ["stop", "go"] * (len(seen) - 1)
         committed = 0
-        for report, (model_before, state_before), (model_after, state_after) in run.syncs:
-            turn = committed % 3
-            assert report.fragment == str(turn), "a refused fragment is tried again"
+        for number, ((_, before), (report, after)) in enumerate(pairwise(seen)):
+            assert report.committed is (number not in refused)
+            assert report.fragment == str(committed % 3), "a refused fragment is tried again"
+            changed = [n for n in range(3) if not equal(before[n], after[n])]
+            assert changed == ([committed % 3] if report.committed else [])
             committed += report.committed
             assert report.sync == committed
-            others = [number for number in range(3) if number != turn]
-            assert all(torch.equal(model_after[n], model_before[n]) for n in others), (
-                "the others keep their progress"
-            )
-            assert torch.equal(model_after[turn], state_after[turn]["copy"][0])
-            assert not torch.equal(model_after[turn], model_before[turn])
-            if report.committed:
-                assert equal([state_after[n] for n in others], [state_before[n] for n in others])
-                assert not equal(state_after[turn]["copy"], state_before[turn]["copy"])
-                assert not equal(state_after[turn]["outer"], state_before[turn]["outer"])
-            else:
-                assert equal(state_after, state_before), (
-                    "global copies and outer states, to the bit"
-                )
-        assert run.outer.committed == run.manager.current_step() == committed
+        assert made.committed == manager.current_step() == committed
