@@ -10,8 +10,6 @@ from warm_processes import WarmProcess
 
 from diloco_core import ConfigurationError, ProcessGroupExchange, connect, in_process
 
-TORCHRUN = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2"}
-
 
 @pytest.fixture
 def group(tmp_path):
@@ -114,18 +112,3 @@ def test_a_group_of_several_processes_beside_a_store_is_refused(tmp_path, act, m
         for text in refused:
             assert text.startswith("this process is in a torch.distributed group of 2 processes")
             assert "ProcessGroupExchange()" in text
-
-
-def test_one_of_several_processes_is_no_replica_unless_it_is_told_which_one(environ):
-    for given in ({}, {"rank": 0}, {"world_size": 4}):
-        with pytest.raises(ConfigurationError, match="LOCAL_WORLD_SIZE=2") as caught:
-            connect(environ={**environ, **TORCHRUN}, **given)
-        assert "rank= and world_size=" in str(caught.value)
-        assert "resume" not in str(caught.value)
-    for more, given, wanted in [
-        ({}, {"rank": 1, "world_size": 2}, (1, 2)),
-        ({"LOCAL_WORLD_SIZE": "1"}, {}, (1, 4)),
-    ]:
-        exchange = connect(environ={**environ, **TORCHRUN, **more}, **given)
-        assert (exchange.rank, exchange.world_size) == wanted
-        exchange.leave()

@@ -76,7 +76,7 @@ class TestInferenceMode:
 
 
 def tensors(*each):
-    return nn.ParameterList([nn.Parameter(tensor) for tensor in each])
+    return nn.ParameterList([nn.Parameter(one, not one.is_meta) for one in each])
 
 
 class TestMemory:
@@ -110,7 +110,7 @@ class TestMemory:
         columns = flat[:50].view(5, 10)
         for apart in (
             parts,
-            [*parts, flat[20:30], torch.empty(0)],
+            [*parts, flat[20:30], torch.empty(0), torch.empty(3, device="meta")],
             [flat[::2], flat[1:20:2], flat[21:40:2]],  # behind a range longer than the next ones
             [columns[:, :5], columns[:, 5:]],
         ):

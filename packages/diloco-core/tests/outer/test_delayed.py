@@ -193,9 +193,14 @@ def test_what_was_not_packed_is_packed_when_it_arrives():
 
 def test_a_model_on_the_cpu_gets_no_pinned_memory():
     fragment = fragment_of(mixed_model(torch.float32))
+    fragment.begin()
+    before, unchanged = contributions(fragment), fragment.unchanged()
+    fragment.finish()
     fragment.depart()
     assert fragment._copies is None
-    assert contributions(fragment)[0].numel(), "it is computed already"
+    # It is computed already, and is what a fragment contributes that stays with its model.
+    assert all(map(torch.equal, contributions(fragment), before))
+    assert fragment.unchanged() == unchanged
 
 
 class TestBuffers:
