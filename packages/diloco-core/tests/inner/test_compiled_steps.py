@@ -30,49 +30,24 @@ OPTIMIZERS = {
 }
 
 
-def forward(model):
-    model(torch.ones(5, 3)).pow(2).mean().backward()
+WAYS = ("the step", "a function around it", "the step, replaced", "the whole train step")
 
 
-def step_compiled(model, inner, compiled):
-    step = compiled(inner.step)
+def train_step(model, inner, way, compiled):
+    step = inner.step
+    if way == "the step":
+        step = compiled(inner.step)
+    elif way == "a function around it":
+        step = compiled(lambda: inner.step())
+    elif way == "the step, replaced":
+        step = inner.step = compiled(inner.step)
 
     def train():
-        forward(model)
+        model(torch.ones(5, 3)).pow(2).mean().backward()
         step()
         inner.zero_grad()
 
-    return train
-
-
-def call_compiled(model, inner, compiled):
-    @compiled
-    def step():
-        inner.step()
-
-    def train():
-        forward(model)
-        step()
-        inner.zero_grad()
-
-    return train
-
-
-def replaced(model, inner, compiled):
-    inner.step = compiled(inner.step)
-    return step_compiled(model, inner, lambda step: step)
-
-
-def all_compiled(model, inner, compiled):
-    return compiled(step_compiled(model, inner, lambda step: step))
-
-
-WAYS = {
-    "the step": step_compiled,
-    "a function around it": call_compiled,
-    "the step, replaced": replaced,
-    "the whole train step": all_compiled,
-}
+    return compiled(train) if way == "the whole train step" else train
 
 
 def trained(lab, way, make, compiled):
@@ -81,7 +56,7 @@ def trained(lab, way, make, compiled):
     model, inner, outer, reports = loop(None, model, make(model.parameters()), sync_every=3)
     with warnings.catch_warnings(), outer:
         warnings.simplefilter("ignore")  # of the compiler's own imports
-        train = way(model, inner, compiled)
+        train = train_step(model, inner, way, compiled)
         for _ in range(7):
             train()
     assert outer.inner_steps == 7
@@ -99,8 +74,8 @@ def trained(lab, way, make, compiled):
 def test_a_compiled_step_is_counted_and_synced(lab, way, optimizer):
     torch._dynamo.reset()
     make = OPTIMIZERS[optimizer]
-    plain, covered = trained(lab, WAYS[way], make, lambda step: step)
-    values, same = trained(lab, WAYS[way], make, lambda step: torch.compile(step, backend="eager"))
+    plain, covered = trained(lab, way, make, lambda step: step)
+    values, same = trained(lab, way, make, lambda step: torch.compile(step, backend="eager"))
     assert covered == same == [3, 3, 1]
     # torch computes Adam's corrections in another order where it is compiled.
     for name, tensor in plain.items():
@@ -114,7 +89,7 @@ def test_a_step_that_is_captured_into_a_cuda_graph_is_refused(lab, monkeypatch):
     """
     model, inner, outer, _ = loop(None, lab.small_model(), sync_every=3)
     with outer:
-        step_compiled(model, inner, lambda step: step)()
+        train_step(model, inner, "", None)()
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         with pytest.raises(ConfigurationError, match=r"0 \(SGD\) steps while a CUDA graph"):
@@ -127,4 +102,4 @@ def test_a_graph_without_breaks_is_refused_with_what_to_do(lab):
     torch._dynamo.reset()
     whole = torch.compile(lambda step: step(), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match=r"(?s)DiLoCo.*compile the step without fullgraph=True"):
-        trained(lab, WAYS["the step"], OPTIMIZERS["SGD"], lambda step: lambda: whole(step))
+        trained(lab, "the step", OPTIMIZERS["SGD"], lambda step: lambda: whole(step))

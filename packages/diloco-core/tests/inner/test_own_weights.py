@@ -14,6 +14,10 @@ from diloco_core._inner import _kept_weights
 from diloco_core._inner._own_weights import OwnWeights
 
 
+def parameters_of(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class ScheduleFree(torch.optim.Optimizer):
     """SGD without a schedule: gradients are taken between an average and the trained ``z``."""
 
@@ -38,22 +42,17 @@ class Lookahead(torch.optim.Optimizer):
 
     def __init__(self, inner, k=5):
         self.inner, self.k = inner, k
-        every = [p for g in inner.param_groups for p in g["params"]]
-        super().__init__(every, {"count": 0, "lr": 1.0})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["slow"] = parameter.detach().clone()
+        super().__init__(parameters_of(inner), {"count": 0, "lr": 1.0})
+        for parameter in parameters_of(self):
+            self.state[parameter]["slow"] = parameter.detach().clone()
 
     @torch.no_grad()
     def step(self, closure=None):
         self.inner.step()
-        for group in self.param_groups:
-            group["count"] += 1
-            if group["count"] % self.k == 0:
-                for parameter in group["params"]:
-                    slow = self.state[parameter]["slow"]
-                    slow.lerp_(parameter, 0.5)
-                    parameter.copy_(slow)
+        self.param_groups[0]["count"] += 1
+        if self.param_groups[0]["count"] % self.k == 0:
+            for parameter in parameters_of(self):
+                parameter.copy_(self.state[parameter]["slow"].lerp_(parameter, 0.5))
 
 
 class InAttribute(torch.optim.SGD):
@@ -65,7 +64,7 @@ class InAttribute(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure=None):
-        mine = [p for group in self.param_groups for p in group["params"]]
+        mine = parameters_of(self)
         if self.slow is None:
             slow = [p.detach().clone() for p in mine]
             self.slow = dict(zip(mine, slow, strict=True)) if self.table else slow
@@ -110,11 +109,11 @@ class Velocity(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                v = self.state[parameter].setdefault("v", torch.zeros_like(parameter))
-                v.mul_(0.9).add_(parameter.grad, alpha=-group["lr"] * group["sign"])
-                parameter.add_(v, alpha=group["sign"])
+        sign = self.param_groups[0]["sign"]
+        for parameter in parameters_of(self):
+            v = self.state[parameter].setdefault("v", torch.zeros_like(parameter))
+            v.mul_(0.9).add_(parameter.grad, alpha=-0.01 * sign)
+            parameter.add_(v, alpha=sign)
 
 
 class OwnAdam(torch.optim.AdamW):

@@ -76,6 +76,13 @@ class TestSeveralOptimizers:
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
 
+    def walk(self, model, two, *steps):
+        """Give the model new gradients for every step, and let these optimizers take it."""
+        for step, numbers in enumerate(steps):
+            self.gradients(model, 0, step)
+            for number in numbers:
+                two[number].step()
+
     def loop(self, lab, exchange=None, sync_every=2, **options):
         model, two = self.parts(lab)
         return loop(exchange, model, two, sync_every=sync_every, **options)
@@ -198,12 +205,9 @@ class TestSeveralOptimizers:
                 assert outer.inner_steps == step + 1
 
     def test_a_step_that_is_open_at_the_end_is_flushed(self, lab):
-        model, (first, second), outer, reports = self.loop(lab, sync_every=1)
+        model, two, outer, reports = self.loop(lab, sync_every=1)
         with outer:
-            self.gradients(model, 0, 0)
-            first.step(), second.step()
-            self.gradients(model, 0, 1)
-            first.step()
+            self.walk(model, two, (0, 1), (0,))
             moved = model.weight.detach().clone()
         assert [(r.inner_steps, r.total_inner_steps) for r in reports] == [(1, 1), (1, 2)]
         assert not torch.equal(model.weight, moved)
@@ -217,9 +221,7 @@ class TestSeveralOptimizers:
 
         model, two, outer, _ = self.loop(lab, sync_every=1, on_sync=on_sync)
         with outer:
-            for step in range(3):
-                self.gradients(model, 0, step)
-                two[0].step()
+            self.walk(model, two, (0,), (0,), (0,))
             two[1].step()  # it comes after all, and still belongs to the last step
             assert saved == [(3, [])]
             assert outer.inner_steps == 3
@@ -231,11 +233,7 @@ class TestSeveralOptimizers:
     ):
         model, two, outer, reports = self.loop(lab, sync_every=3)
         with outer:
-            for step in range(20):
-                self.gradients(model, 0, step)
-                for number in (0, 1):
-                    if number != idle or step < until:
-                        two[number].step()
+            self.walk(model, two, *until * [(0, 1)], *(20 - until) * [(1 - idle,)])
             if not until:
                 assert [r.total_inner_steps for r in reports] == [7, 14]
         assert sum(r.inner_steps for r in reports) == 20
@@ -248,22 +246,17 @@ class TestSeveralOptimizers:
     def test_ones_that_step_less_often_are_not_spoken_of(self, lab, caplog, pattern):
         model, two, outer, _ = self.loop(lab, sync_every=3)
         with outer:
-            for step in range(20):
-                self.gradients(model, 0, step)
-                for number in pattern:
-                    two[number].step()
+            self.walk(model, two, *20 * [pattern])
         assert outer.committed >= 6
         assert "waited for" not in caplog.text
 
     def test_it_goes_on_in_the_middle_of_a_step(self, lab):
         model, two, outer, _ = self.loop(lab)
         with outer:
-            self.gradients(model, 0, 0)
-            two[0].step()
+            self.walk(model, two, (0,))
             saved = copy.deepcopy(outer.state_dict())
         model, two = self.parts(lab)
-        self.gradients(model, 0, 0)
-        two[0].step()
+        self.walk(model, two, (0,))
         outer = loop(None, model, two)[2]
         outer.load_state_dict(saved)
         with outer:

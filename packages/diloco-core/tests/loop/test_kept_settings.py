@@ -14,54 +14,39 @@ from diloco_core import ConfigurationError, DiLoCo, MismatchError, Seconds
 from diloco_core.testing import run_replicas
 
 ADAM = partial(torch.optim.Adam, lr=0.1)
-INT8 = {"codec": "int8"}
 STATE = {"state_codec": "int8"}
 TRIMMED = {"aggregate": "trimmed"}
-GROUPS = {"outer_groups": 0.4}
-# For every argument, settings with which a run is begun and other ones with which it is continued
+
+
+def function(sync):
+    return 0.5
+
+
+# For every argument, values with which a run is begun and others with which it is continued; None
+# where it is left out.
 CHANGES = {
-    "sync_every": [({}, {"sync_every": 4})],
-    "fragments": [({}, {"fragments": 2}), ({"fragments": 2}, {})],
-    "outer_lr": [
-        ({}, {"outer_lr": 0.5}),
-        ({"outer_lr": 0.5}, {"outer_lr": lambda sync: 0.5}),
-        ({"outer_lr": lambda sync: 0.5}, {"outer_lr": 0.5}),
-    ],
-    "outer_momentum": [({}, {"outer_momentum": 0.8})],
-    "nesterov": [({}, {"nesterov": False})],
-    "outer_optimizer": [({}, {"outer_optimizer": ADAM}), ({"outer_optimizer": ADAM}, {})],
-    "outer_groups": [
-        ({}, GROUPS),
-        (GROUPS, {}),
-        (GROUPS, {"outer_groups": 0.3}),
-        (GROUPS, {"outer_groups": lambda sync: 0.4}),
-    ],
-    "buffers": [({}, {"buffers": "rank0"})],
-    "init": [({}, {"init": "check"})],
-    "flush": [({}, {"flush": "none"})],
-    "delay": [({}, {"delay": 1}), ({"delay": 1}, {})],
-    "alpha": [({}, {"alpha": 0.5}), ({"alpha": 0.5}, {}), ({"alpha": 0.5}, {"alpha": 0.25})],
-    "codec": [({}, INT8), (INT8, {}), (INT8, {"codec": "e2m1"})],
-    "error_feedback": [
-        (INT8, {**INT8, "error_feedback": True}),
-        ({**INT8, "error_feedback": True}, INT8),
-        ({**INT8, "error_feedback": True}, {**INT8, "error_feedback": 0.9}),
-        ({"codec": "topk64"}, {"codec": "topk64", "error_feedback": 0.9}),
-    ],
-    "weight": [
-        ({}, {"weight": "steps"}),
-        ({"weight": "steps"}, {}),
-        ({"weight": "steps"}, {"weight": "tokens"}),
-    ],
-    "aggregate": [({}, TRIMMED), (TRIMMED, {})],
-    "trim": [(TRIMMED, {**TRIMMED, "trim": 2}), ({**TRIMMED, "trim": 2}, TRIMMED)],
-    "clip": [({}, {"clip": "median"}), ({"clip": "median"}, {})],
-    "state_codec": [({}, STATE), (STATE, {}), (STATE, {"state_codec": "bf16"})],
-    "full_state_every": [
-        (STATE, {**STATE, "full_state_every": 7}),
-        ({**STATE, "full_state_every": 7}, STATE),
-    ],
+    "sync_every": [(None, 4)],
+    "fragments": [(None, 2), (2, None)],
+    "outer_lr": [(None, 0.5), (0.5, function), (function, 0.5)],
+    "outer_momentum": [(None, 0.8)],
+    "nesterov": [(None, False)],
+    "outer_optimizer": [(None, ADAM), (ADAM, None)],
+    "outer_groups": [(None, 0.4), (0.4, None), (0.4, 0.3), (0.4, function)],
+    "buffers": [(None, "rank0")],
+    "init": [(None, "check")],
+    "flush": [(None, "none")],
+    "delay": [(None, 1), (1, None)],
+    "alpha": [(None, 0.5), (0.5, None), (0.5, 0.25)],
+    "codec": [(None, "int8"), ("int8", None), ("int8", "e2m1")],
+    "error_feedback": [(None, True), (True, None), (True, 0.9)],
+    "weight": [(None, "steps"), ("steps", None), ("steps", "tokens")],
+    "aggregate": [(None, "trimmed"), ("trimmed", None)],
+    "trim": [(None, 2), (2, None)],
+    "clip": [(None, "median"), ("median", None)],
+    "state_codec": [(None, "int8"), ("int8", None), ("int8", "bf16")],
+    "full_state_every": [(None, 7), (7, None)],
 }
+BESIDE = {"error_feedback": {"codec": "int8"}, "trim": TRIMMED, "full_state_every": STATE}
 OWN = {"model", "inner_optimizer", "exchange", "stateful", "save_inner_every", "on_sync"}
 MAY_CHANGE = {"sync_every", "flush"}  # in fixed runs
 _places = itertools.count()
@@ -105,8 +90,9 @@ def test_every_argument_is_here():
 @pytest.mark.parametrize("kind", ["store", "elastic"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_run_that_is_continued_with_another(kind, name):
-    for before, after in CHANGES[name]:
-        results = continued(kind, before, after)
+    for values in CHANGES[name]:
+        given = ({} if value is None else {name: value} for value in values)
+        results = continued(kind, *({**BESIDE.get(name, {}), **each} for each in given))
         if kind == "store" and name in MAY_CHANGE:
             assert set(results) == {4}, results
         elif name == "init":

@@ -8,12 +8,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from loop_lab import AVERAGING, KINDS, as_sent, exchanges, loop
-from training_lab import fill, run
+from torch import nn
+from training_lab import fill, identical, run
 
 from diloco_core import (
     Clipped,
     ConfigurationError,
-    DiLoCo,
     Elastic,
     NonFiniteDeltaError,
     StoreExchange,
@@ -120,36 +120,25 @@ def test_every_tensor_is_scaled_down_to_the_median(learned, kind, codec, delay, 
         assert len(report.clipped) == len(learned)
 
 
-class Mixed(torch.nn.Module):
-    """Tensors of several dtypes, one larger than a shard, one without elements, and a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.large = torch.nn.Parameter(torch.zeros(3000))
-        self.empty = torch.nn.Parameter(torch.zeros(0))
-        self.small = torch.nn.Parameter(torch.zeros(3))
-        self.wide = torch.nn.Parameter(torch.zeros(50, dtype=torch.float64))
-        self.narrow = torch.nn.Parameter(torch.zeros(70, dtype=torch.bfloat16))
-        self.register_buffer("seen", torch.zeros(4))
-        fill(self)
-
-
 def some_steps(exchange, **options):
-    """Train with contributions of rank 1 that are far too large; return all bytes and reports."""
-    model, reports = Mixed(), []
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"sync_every": 4, "clip": "median", "on_sync": reports.append, **options}
-    with DiLoCo(model, inner, exchange, **options):
+    """Train with contributions of rank 1 that are far too large; return all values and reports."""
+    # Of several dtypes, one larger than a shard, one without elements, and buffers.
+    layers = nn.Linear(60, 50), nn.Linear(7, 7).double(), nn.Linear(10, 7).bfloat16()
+    model = nn.ModuleList([*layers, nn.BatchNorm1d(4)])
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+    inner = torch.optim.SGD(fill(model).parameters(), lr=0.1)
+    options = {"sync_every": 4, "clip": "median", **options}
+    _, _, outer, reports = loop(exchange, model, inner, **options)
+    with outer:
         for step in range(9):
             generator = torch.Generator().manual_seed(100 * exchange.rank + step)
             for parameter in model.parameters():
                 gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 factor = 50.0 if exchange.rank == 1 else 1.0
                 parameter.grad = (factor * gradient).to(parameter.dtype)
-            model.seen += exchange.rank
+            model[3].running_mean += exchange.rank
             inner.step()
-    tensors = [tensor.detach().reshape(-1) for tensor in model.state_dict().values()]
-    return b"".join(bytes(tensor.view(torch.uint8).numpy()) for tensor in tensors), reports
+    return model.state_dict(), reports
 
 
 @pytest.mark.parametrize(
@@ -169,7 +158,7 @@ def test_all_exchanges_clip_to_the_same_bits(options):
     first, reports = found["threads"][0]
     assert min(each.least for report in reports for each in report.clipped) < 0.05
     for results in found.values():
-        assert all(values == first for values, _ in results)
+        assert identical([first, *(held for held, _ in results)])
         assert [report.clipped for report in results[0][1]] == [each.clipped for each in reports]
 
 

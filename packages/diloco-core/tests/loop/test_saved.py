@@ -50,41 +50,27 @@ def test_a_state_of_something_else(lab):
         refused(r"must be what DiLoCo\.state_dict", wrong)
 
 
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        (model_of(2, 21, 2), r"tensor '0.weight' is float32\[20, 2\].*float32\[21, 2\]"),
-        (model_of(2, 20, 2).double(), r"tensor '0.weight' is float32.* saved state, but float64"),
-        (
-            nn.ModuleDict({"a": nn.Linear(2, 20), "b": nn.Linear(20, 2)}),
-            "tensor 'a.weight' is absent in the saved state, but float32",
-        ),
-        (model_of(2, 20, 2, 2), "tensor '2.weight' is absent"),
-        (model_of(2, 20), "tensor '1.weight' is float32.* in the saved state, but absent"),
-    ],
-    ids=["another shape", "another dtype", "other names", "one more", "one less"],
-)
-def test_a_state_of_another_model(lab, model, named):
-    refused(named, *states(lab, 1), model=model)
+ADAM = {"outer_optimizer": lambda given: torch.optim.Adam(given, lr=0.7)}
+OTHERS = [
+    (model_of(2, 21, 2), {}, r"tensor '0.weight' is float32\[20, 2\].*float32\[21, 2\]"),
+    (model_of(2, 20, 2).double(), {}, r"tensor '0.weight' is float32.* saved state, but float64"),
+    (nn.ModuleDict({"a": nn.Linear(2, 20), "b": nn.Linear(20, 2)}), {},
+     "tensor 'a.weight' is absent in the saved state, but float32"),
+    (model_of(2, 20, 2, 2), {}, "tensor '2.weight' is absent"),
+    (model_of(2, 20), {}, "tensor '1.weight' is float32.* in the saved state, but absent"),
+    (None, {"fragments": 2}, "setting 'fragments' is 1 in the saved state, but 2 in"),
+    (None, {"buffers": "rank0"}, "setting 'buffers' is mean in the saved state, but rank0 in"),
+    (None, {"outer_lr": 0.5}, "setting 'outer_lr' is 0.7 in the saved state, but 0.5 in"),
+    (None, {"outer_momentum": 0.8}, "'outer_momentum' is 0.9 in the saved state, but 0.8 in"),
+    (None, {"nesterov": False}, "'outer_nesterov' is True in the saved state, but False in"),
+    (None, ADAM, "'outer_optimizer' is SGD in the saved state, but Adam in"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"fragments": 2}, "'fragments' is 1 in the saved state, but 2 in"),
-        ({"buffers": "rank0"}, "'buffers' is mean in the saved state, but rank0 in"),
-        ({"outer_lr": 0.5}, "'outer_lr' is 0.7 in the saved state, but 0.5 in"),
-        ({"outer_momentum": 0.8}, "'outer_momentum' is 0.9 in the saved state, but 0.8 in"),
-        ({"nesterov": False}, "'outer_nesterov' is True in the saved state, but False in"),
-        (
-            {"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.7)},
-            "'outer_optimizer' is SGD in the saved state, but Adam in",
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_state_of_other_settings_that_decide(lab, options, named):
-    refused(f"setting {named}", *states(lab, 1), **options)
+def test_a_state_of_another_model_or_of_other_settings_that_decide(lab):
+    (state,) = states(lab, 1)
+    for model, options, named in OTHERS:
+        refused(named, state, model=model, **options)
 
 
 def places(state):

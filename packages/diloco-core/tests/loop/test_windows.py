@@ -96,15 +96,6 @@ def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_late
         assert step > applied, "never without a step"
 
 
-def test_who_is_slow_and_who_looks():
-    windows = Windows(Seconds(60.0), 2)
-    assert windows.late(60.0, 1)
-    assert not windows.late(59.9, 1)
-    assert not windows.late(300.0, 2), "it was stopped, and its steps are quick enough"
-    assert windows.may_look(1.5)
-    assert not windows.may_look(1.4)
-
-
 def elastic(place=None, **options):
     return loop(*exchanges("elastic", 1, place), **{"sync_every": Seconds(60), **options})[2]
 

@@ -38,18 +38,11 @@ class Loop:
             return exchanges(self.kind, 2)
         options = {"chunk_bytes": 64}
         if self.kind != "store":  # a grace costs no real time, and nobody is ever given up
-            clocks = [self.lab.Clock() for _ in range(2)]
-            options |= {"grace": 30.0, "resume": self.resume}
-            if self.kind == "gather":
-                options["publish_every"] = 1
-            timings = [Timing(sync_timeout=1e12, clock=c, sleep=c.sleep) for c in clocks]
-            return [
-                each
-                for rank, timing in enumerate(timings)
-                for each in exchanges(
-                    self.kind, 2, self.folder, ranks=[rank], timing=timing, **options
-                )
-            ]
+            clock = self.lab.Clock()
+            timing = Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep)
+            options |= {"grace": 30.0, "resume": self.resume, "timing": timing}
+        if self.kind == "gather":
+            options["publish_every"] = 1
         return exchanges(self.kind, 2, self.folder, **options)
 
     def replica(self, exchange):
