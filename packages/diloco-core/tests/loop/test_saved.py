@@ -139,9 +139,7 @@ def test_every_value_is_covered_by_the_digest(lab):
     for change in changes:
         state = copy.deepcopy(saved.state)
         change(state)
-        with pytest.raises(
-            ConfigurationError, match="the saved state of the outer loop have chang"
-        ):
+        with pytest.raises(ConfigurationError, match="the saved state of the outer loop have ch"):
             outer.load_state_dict(state)
     assert lab.identical([saved.go_on(saved.state), saved.expected])
     with pytest.raises(ConfigurationError, match="write the state to a file at once"):

@@ -140,19 +140,16 @@ def test_an_unknown_one_that_is_elementwise_trains(lab, make):
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        (lambda p: torch.zeros(2), r"'kept', a tensor of shape \[2\] and dtype torch.float32"),
-        (
-            lambda p: torch.zeros(p.numel(), dtype=torch.bfloat16),
-            "'kept', a tensor of shape .* and dtype torch.bfloat16",
-        ),
-        (lambda p: torch.zeros(p.numel(), 2), "'kept', a tensor of shape"),
-        (lambda p: "text", "'kept', a str"),
-        (lambda p: [p.clone()], "'kept', a list"),
+        (lambda p: torch.zeros(2), r"a tensor of shape \[2\] and dtype torch.float32"),
+        (lambda p: p.bfloat16(), "a tensor of shape .* and dtype torch.bfloat16"),
+        (lambda p: torch.zeros(p.numel(), 2), "a tensor of shape"),
+        (lambda p: "text", "a str"),
+        (lambda p: [p.clone()], "a list"),
     ],
     ids=["another size", "another dtype", "two dimensions", "text", "a list"],
 )
 def test_a_state_that_cannot_be_published(kept, said):
-    refused(said, lambda given: Keeps(given, kept))
+    refused(f"'kept', {said}", lambda given: Keeps(given, kept))
 
 
 def test_a_state_that_can_be_published():
@@ -172,22 +169,16 @@ SURPRISES = {
     "hides its momentum": (Forgetful, "gives other values after its state was saved and loaded"),
     "needs a closure": (torch.optim.LBFGS, "cannot take a step on a dense one-dimensional tensor"),
     "needs sparse gradients": (torch.optim.SparseAdam, "SparseAdam cannot take a step on a dense"),
-    "needs matrices": (
-        sgd_of(lambda p: [p[0].view(-1, 1)]),
-        f"{MAKES}ValueError: can't optimize a non-leaf",
-    ),
+    "needs matrices": (sgd_of(lambda p: [p[0].view(-1, 1)]), f"{MAKES}ValueError: can't optimize"),
     "raises": (lambda p: 1 / 0, f"{MAKES}ZeroDivisionError"),
     "takes no parameters": (lambda: None, f"{MAKES}TypeError"),
     "makes none": (lambda p: None, "must return a torch.optim.Optimizer, not a NoneType"),
     "of other parameters": (
         sgd_of(OTHER),
-        "does not hold the parameters that were passed to outer_optimizer",
+        "does not hold the parameters that were passed to outer",
     ),
-    "lr 0": (lambda p: torch.optim.Adam(p, lr=0.0), "learning rate must be positive, not 0.0"),
-    "lr NaN": (
-        lambda p: Keeps(p, lambda p: None, lr=float("nan")),
-        "outer learning rate must be a finite number",
-    ),
+    "lr 0": (sgd_of(list, lr=0.0), "learning rate must be positive, not 0.0"),
+    "lr NaN": (lambda p: Keeps(p, lambda p: None, lr=float("nan")), "must be a finite number"),
     "climbs": (sgd_of(list, maximize=True), "has maximize=True"),
     "two groups": (sgd_of(list, OTHER), "must have one parameter group"),
 }
@@ -278,7 +269,5 @@ def test_settings_that_differ_between_fragments_are_refused():
     loop(fragments=2, outer_optimizer=rate())
     last = len(made)
     made.clear()
-    with pytest.raises(
-        ConfigurationError, match=r"outer_lr is 0\.1 for fragment 1, but 0\.7 in th"
-    ):
+    with pytest.raises(ConfigurationError, match=r"outer_lr is 0\.1 for fragment 1, but 0\.7 in"):
         loop(fragments=2, outer_optimizer=rate(last))
