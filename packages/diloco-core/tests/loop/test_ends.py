@@ -74,15 +74,21 @@ class TestSkippedSteps:
         runs = lab.run(skipping(lab, (0, 1, 0), steps, **options), exchanges(kind, 3))
         assert lab.identical([held for held, _ in runs])
 
-    @pytest.mark.parametrize("flush", ["partial", "none"])
-    def test_whoever_goes_on_training_stops_with_an_error(self, lab, kind, flush):
-        """One that has left a whole period earlier is missed where the others go on training."""
-        each = exchanges(kind, 2)
-        error, _ = run_replicas(skipping(lab, (0, 8), 12, sync_every=4, flush=flush), each)
+    @pytest.mark.parametrize(
+        ("fragments", "flush", "syncs"),
+        [(1, "partial", 1), (1, "none", 1), (2, "partial", 3), (2, "none", 2)],
+    )
+    def test_whoever_goes_on_training_stops_with_an_error(self, lab, kind, fragments, flush, syncs):
+        """One that has left a whole period earlier is missed where the others go on training.
+
+        With two fragments, steps that are taken in vain are counted from sync to sync.
+        """
+        options = {"sync_every": 4, "fragments": fragments, "flush": flush}
+        error, _ = run_replicas(skipping(lab, (0, 8), 12, **options), exchanges(kind, 2))
         assert isinstance(error, UnequalSyncsError)
         assert error.rank == 1
-        said = "rank 1 has left the run after 1 sync, so this replica (rank 0) cannot take sync 2"
-        assert said in str(error)
+        assert f"rank 1 has left the run after {syncs} sync" in str(error)
+        assert f"so this replica (rank 0) cannot take sync {syncs + 1}" in str(error)
         assert "This replica is still training" in str(error)
         assert "until `outer.committed` has the same value" in str(error)
 
