@@ -2,6 +2,8 @@
 what cannot be changed.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from loop_lab import exchanges, live, loop
@@ -9,7 +11,14 @@ from safetensors.torch import load_file
 from simulated import Schedule, simulate
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ModelChangedError, export, in_process
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ModelChangedError,
+    StoreExchange,
+    export,
+    in_process,
+)
 
 
 class Net(nn.Module):
@@ -204,3 +213,16 @@ def test_what_is_not_synced_is_stored_as_it_is_when_the_block_is_entered(lab, tm
         lab.push(model, inner, 0, 0)
     export(tmp_path / "run", tmp_path / "model.safetensors")
     assert load_file(tmp_path / "model.safetensors")["norm.running_mean"].tolist() == [3.0, 4.0]
+
+
+def test_a_run_that_goes_back_while_an_incarnation_begins_counts_fewer_inner_steps(lab):
+    """Others return to older states after this replica has restored the newest ones."""
+
+    class GoesBack(StoreExchange):
+        def restore(self, jobs, *, loaded=False):
+            return replace(super().restore(jobs, loaded=loaded), inner_steps=8)
+
+    (exchange,) = exchanges("elastic", 1)
+    exchange.__class__ = GoesBack
+    with loop(exchange)[2] as outer:
+        assert outer.inner_steps == exchange.counted == 0
