@@ -8,15 +8,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from damage_lab import run_of
 from inner_lab import Loader
 from loop_lab import exchanges, live, loop
 from safetensors import safe_open
-from simulated import Schedule, simulate
+from simulated import Schedule, SimulatedStore, simulate
 
-from diloco_core import CorruptedObjectError, DiLoCo, Elastic
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, FencedError
 from diloco_core._inner._file import check_inner
 from diloco_core._inner._state import InnerState
-from diloco_core._run._records._keys import inner_key
+from diloco_core._run._records._keys import claim_key, inner_key
 
 
 def _train(place, syncs, loader=None, *, rank=0, ranks=1, every=10, stop=None, stops=None):
@@ -266,6 +267,29 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
     steps, skip, position = incarnations[1, 2]
     assert steps == 4
     assert position + skip == steps, "the loader stands where the counted steps end"
+
+
+def test_an_incarnation_with_a_successor_saves_nothing():
+    """It would do no harm, but it is told, and its bytes would only lie there."""
+
+    def train(node):
+        exchange, net = node.exchange, torch.nn.ParameterList([torch.zeros(4)])
+        exchange.leave, leave = lambda: None, exchange.leave
+        with DiLoCo(net, torch.optim.SGD(net.parameters(), lr=1.0), exchange, sync_every=2):
+            pass
+        exchange.leave = leave
+        exchange.save_inner(lambda identity: [identity.encode()])
+        whole = len(f"{run_of(store)}/{inner_key(0, 1, 0)}")
+        assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
+        node.connection.create(claim_key(0, 2), b"a newer incarnation")
+        with pytest.raises(FencedError):
+            exchange.save_inner(lambda identity: [b"x"])
+        assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
+        return "seen"
+
+    store = SimulatedStore()
+    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), store=store, most_incarnations=1)
+    assert outcome.results == {(0, 1): "seen"}
 
 
 def skips(place, caplog, scheduled=False, **options):
