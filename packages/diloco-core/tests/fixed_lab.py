@@ -4,6 +4,7 @@ import random
 
 from simulated import (
     Fault,
+    Fixed,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -15,7 +16,6 @@ from simulated import (
 
 from diloco_core import ReplicaLostError
 from diloco_core._run._records._records import Rollback
-from diloco_core._run._settings import Fixed
 
 LOST_AFTER = 90.0
 #: A hung process is taken for dead and goes on all the same: what was started in its place may come
@@ -27,7 +27,7 @@ def wrong(schedule, training, *, resume=False, **options):
     """What is wrong with a run, and what became of it."""
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
-    settings = Fixed(schedule.world_size, LOST_AFTER, resume)
+    settings = Fixed(LOST_AFTER, resume)
     outcome = simulate(training, schedule, settings, store=store, **options)
     found = [what for what in violations(outcome, training) if LATE not in what]
     return found + broken, outcome
@@ -84,7 +84,7 @@ def random_ended_run(seed):
             faults=faults,
             restart_after=chance.choice([5.0, 100.0, 150.0, 155.0, 160.0, 400.0]),
         )
-        settings = Fixed(size, LOST_AFTER, resume, chance.choice([0.0, 60.0]))
+        settings = Fixed(LOST_AFTER, resume, chance.choice([0.0, 60.0]))
         seen = len(read_log(store)[0]) if resume else 0
         outcome = simulate(training, schedule, settings, store=store, most_incarnations=2)
         found += [

@@ -21,7 +21,6 @@ from simulated import (
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._rules import made_of
-from diloco_core._run._repair import rewrite_shard
 
 _SYNCS = 4
 
@@ -353,32 +352,3 @@ def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_
         training, Schedule(members, latency=0.01), settings, store=store, most_incarnations=1
     )
     assert violations(outcome, training) == []
-
-
-def test_a_shard_is_not_written_again_from_other_values():
-    training, store, key = (
-        SimulatedTraining(syncs=3, sizes=(40,)),
-        SimulatedStore(),
-        "state/00000003/000.00000.safetensors",
-    )
-
-    def train(node):
-        node.exchange.leave = lambda: None
-        training(node)
-        incarnation = node.exchange._incarnation
-        whole = store.objects[key]
-        store.damage(key, b"")
-        rewrite_shard(incarnation, incarnation.fragments[0], 3, 0, None)
-        assert store.objects[key] == whole
-        incarnation.fragments[0].job.copy[0].add_(1)
-        rewrite_shard(incarnation, incarnation.fragments[0], 3, 0, None)
-
-    outcome = simulate(
-        train,
-        Schedule(1, latency=0.01),
-        Elastic(1, grace=5.0, topology="sharded"),
-        store=store,
-        most_incarnations=1,
-    )
-    assert isinstance(outcome.results[0, 1], CorruptedObjectError)
-    assert "the values that it computes are not the same" in str(outcome.results[0, 1])

@@ -22,9 +22,8 @@ from simulated import (
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import done_key, shard_key
 from diloco_core._run._records._records import Done
-from diloco_core._run._records._rules import made_of
 from diloco_core._run._states import _load
-from diloco_core._wire._coded import CodedShard, EncodedUpdate
+from diloco_core._wire._coded import EncodedUpdate
 
 _SETTINGS = Elastic(2, grace=8.0, topology="sharded")
 
@@ -107,30 +106,6 @@ def test_what_is_kept_and_what_the_records_say(stopped):
     assert not any(
         key.startswith(("initial/", "deltas/00000005", "deltas/00000007")) for key in store.objects
     )
-
-
-def test_a_replica_that_comes_late_starts_from_a_whole_state(monkeypatch):
-    """And adds what has changed since; it never reads values from a state that has none."""
-    loaded = []
-    load = CodedShard.load
-
-    def watched(self, reader, origin, scratch, expected=None):
-        loaded.append((origin.split("/")[-2], self.full))
-        return load(self, reader, origin, scratch, expected)
-
-    monkeypatch.setattr(CodedShard, "load", watched)
-    for start in (14.0, 20.5):
-        loaded.clear()
-        training = _training(14)
-        outcome, wrong = _run(training, SimulatedStore(), 3, starts=[0.0, 0.0, start])
-        assert wrong == []
-        assert len(outcome.results) == 3
-        syncs = [int(sync) for sync, _ in loaded]
-        assert syncs
-        for index in range(2):
-            own = sorted({sync for sync in syncs if (sync - 1) % 2 == index})
-            assert own == [sync for sync in made_of(max(own), index, 2, 3) if sync]
-        assert any(not full for _, full in loaded)
 
 
 @pytest.mark.parametrize("sync", [9, 10])
@@ -274,34 +249,6 @@ def test_outer_state_that_changed_in_memory_is_read_again(caplog):
     assert (wrong, outcome.errors()) == ([], {})
     (message,) = {record.getMessage() for record in caplog.records}
     assert "the outer optimizer's state of shard 1 of fragment 0 has changed in memory" in message
-
-
-def test_encoded_bytes_are_kept_of_own_shards_only():
-    """Whoever updated a shard before forgets it when another replica has taken it over."""
-    training = _training(8)
-    held = {}
-
-    def train(node):
-        done = training(node)
-        fragments = training.fragments if node.rank == 1 else node.exchange._incarnation.fragments
-        jobs = [progress.job for progress in node.exchange._incarnation.fragments]
-        assert fragments
-        held[node.rank] = {
-            (index, number)
-            for index, job in enumerate(jobs)
-            for number in range(job.layout.shards)
-            for chunk in job.layout.chunks(number, 2**20)
-            if job.coded.holds(chunk)
-        }
-        return done
-
-    faults = [Fault(1, 1, 60, "delay", 30.0)]
-    outcome = simulate(
-        train, Schedule(2, faults=faults, latency=0.01), _SETTINGS, store=SimulatedStore()
-    )
-    assert outcome.errors() == {}
-    assert violations(outcome, training) == []
-    assert not held[0] & held[1]
 
 
 class _FlipsOnce(SimulatedStore):

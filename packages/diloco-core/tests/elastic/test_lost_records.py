@@ -8,12 +8,11 @@ import pytest
 from damage_lab import run_of
 from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
-from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core import Elastic, FencedError
 from diloco_core._run._records._keys import commit_key, commit_sync
 from diloco_core._run._records._records import Rollback, read_record
 from diloco_core._run._round._reload import ReloadError
 from diloco_core._run._states import _rollback as _elastic_rollback
-from diloco_core._run._sync import _catchup as _elastic_catchup
 
 _SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)
 _SHARDED = replace(_SETTINGS, topology="sharded", publish_every=None)
@@ -87,22 +86,6 @@ def test_numbers_before_a_later_record_are_not_decided_again():
     ]
 
 
-def test_a_rollback_that_has_brought_nothing_is_not_written_again(monkeypatch):
-    before, store = _run(8)
-    _lose(store, 7)
-    take = _elastic_catchup._take_newest
-
-    def nothing_helps(incarnation):
-        take(incarnation)
-        return CorruptedObjectError("this is damaged for another reason")
-
-    monkeypatch.setattr(_elastic_catchup, "_take_newest", nothing_helps)
-    for _ in range(2):
-        outcome, _ = _resume(before, store, 9, "newest-whole")
-        assert "this is damaged for another reason" in str(outcome.results[0, 1])
-        assert _numbers(store) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-
-
 @pytest.mark.parametrize("still_counts", [True, False])
 def test_a_number_is_closed_by_what_can_be_read(still_counts):
     """Of two fragments' newest states one cannot be read any more; the other's sync still counts,
@@ -157,26 +140,6 @@ def test_two_incarnations_that_go_back_at_the_same_time(monkeypatch):
     assert violations(outcome, training) == []
     assert len(raised) == 1
     assert [record.sync for record in _rollbacks(store)] == [4, 5]
-
-
-def test_an_incarnation_that_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
-    """It slept meanwhile, and what it would look at has been removed."""
-    before, store = _run(4, settings=_SHARDED)
-    for key in list(store.objects):
-        if key.startswith(("state/00000004/", "deltas/00000004/")):
-            store.damage(key, b"")
-    is_whole = _elastic_rollback._is_whole
-
-    def slept(*args):
-        if commit_key(5) in store.objects:
-            return is_whole(*args)
-        if args[2] == 0:
-            store.write(commit_key(5), Rollback(5, (3,), (4,), {0: 2}, run=run_of(store)).to_json())
-        return False
-
-    monkeypatch.setattr(_elastic_rollback, "_is_whole", slept)
-    outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
-    assert violations(outcome, training) == []
 
 
 def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost():

@@ -8,10 +8,9 @@ import logging
 import pytest
 from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
-from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError, Timing
+from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError
 from diloco_core._run._records._keys import MANIFEST, commit_key
 from diloco_core._run._records._manifest import Manifest
-from diloco_core._run._start import _read_or_restore
 from diloco_core._store._api import RECORD_BYTES
 from diloco_core._wire._sealed import seal
 
@@ -169,30 +168,6 @@ def test_a_copy_alone_is_a_leftover():
     assert violations(outcome, training) == []
     assert store.objects[COPY] == store.objects[MANIFEST] == store.decided[MANIFEST]
     assert store.objects[COPY] != first.store.objects[COPY]
-
-
-def test_a_copy_that_is_seen_before_its_manifest_is_no_damage(caplog):
-    """Another replica writes both after this one has looked for the first one only."""
-    first, _ = _run(None, syncs=1)
-
-    class Beginning:
-        uri = "simulated://run"
-        timing = Timing()
-        objects = dict(first.store.objects)
-        looked = False
-
-        def get(self, key):
-            if key == MANIFEST and not self.looked:
-                self.looked = True
-                return None
-            return self.objects[key]
-
-        def list(self, prefix):
-            return {key: len(data) for key, data in self.objects.items() if key.startswith(prefix)}
-
-    found = _read_or_restore(Beginning())
-    assert found == Manifest.from_json(first.store.objects[MANIFEST], "")
-    assert not caplog.records
 
 
 def test_who_dies_before_it_has_written_the_copy_leaves_no_other_one():

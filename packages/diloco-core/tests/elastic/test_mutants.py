@@ -9,6 +9,7 @@ import pytest
 from faults_lab import assert_caught, harmful
 from fixed_lab import LATE, LOST_AFTER
 from simulated import (
+    Fixed,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -26,7 +27,6 @@ from diloco_core._run._records._rules import newest_done
 from diloco_core._run._repair import read_commit
 from diloco_core._run._round import _membership
 from diloco_core._run._round._shares import Shares
-from diloco_core._run._settings import Fixed
 from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core._run._sync import _adopt as _elastic_adopt
 from diloco_core._run._sync import _catchup as _elastic_catchup
@@ -52,7 +52,7 @@ def _wrong(number, topology="sharded", fixed=False):
         retention=2,
         publish_every=2 if topology == "gather" else None,
     )
-    settings = Fixed(3, LOST_AFTER) if fixed else elastic
+    settings = Fixed(LOST_AFTER) if fixed else elastic
     outcome = simulate(training, schedule, settings, store=store, limit=5000.0)
     found = [what for what in violations(outcome, training) if LATE not in what]
     return found + broken

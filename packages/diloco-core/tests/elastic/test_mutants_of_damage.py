@@ -8,19 +8,26 @@ from functools import partial
 
 import pytest
 from faults_lab import assert_caught
-from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import (
+    Fault,
+    Fixed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 from diloco_core import CoreError, Elastic
 from diloco_core._arithmetic._sharded import adopt_shard
 from diloco_core._run._records import _records as _elastic_records
-from diloco_core._run._settings import Fixed
 from diloco_core._store import _reread
 from diloco_core._wire import _published
 from diloco_core._wire._fields import Fields
 
 POLICIES = {
     "elastic": Elastic(2, grace=8.0, topology="sharded", retention=1),
-    "fixed": Fixed(3, 90.0),
+    "fixed": Fixed(90.0),
 }
 
 

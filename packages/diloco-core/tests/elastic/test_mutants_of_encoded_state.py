@@ -10,6 +10,7 @@ from faults_lab import HARMFUL, assert_caught
 from fixed_lab import LATE, LOST_AFTER
 from simulated import (
     Fault,
+    Fixed,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -23,7 +24,6 @@ from diloco_core._arithmetic._coded import encode_update
 from diloco_core._outer import _fragment
 from diloco_core._run._incarnation import _incarnation
 from diloco_core._run._records._rules import newest_done
-from diloco_core._run._settings import Fixed
 from diloco_core._run._states import _publish as _elastic_publish
 from diloco_core._run._sync import _compute, _result
 from diloco_core._wire._coded import CodedShard
@@ -31,7 +31,7 @@ from diloco_core._wire._published import end_sums
 
 POLICIES = {
     "elastic": Elastic(2, grace=6.0, topology="sharded", retention=1),
-    "fixed": Fixed(3, LOST_AFTER),
+    "fixed": Fixed(LOST_AFTER),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from simulated import (
     Fault,
+    Fixed,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -19,14 +20,13 @@ from diloco_core import Elastic, StoreExchange
 from diloco_core._run import _exchange as _exchange_elastic
 from diloco_core._run._records._keys import done_key, inner_key, shard_key
 from diloco_core._run._records._records import Rollback
-from diloco_core._run._settings import Fixed
 from diloco_core._run._sync import _catchup as _elastic_catchup
 
 GOING_BACK = {  # with the syncs before, and the inner step in which rank 0 sleeps for so long
     "elastic": (Elastic(1, grace=5.0, topology="sharded"), 1, {(0, 9): 90.0}),
-    "fixed": (Fixed(2, 25.0), 2, {(0, 2): 200.0}),
+    "fixed": (Fixed(25.0), 2, {(0, 2): 200.0}),
 }
-ASLEEP = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(3, 90.0)}
+ASLEEP = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(90.0)}
 
 
 def _going_back(policy, number):

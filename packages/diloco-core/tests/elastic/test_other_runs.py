@@ -3,16 +3,14 @@ still runs, not of copies.
 """
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 from damage_lab import run_of
 from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, RunExistsError
-from diloco_core._run._records._keys import commit_sync, done_key, schema, shard_key
-from diloco_core._run._records._records import Commit, of_run, read_record
-from diloco_core._run._states._kept import bring_back, mend_from_copies
+from diloco_core._run._records._keys import commit_sync
+from diloco_core._run._records._records import read_record
 
 _EMPTIED, _LATE = (
     30.0,
@@ -273,53 +271,6 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
         assert all(store.objects[key] == data for key, data in copied.items()), (
             "they stay as they are"
         )
-
-
-def test_copies_of_another_run_are_not_brought_back(two, caplog):
-    """After a rollback, copies of states are put where these are gone: but only the run's own."""
-    settings, before, own, other = two
-    store, seen = SimulatedStore(), []
-    for key, data in own.items():
-        store.write(key, data)
-
-    def train(node):
-        result = training(node)
-        incarnation, sync = node.exchange._incarnation, 6
-        keys = [done_key(sync, 1), *(shard_key(sync, 1, number, "") for number in range(2))]
-        for key in keys:
-            store.write(f"kept/{key}", other[key])
-            store.remove(key)
-        seen.append(
-            (
-                bring_back(incarnation),
-                mend_from_copies(incarnation, 1, sync),
-                [key for key in keys if key in store.objects],
-            )
-        )
-        node.exchange.leave = lambda: None
-        return result
-
-    training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
-    simulate(train, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
-    assert seen[0] == (False, False, [])
-    assert "record of another run" in caplog.text
-
-
-def test_contributions_of_two_runs_have_nothing_in_common():
-    """Or one that lies there could be taken for that of a replica whose state differs."""
-    job = SimpleNamespace(fingerprint="the same")
-    assert schema("a" * 16, job) == schema("a" * 16, job) != schema("b" * 16, job)
-    assert schema("a" * 16, job) != schema("a" * 16, SimpleNamespace(fingerprint="another"))
-
-
-def test_what_is_of_this_run_is_handed_on():
-    record = Commit(1, 0, "0" * 16, "1" * 16, (), {}, 1, run="a" * 16)
-    assert of_run(record, "a" * 16, "here") is record
-    with pytest.raises(
-        RunExistsError,
-        match=r"^here is a record of another run .*Stop the replicas of the other run",
-    ):
-        of_run(record, "b" * 16, "here")
 
 
 def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own():

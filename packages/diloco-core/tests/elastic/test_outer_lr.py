@@ -18,7 +18,6 @@ from simulated import (
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._rate import NO_RATE
-from diloco_core._loop._outer_lr import OuterLr
 from diloco_core._outer._fragment import Fragment
 from diloco_core._run._incarnation._standing import Standing
 from diloco_core._run._sync._sync import StoreSync
@@ -97,17 +96,6 @@ def forgets_the_last_change(monkeypatch):
     monkeypatch.setattr(Standing, "rate", NO_RATE)
 
 
-def asks_only_once(monkeypatch):
-    propose = OuterLr.propose
-
-    def mutant(self, last, sync):
-        proposal = propose(self, last, sync)
-        self._asked = {}
-        return proposal
-
-    monkeypatch.setattr(OuterLr, "propose", mutant)
-
-
 def does_not_look_for_wishes(monkeypatch):
     monkeypatch.setattr(
         "diloco_core._run._sync._sync.rate_of", lambda standing, listing, schema: standing
@@ -129,28 +117,20 @@ def test_without_a_rule_some_run_goes_wrong(mutate, first, monkeypatch):
     assert any(_run(number)[0] for number in range(first, first + 60))
 
 
-def _left_out():
-    """An incarnation is held up while it asks, so that syncs are decided without it: what goes
-    wrong, and the rates in the log.
-    """
+def test_a_wish_stands_until_a_sync_counts_its_maker():
+    """It is held up while it asks, so that syncs are decided without it."""
     training = SimulatedTraining(
         syncs=10, sizes=(40,), pauses={(0, 2): 14.0}, wishes={(0, 1, 2): 0.25}
     )
     outcome = simulate(training, Schedule(3), Elastic(2, grace=8.0))
     log, _ = read_log(outcome.store)
     left_out = [record.sync for record in log if 0 not in {m.rank for m in record.members}]
-    return violations(outcome, training), left_out, [record.rate.values[0] for record in log]
-
-
-def test_a_wish_stands_until_a_sync_counts_its_maker(monkeypatch):
-    wrong, left_out, rates = _left_out()
-    assert wrong == []
+    rates = [record.rate.values[0] for record in log]
+    assert violations(outcome, training) == []
     assert left_out[0] == 2
     assert left_out[-1] < len(rates)
     back = left_out[-1]
     assert rates == [0.7] * back + [0.25] * (len(rates) - back)
-    asks_only_once(monkeypatch)
-    assert _left_out()[0]
 
 
 def test_the_report_of_an_incarnation_that_was_left_out_says_the_records_rate():

@@ -4,14 +4,12 @@ hold its values.
 
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from damage_lab import Rotten
 from simulated import Schedule, SimulatedTraining, simulate, violations
 
-from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._run._states import _publish
+from diloco_core import Elastic
 
 HARMS = {
     "cut": lambda data: data[:-5],
@@ -49,18 +47,3 @@ def test_of_a_gathered_state(which, harm, caplog):
     longer, outcome = ended(store, replace(settings, resume=True), 8, training)
     assert outcome.errors() == {}
     assert violations(outcome, longer) == []
-
-
-@pytest.mark.parametrize("newest", [1, 2])
-def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypatch, newest):
-    """Its space may have been written over while it was read, which looks like damage."""
-    wrote = []
-
-    def read(*_):
-        raise CorruptedObjectError("something else lies there")
-
-    monkeypatch.setattr(_publish, "check_shard", read)
-    monkeypatch.setattr(_publish, "rewrite_shard", lambda *_: wrote.append("again"))
-    incarnation = SimpleNamespace(newest_done=lambda: [newest])
-    assert _publish._whole_sums(incarnation, SimpleNamespace(sync=1, index=0), 0) is None
-    assert wrote == (["again"] if newest == 1 else [])

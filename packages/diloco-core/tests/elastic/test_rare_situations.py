@@ -7,7 +7,6 @@ import torch
 from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import (
-    ConfigurationError,
     CoreError,
     CorruptedObjectError,
     DiLoCo,
@@ -127,14 +126,6 @@ def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
     assert fates[0] == "open"
     # Each half was updated by another replica: both have counted the very same contribution.
     assert all(bool((values == values[0]).all()) for values in outcome.results.values())
-
-
-@pytest.mark.parametrize(
-    "options", [{"grace": "60"}, {"sync_timeout": "90"}, {"late": ["carry"]}, {"resume": "false"}]
-)
-def test_options_of_the_wrong_type_are_named(tmp_path, options):
-    with pytest.raises(ConfigurationError, match=next(iter(options))):
-        connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, **options)
 
 
 def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):

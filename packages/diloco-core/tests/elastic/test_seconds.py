@@ -13,13 +13,7 @@ from members_lab import members_in
 from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate, violations
 
 from diloco_core import DiLoCo, Elastic, MismatchError, Seconds, Timing, connect
-from diloco_core._loop._outer_steps import OuterSteps
-from diloco_core._run._incarnation._standing import Standing
 from diloco_core._run._records._keys import Delta
-from diloco_core._run._sync._adopt import Adoption
-from diloco_core._run._sync._sync import StoreSync
-from diloco_core._terms import _making
-from diloco_core._terms._weighting import Weighting
 from diloco_core._terms._windows import Windows
 
 
@@ -81,45 +75,11 @@ def test_the_windows_of_fast_and_slow_replicas_stay_together(sizes, delay, alpha
     assert max(gaps) < 60 / len(sizes) + 2 * 3.7 * 1.1 + 2.0
 
 
-def _slow_to_adopt(monkeypatch, seconds=10.0):
-    """Return how far contributions are apart if one replica takes longer to adopt every sync."""
-    run_adoption = Adoption.run
-
-    def slow(self):
-        if self._incarnation.rank == 1:
-            self._incarnation.timing.sleep(seconds)
-        return run_adoption(self)
-
-    monkeypatch.setattr(Adoption, "run", slow)
-    store, _ = run((2.0, 2.0, 2.0), Elastic(3, grace=50.0), 30, syncs=4)
-    return max(spread(store))
-
-
-def test_who_takes_long_to_adopt_a_sync_contributes_to_the_next_with_the_others(monkeypatch):
-    assert _slow_to_adopt(monkeypatch) < 4.0
-
-
-def test_a_window_from_its_own_adoption_would_come_late_every_time(monkeypatch):
-    advance = Standing.advance
-    monkeypatch.setattr(
-        Standing, "advance", lambda self, commit, record, seen=None: advance(self, commit, record)
-    )
-    assert _slow_to_adopt(monkeypatch) > 8.0
-
-
-@pytest.mark.parametrize("looks", [True, False])
-def test_a_joiner_comes_into_step_at_the_next_record(looks, monkeypatch):
-    """Without looking for it, its window ends too late for every sync, by a grace less each time,
-    and the others wait.
-    """
-    if not looks:
-        monkeypatch.setattr(Windows, "may_look", lambda self, since_looked: False)
+def test_a_joiner_comes_into_step_at_the_next_record():
+    """Without looking for it, its window would end too late for every sync."""
     store, training = run(
         (2.0, 2.0, 2.0), Elastic(1, grace=10.0), 100, starts=(0.0, 0.0, 40.0), syncs=4
     )
-    if not looks:
-        assert members_in(store)[:3] == [[0, 1]] * 3
-        return
     assert members_in(store) == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
     fates = [report.contribution for report in training.reports[2, 1]]
     assert fates == ["carried", "counted", "counted", "counted"]
@@ -181,9 +141,10 @@ def test_a_single_long_step_is_not_spoken_of(caplog):
     assert not [r for r in caplog.records if "always later" in r.getMessage()]
 
 
-def _early(*, killed):
-    """Rank 0 leaves after 20 s of a window of 60 s, is killed while it waits or not: the outcome,
-    and the store.
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_contribution_before_its_time_shuts_nobody_out(killed):
+    """Rank 0 leaves after 20 s of a window of 60 s, or is killed while it waits: that the others
+    contribute is waited for until they had their time, and then a grace.
     """
 
     def train(node):
@@ -206,28 +167,12 @@ def _early(*, killed):
     schedule = Schedule(2, latency=0.01, restart_after=1.0)
     outcome = simulate(train, schedule, Elastic(1, grace=5.0), store=store)
     assert outcome.errors() == {}
-    return outcome, store
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_contribution_before_its_time_shuts_nobody_out(killed):
-    """Who leaves, and who finds a contribution of its earlier incarnation, waits until the others
-    had their time, and then a grace.
-    """
-    outcome, store = _early(killed=killed)
     assert steps(store)[0] == {0: 10, 1: 30}
     if not killed:
         assert 38.0 < outcome.results[0, 1] < 46.0
         assert members_in(store)[1:] == [[1], [1]]
     else:
         assert members_in(store)[1:] == [[0, 1], [0, 1]]
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_with_a_grace_from_its_own_contribution_it_would(killed, monkeypatch):
-    monkeypatch.setattr(StoreSync, "_early", lambda self: 0.0)
-    _, store = _early(killed=killed)
-    assert members_in(store)[0] == [0]
 
 
 def test_a_run_keeps_its_seconds():
@@ -250,6 +195,19 @@ def test_a_run_keeps_its_seconds():
     assert len(members_in(store)) == 4
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(-2, "could have been sent a step before"), (2, "s early")]
+)
+def test_a_contribution_that_is_not_sent_in_time_is_noticed(seconds, said, monkeypatch):
+    due = Windows.due
+    monkeypatch.setattr(
+        Windows, "due", lambda self, elapsed, **more: due(self, elapsed + seconds, **more)
+    )
+    training = SimulatedTraining(3, (4,), Seconds(20), paces=(1.0, 3.0), delay=2)
+    outcome = simulate(training, Schedule(2, latency=0.01), Elastic(2, grace=9.0))
+    assert any(said in what for what in violations(outcome, training))
+
+
 def test_all_fragments_are_flushed_at_once_where_all_leave_together():
     store, training = run((1.0, 1.0), Elastic(2, grace=20.0), 60, sizes=(4, 3), syncs=3, delay=1)
     times = [max(at.values()) for at in sends(store).values()]
@@ -260,66 +218,21 @@ def test_all_fragments_are_flushed_at_once_where_all_leave_together():
     assert last.fragment == "1"
 
 
-def claims_begin_at_the_last_contribution(monkeypatch):
-    """Claim what was learned while a sync was under way, although the result has replaced it."""
-    complete = OuterSteps._complete
-
-    def mutant(self, report, sent):
-        report = complete(self, report, sent)
-        if report.contribution == "counted" and self.training:
-            self.count.since_sync[sent.number] = self.count.inner_steps - sent.sent_at
-        return report
-
-    monkeypatch.setattr(OuterSteps, "_complete", mutant)
-
-
-def a_step_late(monkeypatch):
-    due = Windows.due
-    monkeypatch.setattr(
-        Windows, "due", lambda self, elapsed, **more: due(self, elapsed - 2, **more)
-    )
-
-
-def a_step_early(monkeypatch):
-    due = Windows.due
-    monkeypatch.setattr(
-        Windows, "due", lambda self, elapsed, **more: due(self, elapsed + 2, **more)
-    )
-
-
-def all_count_the_same(monkeypatch):
-    monkeypatch.setattr(_making, "_weighting", lambda exchange, weight, every: Weighting.EQUAL)
-
-
 @pytest.mark.parametrize(
-    ("mutate", "said"),
-    [
-        (claims_begin_at_the_last_contribution, "counts steps"),
-        (a_step_late, "could have been sent a step before"),
-        (a_step_early, "s early"),
-        (all_count_the_same, "has the shares"),
-    ],
-    ids=lambda argument: getattr(argument, "__name__", ""),
+    ("skipped", "sent"),
+    [((), [(20, 20), (40, 20)]), ((19, 20), [(22, 22), (42, 20)]), (range(50), [(40, 40)])],
+    ids=["never", "where the window ends", "always"],
 )
-def test_the_checks_of_simulated_runs_notice_what_breaks_the_rules(mutate, said, monkeypatch):
-    mutate(monkeypatch)
-    training = SimulatedTraining(3, (4,), Seconds(20), paces=(1.0, 3.0), delay=2)
-    outcome = simulate(training, Schedule(2, latency=0.01), Elastic(2, grace=9.0))
-    assert any(said in what for what in violations(outcome, training))
-
-
-def _two_optimizers(steps_of_the_second):
-    """One replica whose second optimizer takes only some of its steps: when its syncs were sent,
-    and its model.
-    """
-    sent = []
+def test_an_optimizer_that_skips_steps_is_waited_for(skipped, sent, caplog):
+    """A sync comes with the next whole step of both optimizers, or after twice the window."""
+    found = []
 
     def train(node):
         model = torch.nn.ParameterList([torch.zeros(4), torch.zeros(4)])
         both = [torch.optim.SGD([tensor], lr=1.0) for tensor in model]
 
         def on_sync(report):
-            sent.append((round(node.connection.clock()), report.inner_steps))
+            found.append((round(node.connection.clock()), report.inner_steps))
 
         with DiLoCo(
             model, both, node.exchange, sync_every=Seconds(20), on_sync=on_sync, flush="none"
@@ -328,30 +241,13 @@ def _two_optimizers(steps_of_the_second):
                 node.sleep(1.0)
                 for tensor, optimizer in zip(model, both, strict=True):
                     tensor.grad = torch.ones(4)
-                    if optimizer is both[0] or steps_of_the_second(step):
+                    if optimizer is both[0] or step not in skipped:
                         optimizer.step()
 
     outcome = simulate(train, Schedule(1, latency=0.0001), Elastic(1, grace=5.0))
     assert outcome.errors() == {}
-    return sent
-
-
-def test_several_inner_optimizers_take_a_step_together(caplog):
-    assert _two_optimizers(lambda step: True) == [(20, 20), (40, 20)]
-    assert not [r for r in caplog.records if r.levelname == "WARNING"]
-
-
-def test_one_that_a_scaler_skips_is_waited_for_within_the_step():
-    """It skips the steps in which the window ends: the sync comes with the next whole step, or
-    after twice the window.
-    """
-    assert _two_optimizers(lambda step: step not in {19, 20}) == [(22, 22), (42, 20)]
-
-
-def test_one_that_never_steps_costs_one_more_window_and_is_named(caplog):
-    assert _two_optimizers(lambda step: False) == [(40, 40)]
-    (told,) = [r.getMessage() for r in caplog.records if "waited for" in r.getMessage()]
-    assert "a sync was due after 20 s and comes after 40 s" in told
+    assert found == sent
+    assert ("a sync was due after 20 s and comes after 40 s" in caplog.text) == (len(skipped) > 2)
 
 
 def test_who_is_told_to_end_in_a_window_saves_what_the_run_has_counted(tmp_path):

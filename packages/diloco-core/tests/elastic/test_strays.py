@@ -1,7 +1,6 @@
 """What is not the run's, anywhere below its prefix, is neither read nor counted nor removed."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,13 +19,8 @@ from diloco_core._run._records._keys import (
     Hint,
     claim_key,
     commit_key,
-    epochs,
-    highest_epochs,
-    inner_key,
-    parse_inner,
 )
 from diloco_core._run._records._rules import collectable
-from diloco_core._run._states._kept import bring_back, forget_kept
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -117,34 +111,6 @@ def test_what_is_of_a_run_is_no_stray_file(key, told):
     )
     assert isinstance(outcome.results[0, 1], RunExistsError)
     assert told in str(outcome.results[0, 1])
-
-
-def test_after_a_rollback_too_only_copies_of_the_run_are_taken_for_them():
-    class Store:
-        def __init__(self):
-            self.written = []
-
-        def list(self, prefix):
-            return {f"kept/{name}": 4 for name in _STRAYS["kept"]} if prefix == "kept/" else {}
-
-        def delete(self, keys):
-            self.written.append(list(keys))
-
-    incarnation = SimpleNamespace(store=Store(), rank=0)
-    assert not bring_back(incarnation)
-    forget_kept(incarnation, [9, 9])
-    assert incarnation.store.written == []
-
-
-def test_every_key_has_one_spelling():
-    assert epochs(
-        ["claims/00000/0001.json", "claims/00000/00002.json", "claims/00000/10000.json"], 0
-    ) == [1, 10000]
-    assert highest_epochs([claim_key(3, 2), "claims/00003/00007.json"]) == {3: 2}
-    assert Hint.parse(Hint(3, 1, 12345, "join").key) == Hint(3, 1, 12345, "join")
-    assert Hint.parse("deltas/00000003/hint.00001.00005.join") is None
-    assert parse_inner(inner_key(1, 10000, 7)) == (10000, 7)
-    assert parse_inner("inner/00001/00002.00000007.safetensors") is None
 
 
 def test_only_what_the_run_has_written_is_collected():

@@ -14,7 +14,6 @@ from strict_lab import LOST_AFTER, Means
 from training_lab import PATIENCE
 
 from diloco_core import (
-    ConfigurationError,
     NonFiniteDeltaError,
     ObjectStoreAllReduce,
     ReplicaLostError,
@@ -155,26 +154,6 @@ class TestSyncing:
             reduce.mean([torch.tensor([float("nan")])])
         with pytest.raises(SyncError, match="has ended"):
             reduce.mean([torch.ones(1)])
-
-    def test_join_comes_first(self, lab, tmp_path, exchanges_in):
-        from diloco_core._allreduce import Mean
-
-        for exchange in (*exchanges_in(tmp_path, 1), *in_process(1)):
-            with pytest.raises(SyncError, match="join"):
-                exchange.sync(Mean([torch.ones(1)], 1))
-
-
-class TestTiming:
-    @pytest.mark.parametrize(
-        "name", ["join_timeout", "sync_timeout", "beat_interval", "lost_after"]
-    )
-    def test_limits_are_positive(self, name):
-        with pytest.raises(ConfigurationError, match=name):
-            Timing(**{name: 0.0})
-
-    def test_lost_after_leaves_room_for_a_missed_beat(self):
-        with pytest.raises(ConfigurationError, match="twice beat_interval"):
-            Timing(beat_interval=10.0, lost_after=15.0)
 
 
 def test_the_beat_goes_on_until_the_replica_leaves(tmp_path, exchanges_in):

@@ -4,14 +4,22 @@ import logging
 import math
 
 import pytest
-from simulated import Fault, Killed, Schedule, SimulatedTraining, read_log, simulate, violations
+from simulated import (
+    Fault,
+    Fixed,
+    Killed,
+    Schedule,
+    SimulatedTraining,
+    read_log,
+    simulate,
+    violations,
+)
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
 from diloco_core._run import _exchange
 from diloco_core._run._policy import _others
 from diloco_core._run._records._keys import claim_key, commit_key
 from diloco_core._run._records._records import Rollback
-from diloco_core._run._settings import Fixed
 from diloco_core._run._sync._adopt import Adoption
 
 LOST_AFTER = 90.0
@@ -26,7 +34,7 @@ def lived(*faults, store=None, resume=False, training=None, **options):
     schedule = Schedule(RANKS, faults=faults, restart_after=restart)
     training = training or SimulatedTraining(5, (40, 30), 2)
     outcome = simulate(
-        training, schedule, Fixed(RANKS, LOST_AFTER, resume, allowance), store=store, **options
+        training, schedule, Fixed(LOST_AFTER, resume, allowance), store=store, **options
     )
     return outcome, training
 

@@ -8,8 +8,6 @@ from training_lab import run
 
 from diloco_core import ConfigurationError, ObjectStoreAllReduce, RunExistsError, Timing
 from diloco_core._run._exchange import StoreExchange
-from diloco_core._run._policy._ends import refuse_ended
-from diloco_core._run._records._records import GivenUp, Rollback
 from diloco_core._store._open import open_store
 
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)
@@ -59,20 +57,3 @@ def test_a_second_process_of_a_rank_is_refused(tmp_path):
 def test_they_are_not_resumed(tmp_path):
     with pytest.raises(ConfigurationError, match="resume= cannot be used for means"):
         means(exchanges(tmp_path / "run", resume=True)[0])
-
-
-def test_who_comes_after_the_end_is_not_told_to_resume():
-    """Means cannot be resumed."""
-    end = Rollback(
-        7, (0,), (), {}, 0, run="r", end=GivenUp(1, 2, "rank 1 has shown no sign of life for 90 s")
-    )
-    with pytest.raises(RunExistsError, match="start all ranks again on another prefix") as caught:
-        refuse_ended([end], "memory://run", means=True)
-    assert "resume" not in str(caught.value)
-
-
-def test_why_a_run_has_ended_is_shown_as_far_as_writers_would_say_it():
-    end = Rollback(7, (0,), (), {}, 0, run="r", end=GivenUp(1, 2, "x" * 10**6))
-    with pytest.raises(RunExistsError, match="Rank 2 has given it up") as caught:
-        refuse_ended([end], "memory://run")
-    assert len(str(caught.value)) < 2500

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulated import (
     KINDS,
     Fault,
+    Fixed,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -16,8 +17,6 @@ from simulated import (
     simulate,
     violations,
 )
-
-from diloco_core._run._settings import Fixed
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 LOST_AFTER = 90.0
@@ -77,7 +76,7 @@ def _check(schedule, options):
     training = SimulatedTraining(5, **options)
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
-    settings = Fixed(schedule.world_size, LOST_AFTER)
+    settings = Fixed(LOST_AFTER)
     outcome = simulate(training, schedule, settings, store=store)
     # What is started in the place of an incarnation that has left is refused: of one that was
     # killed after that, or was taken for dead.

@@ -4,15 +4,12 @@ that sync already.
 
 from dataclasses import replace
 
-import pytest
-from simulated import Killed, Schedule, SimulatedTraining, simulate, violations
+from simulated import Fixed, Schedule, SimulatedTraining, simulate
 
-from diloco_core import DivergedError, FencedError, ReplicaLostError
+from diloco_core import FencedError, ReplicaLostError
 from diloco_core._run._claims import claim_key
 from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import GivenUp, Rollback
-from diloco_core._run._settings import Fixed
-from diloco_core._run._sync import _catchup
 from diloco_core._run._sync._adopt import Adoption
 
 SYNC = 3
@@ -34,7 +31,7 @@ def run_in_which(monkeypatch, before=None, after=None):
 
     monkeypatch.setattr(Adoption, "run", between)
     training = SimulatedTraining(6, (40, 30), 2)
-    outcome = simulate(training, Schedule(2), Fixed(2, 90.0, False, 100.0), most_incarnations=2)
+    outcome = simulate(training, Schedule(2), Fixed(90.0, False, 100.0), most_incarnations=2)
     return outcome, training
 
 
@@ -71,28 +68,3 @@ def test_an_incarnation_that_was_replaced_stops(monkeypatch):
     outcome, training = run_in_which(monkeypatch, after=replaced)
     assert isinstance(outcome.results[0, 1], FencedError)
     assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_a_state_that_the_next_record_was_not_made_from_is_loaded_again(monkeypatch, always):
-    """Rank 1 dies when the sync is decided; its next incarnation begins with the state before."""
-    load, loads = _catchup.load, []
-
-    def dies(incarnation):
-        if incarnation.rank:
-            raise Killed
-
-    def other_bytes(incarnation):
-        load(incarnation)
-        if incarnation.epoch == 2:
-            loads.append(incarnation.sync)
-            if always or len(loads) < 3:
-                incarnation.fragments[0].sums[0] ^= 1
-
-    monkeypatch.setattr(_catchup, "load", other_bytes)
-    outcome, training = run_in_which(monkeypatch, before=dies)
-    if always:
-        assert isinstance(outcome.results[1, 2], DivergedError)
-    else:
-        assert violations(outcome, training) == []
-        assert len(loads) == 3

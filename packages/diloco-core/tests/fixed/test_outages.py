@@ -10,8 +10,7 @@ import torch
 from strict_lab import Means, Run
 from training_lab import fill, identical, push, values
 
-from diloco_core import DiLoCo, ReplicaLostError, StoreUnavailableError, Timing
-from diloco_core._timing import Wait
+from diloco_core import DiLoCo, ReplicaLostError, StoreUnavailableError
 
 LIMITS = {"sync_timeout": 1000.0, "beat_interval": 10.0, "lost_after": 90.0}
 
@@ -93,18 +92,3 @@ class TestObserver:
                 raise StoreUnavailableError("the store is away")
 
         assert 100.0 < self.observe(new_store, outage) < 140.0
-
-
-def test_a_wait_does_not_count_the_time_without_the_store(lab):
-    clock, away = lab.Clock(), [0.0]
-    timing = Timing(clock=clock, sleep=clock.sleep)
-    wait = Wait(
-        timing, True, 100.0, lambda: None, lambda: KeyError("over"), downtime=lambda: away[0]
-    )
-    clock.now, away[0] = 150.0, 90.0
-    wait.pause()
-    assert wait.elapsed() < 61.0
-    clock.now += 45.0
-    wait.pause()
-    with pytest.raises(KeyError, match="over"):
-        wait.pause()

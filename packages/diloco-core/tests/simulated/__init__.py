@@ -6,9 +6,9 @@ has done wrong.
 
 from ._checks import broken_promises, read_log, violations
 from ._connection import Connection
-from ._recomputed import sent_of
+from ._recomputed import decoded, sent_of
 from ._scheduler import DAMAGES, KINDS, Fault, Killed, Scheduler
-from ._simulation import Schedule, simulate
+from ._simulation import Fixed, Schedule, simulate
 from ._store import SimulatedStore
 from ._training import SimulatedTraining
 
@@ -17,12 +17,14 @@ __all__ = [
     "KINDS",
     "Connection",
     "Fault",
+    "Fixed",
     "Killed",
     "Schedule",
     "Scheduler",
     "SimulatedStore",
     "SimulatedTraining",
     "broken_promises",
+    "decoded",
     "read_log",
     "sent_of",
     "simulate",

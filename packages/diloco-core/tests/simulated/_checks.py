@@ -8,15 +8,13 @@ from itertools import filterfalse
 
 import torch
 
-from diloco_core._codecs._named import find_codec
-from diloco_core._errors import FencedError
+from diloco_core import FencedError, Seconds
 from diloco_core._run._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback, digest, read_record
 from diloco_core._run._records._rules import done_states, made_of
-from diloco_core._seconds import Seconds
 
-from ._recomputed import Recomputed, contributed, lost_parts, recompute, was_passed
+from ._recomputed import Recomputed, contributed, is_plain, lost_parts, recompute, was_passed
 from ._simulation import Outcome
 from ._store import SimulatedStore
 from ._training import SimulatedTraining
@@ -83,7 +81,7 @@ def violations(
     exact = (exact or training.sparse) and training.state_codec in {"plain", "fp32"}
     tolerance = _TOLERANCE if exact else _TOLERANCE_OF_CODECS
     recomputed = Recomputed()
-    if not find_codec(training.state_codec).plain and training.fragments:
+    if not is_plain(training.state_codec) and training.fragments:
         recomputed = recompute(outcome.store, log, training.fragments, training.own)
         problems += recomputed.wrong
         made_again = filterfalse(partial(was_passed, outcome.store), outcome.store.differing)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diloco_core._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from diloco_core._store._api import RECORD_BYTES, Buffer, Closing, too_large
 
 from ._scheduler import Fault, Killed, Scheduler

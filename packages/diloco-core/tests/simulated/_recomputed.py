@@ -19,7 +19,8 @@ from diloco_core._arithmetic._sent import as_sent
 from diloco_core._arithmetic._sharded import Scratch, Source
 from diloco_core._arithmetic._sync_job import SyncJob
 from diloco_core._arithmetic._weights import shares
-from diloco_core._codecs._codec import Codec
+from diloco_core._codecs import _codec
+from diloco_core._codecs._named import find_codec
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._fragment import Fragment
 from diloco_core._run._incarnation._progress import published_shard, publishes_whole
@@ -299,7 +300,24 @@ def lost_parts(
 _ROUNDING = 1e-4  # of sums that replicas have computed in another order
 
 
-def sent_of(codec: Codec, values: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+def is_plain(codec: str) -> bool:
+    """Whether a codec changes nothing."""
+    return find_codec(codec).plain
+
+
+def is_sparse(codec: str) -> bool:
+    """Whether a codec sends few values."""
+    return _codec.is_sparse(find_codec(codec))
+
+
+def decoded(codec: str, values: torch.Tensor) -> torch.Tensor:
+    """What is read of values, fp32, that were sent with a codec."""
+    read, found = torch.empty_like(values), find_codec(codec)
+    found.decode(found.encode(values), read)
+    return read
+
+
+def sent_of(codec: str, values: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
     """What a codec sends of values: what was read, if it may be that, and otherwise what the codec
     would send here.
 
@@ -308,11 +326,10 @@ def sent_of(codec: Codec, values: torch.Tensor, read: torch.Tensor) -> torch.Ten
         values: What was to be sent, fp32.
         read: What was read, of the same shape.
     """
-    sent, again = torch.empty_like(values), torch.empty_like(values)
-    codec.decode(codec.encode(values), sent)
+    sent = decoded(codec, values)
     # If it had been chosen of nothing but what was read, the codec would have made the same of it.
     chosen = values.where(read != 0, 0.0)
-    codec.decode(codec.encode(chosen), again)
+    again = decoded(codec, chosen)
     # Of equal values any may be chosen, but all that are chosen are the largest ones.
     is_as_large = abs(float(chosen.norm() - values.where(sent != 0, 0.0).norm())) < _ROUNDING
     return read if is_as_large and is_near(read, again) else sent

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from diloco_core._checks import one_of
+from diloco_core import ConfigurationError
 
 
 class Killed(BaseException):
@@ -168,4 +168,5 @@ class Fault:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, (*KINDS, *DAMAGES))
+        if self.kind not in (*KINDS, *DAMAGES):
+            raise ConfigurationError(f"kind must be one of {(*KINDS, *DAMAGES)}, not {self.kind!r}")

@@ -10,16 +10,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from diloco_core._arithmetic._layout import CHUNK_BYTES
-from diloco_core._run._exchange import StoreExchange
-from diloco_core._run._settings import Fixed, Settings
-from diloco_core._timing import Timing
+from diloco_core import Elastic, StoreExchange, Timing
 
 from ._connection import Connection
 from ._scheduler import Fault, Killed, Scheduler
 from ._store import SimulatedStore
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Fixed membership.
+
+    Attributes:
+        lost_after: Seconds without a sign of life after which a rank counts as lost.
+        resume: Whether a run is continued, or ``"newest-whole"``.
+        return_within: Seconds that the others wait for a lost rank to be started again.
+    """
+
+    lost_after: float
+    resume: bool | Literal["newest-whole"] = False
+    return_within: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +106,13 @@ class Outcome:
 def simulate(
     train: Callable[[Node], Any],
     schedule: Schedule,
-    settings: Settings,
+    settings: Elastic | Fixed,
     *,
     store: SimulatedStore | None = None,
     sync_timeout: float = 600.0,
     limit: float = 20_000.0,
     most_incarnations: int = 6,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Outcome:
     """Run ``train(node)`` for every rank of a run, in virtual time and deterministically.
 
@@ -116,7 +128,7 @@ def simulate(
         sync_timeout: Of the exchanges, in virtual seconds.
         limit: Virtual seconds after which the run counts as stuck.
         most_incarnations: How many incarnations a rank may have.
-        chunk_bytes: Of the exchanges, in bytes.
+        chunk_bytes: Of the exchanges, in bytes; their default if left out.
     """
     scheduler = Scheduler()
     outcome = Outcome(store or SimulatedStore())
@@ -145,7 +157,7 @@ def simulate(
         )
         limits = {}
         if isinstance(settings, Fixed):
-            limits = {"lost_after": settings.grace, "return_within": settings.return_within}
+            limits = {"lost_after": settings.lost_after, "return_within": settings.return_within}
         timing = Timing(
             sync_timeout=sync_timeout,
             **limits,
@@ -161,8 +173,8 @@ def simulate(
                 schedule.world_size,
                 None if isinstance(settings, Fixed) else settings,
                 timing=timing,
-                chunk_bytes=chunk_bytes,
                 resume=settings.resume if isinstance(settings, Fixed) else False,
+                **({} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}),
             )
             outcome.results[rank, incarnation] = train(
                 Node(rank, incarnation, exchange, connection, chance)

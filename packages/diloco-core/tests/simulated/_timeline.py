@@ -8,13 +8,12 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from diloco_core._exchange._report import SyncReport
 from diloco_core._exchange._resumable import Position
-from diloco_core._outer._fragment import Fragment
 from diloco_core._run._records._keys import Delta, commit_key
 from diloco_core._run._records._records import Commit, Rollback
 
@@ -254,14 +253,14 @@ class Feedback:
         self.said: set[tuple[int, int, int]] = set()
 
     def note(
-        self, rank: int, incarnation: int, fragments: Sequence[Fragment], step: int, sync: int
+        self, rank: int, incarnation: int, fragments: Sequence[Any], step: int, sync: int
     ) -> None:
         """Remember the residuals with which a replica trains on."""
         for number, fragment in enumerate(fragments):
             if fragment.residual is not None:
                 self.before[rank, incarnation, number, step, sync] = _values(fragment)
 
-    def counted(self, rank: int, incarnation: int, fragment: Fragment, sync: int) -> None:
+    def counted(self, rank: int, incarnation: int, fragment: Any, sync: int) -> None:
         """Remember the residual after a sync that has counted the replica's contribution."""
         if fragment.residual is not None:
             self.after[rank, incarnation, sync] = _values(fragment)
@@ -383,7 +382,7 @@ class _Listener(logging.Handler):
                 self._said.add((rank, incarnation, int(str(fragment))))
 
 
-def _values(fragment: Fragment) -> torch.Tensor:
+def _values(fragment: Any) -> torch.Tensor:
     assert fragment.residual is not None
     values = fragment.residual.values
     return values[0].clone() if values else torch.zeros(fragment.layout.groups[0].numel)

@@ -9,18 +9,13 @@ from typing import Any, Literal
 
 import torch
 
-from diloco_core._arithmetic._sync_job import SyncJob
-from diloco_core._codecs._codec import is_sparse
-from diloco_core._codecs._named import find_codec
+from diloco_core import DiLoCo, Seconds
 from diloco_core._exchange._pending import Pending
 from diloco_core._exchange._report import SyncReport
-from diloco_core._loop._diloco import DiLoCo
-from diloco_core._outer._fragment import Fragment
 from diloco_core._run._records._keys import Delta
 from diloco_core._run._records._records import Commit, Rollback
-from diloco_core._seconds import Seconds
 
-from ._recomputed import held, is_near, sent_of
+from ._recomputed import decoded, held, is_near, is_plain, is_sparse, sent_of
 from ._simulation import Node
 from ._timeline import PERIOD, Feedback, Mixing, Timeline
 
@@ -163,7 +158,7 @@ class SimulatedTraining:
     state_codec: str = "plain"
     full_state_every: int | None = None
     groups: bool = False
-    fragments: Sequence[Fragment] = ()
+    fragments: Sequence[Any] = ()
     own: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, node: Node) -> int:
@@ -176,12 +171,12 @@ class SimulatedTraining:
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         begin = node.exchange.begin
 
-        def begin_noted(job: SyncJob, *, last: bool = False) -> Pending:
+        def begin_noted(job: Any, *, last: bool = False) -> Pending:
             sync = node.exchange.position.sync + 1
             self.own[node.rank, node.exchange.epoch, sync] = held(job)
             return begin(job, last=last)
 
-        if node.exchange.fixed and not find_codec(self.state_codec).plain:
+        if node.exchange.fixed and not is_plain(self.state_codec):
             node.exchange.begin = begin_noted  # type: ignore[method-assign]
         reports = self.reports.setdefault((node.rank, node.incarnation), [])
         ledger = Ledger()
@@ -375,12 +370,9 @@ class SimulatedTraining:
 
     def _as_published(self, values: torch.Tensor) -> torch.Tensor:
         """What all replicas read of something that the owner of a shard publishes."""
-        codec = find_codec(self.state_codec)
-        if codec.plain:
+        if is_plain(self.state_codec):
             return values
-        decoded = torch.empty_like(values, dtype=torch.float32)
-        codec.decode(codec.encode(values.float()), decoded)
-        return decoded.double()
+        return decoded(self.state_codec, values.float()).double()
 
     @staticmethod
     def tokens(rank: int, incarnation: int, step: int) -> int:
@@ -415,7 +407,7 @@ class SimulatedTraining:
         """Whether contributions hold few values, so that the mean of an element is that of those
         who sent it.
         """
-        return is_sparse(find_codec(self.codec))
+        return is_sparse(self.codec)
 
     def weight_of(self, member: Delta) -> float:
         """The weight of a contribution, from the steps that it covers."""
@@ -463,11 +455,9 @@ class SimulatedTraining:
             if after is not None:
                 sent = delta - after  # what was not sent is in the residual
                 return read if read is not None and is_near(read, sent) else sent
-        codec, decoded = find_codec(self.codec), torch.empty_like(delta)
         if read is not None:
-            return sent_of(codec, delta, read)
-        codec.decode(codec.encode(delta), decoded)
-        return decoded
+            return sent_of(self.codec, delta, read)
+        return decoded(self.codec, delta)
 
     def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
         """How many outer steps the model has taken after every record of the log."""

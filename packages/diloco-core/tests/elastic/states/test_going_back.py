@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from damage_lab import run_of
@@ -11,9 +10,6 @@ from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, vio
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import commit_key, inner_key
 from diloco_core._run._records._records import Rollback, read_record
-from diloco_core._run._states import _kept as _elastic_kept
-from diloco_core._run._states import _rollback as _elastic_rollback
-from diloco_core._store._api import RECORD_BYTES
 
 _LAST = 4  # the sync that is lost
 _ELASTIC = {"min_replicas": 1, "grace": 5.0, "topology": "sharded"}
@@ -251,46 +247,3 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     assert (f"{key} again from its copy" in caplog.text) == (
         how == "gone" or what.endswith("safetensors")
     )
-
-
-def test_only_what_is_whole_is_copied(lost, monkeypatch):
-    """It has been verified, and rots before it is read once more."""
-    store, before, _ = lost
-    key = "state/00000003/000.00000.safetensors"
-    kept = []
-
-    def keep(incarnation, index, sync):
-        store.damage(key, store.objects[key][:-9])
-        kept.append(_elastic_kept.keep(incarnation, index, sync))
-        return kept[-1]
-
-    monkeypatch.setattr(_elastic_rollback, "keep", keep)
-    monkeypatch.setattr(_elastic_rollback.History, "given_up", lambda *_: [4, 4])
-    training = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(before.salts))
-    settings = Elastic(**_ELASTIC, resume="newest-whole")
-    simulate(training, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1)
-    assert not kept[0]
-    assert f"kept/{key}" not in store.objects
-
-
-@pytest.mark.parametrize("name", ["000.00000.safetensors", "000.done.json"])
-def test_a_copy_that_is_far_too_large_is_not_read_whole(name, caplog):
-    key, read = f"state/00000004/{name}", []
-
-    class Reader:
-        size = 2**50
-
-        def read_into(self, offset, buffer):
-            read.append(len(buffer))
-
-    incarnation = SimpleNamespace(
-        fragments=[None],
-        key=lambda *place: key,
-        origin=str,
-        run="run",
-        say=logging.getLogger("diloco_core"),
-        read_file=lambda key, use: use(Reader()),
-    )
-    assert _elastic_kept.verified(incarnation, f"kept/{key}", key) is None
-    assert sum(read) <= RECORD_BYTES + 1
-    assert f"kept/{key} " in caplog.text

@@ -9,9 +9,7 @@ import pytest
 import torch
 from simulated import Fault, Schedule, SimulatedStore, simulate
 
-from diloco_core import CorruptedObjectError, DiLoCo, Elastic, StoreExchange
-from diloco_core._run._states._load import load
-from diloco_core._store._open import open_store
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic
 
 SETTINGS = {"grace": 10.0}
 
@@ -110,22 +108,6 @@ def test_what_is_damaged_or_gone_is_written_again(topology, caplog):
                 assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_one_replica_that_has_the_values_is_enough_whichever_shard_it_is(topology):
-    """As it is by default, where the others adopt rank 0's: nobody but rank 0 can write again what
-    others would look at.
-    """
-    store, keys = killed_early(topology)
-    expected = resumed(copy_of(store), topology)
-    for key in keys:
-        damaged = copy_of(store)
-        damaged.damage(key, HARMS["values"](damaged.objects[key]))
-        outcome = resumed(damaged, topology, 1.0, 2.0)
-        assert outcome.finished, outcome.errors()
-        for found, wanted in zip(outcome.results.values(), expected.results.values(), strict=True):
-            assert torch.equal(found, wanted)
-
-
 class Rotten(SimulatedStore):
     """Harms an object of the initial state when the run has just begun."""
 
@@ -165,20 +147,3 @@ def test_a_replica_with_other_values_cannot_write_it_again():
         isinstance(error, CorruptedObjectError) and key in str(error)
         for error in outcome.errors().values()
     )
-
-
-def test_a_reload_takes_the_model_back_to_it(lab, tmp_path):
-    """The global copy has the values of the initial state, while the model has learned since."""
-    exchange = StoreExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
-    net = lab.small_model()
-    start = lab.values(net)
-    outer, inner = lab.outer_loop(net, exchange, sync_every=5)
-    with outer:
-        lab.small_step(net, inner)
-        assert not torch.equal(lab.values(net)["0.weight"], start["0.weight"])
-        (fragment,) = outer._fragments
-        fragment.begin()
-        load(exchange._incarnation)
-        fragment.finish()
-        assert all(torch.equal(value, start[name]) for name, value in lab.values(net).items())
-        lab.small_step(net, inner)

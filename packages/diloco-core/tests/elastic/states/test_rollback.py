@@ -20,8 +20,7 @@ from simulated import (
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._run._records._keys import commit_key, commit_sync, done_key, shard_key
-from diloco_core._run._records._records import digest, read_record
-from diloco_core._run._states._rollback import History, named_syncs
+from diloco_core._run._states._rollback import named_syncs
 
 _SIZES = (40, 30)
 
@@ -290,23 +289,6 @@ def test_an_earlier_incarnation_stops_unless_it_has_agreed(agreed, caplog):
     assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
 
 
-def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch):
-    # As it is for replicas that begin with other values than the run did.
-    monkeypatch.setattr("diloco_core._run._states._load.shards_in_memory", lambda *_: set())
-    topology, training, original, last = stopped
-    store = copy.deepcopy(original)
-    for key in list(store.objects):
-        if key.startswith(("state/", "initial/", "deltas/")):
-            store.damage(key, b"")
-    outcome, _, store, _ = _resume(
-        (topology, training, store, last), "newest-whole", most_incarnations=1
-    )
-    assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
-    assert "nothing to go back to" in str(outcome.results[0, 1])
-    assert "resume=" not in str(outcome.results[0, 1]), "that has just been tried"
-    assert rollbacks_in(store) == []
-
-
 @pytest.mark.parametrize("more", [0, 2])
 def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     """The state before a damaged one may be older than the rollback, and what was given up in
@@ -338,43 +320,6 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     assert "Asking the other replicas" not in caplog.text, (
         "nor was anything of what was given up looked for"
     )
-
-
-def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_damaged(stopped):
-    """An incarnation that slept has completed it afterwards."""
-    _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
-    _, _, store, _ = _resume((stopped[0], training, store, 0), True, syncs=_outer_steps(store) + 1)
-    (rollback,) = rollbacks_in(store)
-    index = (rollback.given_up[-1] - 1) % 2
-    store.write(done_key(rollback.given_up[-1], index), b"")
-
-    class Incarnation:
-        fragments = (None, None)
-
-        def __init__(self):
-            self.store = self
-
-        def index(self, sync):
-            return (sync - 1) % 2
-
-        def list(self, _):
-            return store.below("state/")
-
-        def recorded(self):
-            return {rollback.sync}
-
-        def peek(self, key):
-            return store.objects.get(key)
-
-        def log(self, sync):
-            data = store.objects[commit_key(sync)]
-            return read_record(data, sync, ""), digest(data)
-
-    history = History(Incarnation())
-    assert [record for record, _ in history.rollbacks] == [rollback]
-    states = history.states(index)
-    assert states[0] > rollback.sync
-    assert next(sync for sync in states if sync <= rollback.sync) == rollback.states[index]
 
 
 def test_a_damaged_record_of_it_does_not_end_the_run(stopped):

@@ -21,10 +21,7 @@ from simulated import (
     violations,
 )
 
-from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._run._sync import _catchup as _elastic_catchup
-from diloco_core._run._sync import _compute as _elastic_compute
-from diloco_core._wire._published import _names_and_scalars
+from diloco_core import Elastic
 
 _SYNCS, _END = 4, 8
 _SIZES = (96, 80)
@@ -176,39 +173,6 @@ def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(
     assert not any(report.reloaded for report in training.reports[0, 1])
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_where_it_cannot_be_made_again_like_that_the_whole_state_is_loaded_and_what_is_lost_is_said(
-    run, undamaged, caplog, monkeypatch, alone
-):
-    for module in (_elastic_compute, _elastic_catchup):
-        monkeypatch.setattr(module, "make_again", lambda *_: False)
-    key = _key(0, 1)
-    outcome, training = run.resumed({key: flip(run.objects[key], 100)}, alone=alone)
-    lost = [
-        record
-        for record in caplog.records
-        if "Inner steps of this replica that are lost because" in record.getMessage()
-    ]
-    reports = training.reports[0, 1]
-    if not alone:
-        assert lost == []
-        assert _final(outcome) == undamaged[False]
-        return
-    # Sync 7 holds what was learned of fragment 0; what fragment 1 had learned by then is gone.
-    assert [
-        (r.sync, r.contribution, r.committed, r.members, r.inner_steps, r.reloaded)
-        for r in reports[:3]
-    ] == [
-        (6, "counted", True, 1, 2, False),
-        (7, "counted", True, 1, 4, True),
-        (8, "counted", True, 1, 2, False),
-    ]
-    (message,) = [record.getMessage() for record in lost]
-    assert "after outer step 7 of the run" in message
-    assert message.endswith("because no sync holds them: 2 of fragment 1.")
-    assert lost[0].levelno == logging.WARNING
-
-
 def test_a_start_reads_no_outer_state_twice(run):
     """Who will update a shard has its outer state from the start, and nobody else reads it."""
     opened = Counter()
@@ -225,9 +189,3 @@ def test_a_start_reads_no_outer_state_twice(run):
     assert {
         opened[_key(fragment, shard)] for fragment in range(_FRAGMENTS) for shard in range(2)
     } == {3}
-
-
-@pytest.mark.parametrize("scalars", ["[]", "{]", '{"step": {}}', f'{{"step": {10**400}}}'])
-def test_scalars_that_are_none_are_damage(scalars):
-    with pytest.raises(CorruptedObjectError, match="the header of x is damaged"):
-        _names_and_scalars({"__metadata__": {"outer": "[]", "scalars": scalars}}, "x")

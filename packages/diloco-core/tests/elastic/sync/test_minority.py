@@ -1,76 +1,73 @@
-"""Gather: a replica that computes other values than most decides nothing, holds nobody up and
-learns nothing in vain.
+"""Gather: a replica that computes other values than most decides nothing, holds nobody up, and
+heals or stops.
 """
 
+import logging
+
 import pytest
+from members_lab import members_in
 from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import DivergedError, Elastic
-from diloco_core._run._records._keys import Delta, commit_key, deltas
-from diloco_core._run._records._records import Commit
-from diloco_core._run._sync._compute import Computation
+from diloco_core._run._records._keys import Delta, deltas
 
 
-@pytest.fixture
-def spoil(monkeypatch):
-    """Makes rank 1 compute other values where ``when(epoch, sync)`` is true."""
-
-    def spoil_when(when):
-        update = Computation._update
-
-        def other(self, batch, inputs):
-            update(self, batch, inputs)
-            if (
-                self._incarnation.rank == 1
-                and 0 in batch
-                and when(self._incarnation.epoch, self._commit.sync)
-            ):
-                self._job.copy[0][3] += 2**-10
-
-        monkeypatch.setattr(Computation, "_update", other)
-
-    return spoil_when
+def gathering(quorum=2, grace=20.0, publish_every=1):
+    return Elastic(quorum, grace=grace, topology="gather", publish_every=publish_every)
 
 
-def _members(store, sync):
-    return [
-        member.rank
-        for member in Commit.from_json(store.objects[commit_key(sync)], sync, "").members
-    ]
+def first_of(*syncs):
+    """Whether a sync is one of these, and for the first time."""
+    left = set(syncs)
+    return lambda epoch, sync: sync in left and not left.remove(sync)
 
 
-@pytest.fixture
-def once():
-    seen = []
-    return lambda epoch, sync: sync == 2 and not seen and not seen.append(sync)
+def reloads(training, rank):
+    return [report.reloaded for report in training.reports[rank, 1]].count(True)
 
 
-def test_nobody_waits_for_it(spoil, once):
-    spoil(once)
-    training = SimulatedTraining(syncs=6, sizes=(400,))
-    elastic = Elastic(2, grace=100.0, topology="gather", publish_every=1)
-    outcome = simulate(training, Schedule(3), elastic)
+@pytest.mark.parametrize("syncs", [(2,), (2, 5)])
+def test_nobody_waits_for_it_and_it_reloads(rounds_otherwise, syncs, caplog):
+    rounds_otherwise(1, first_of(*syncs))
+    training = SimulatedTraining(syncs=8, sizes=(400,))
+    outcome = simulate(training, Schedule(3), gathering(grace=100.0), most_incarnations=1)
     assert outcome.errors() == {}
-    assert [report.reloaded for report in training.reports[1, 1]].count(True) == 1
-    assert _members(outcome.store, 3) == [0, 2]
+    assert reloads(training, 1) == len(syncs)
+    assert members_in(outcome.store)[2] == [0, 2]
     assert outcome.seconds < 50
+    wrong = {what.split(",")[0] for what in violations(outcome, training)}
+    assert wrong == {f"after sync {sync}" for sync in syncs}
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == len(syncs)
+    told = "rank 1: the state of fragment 0 after sync 2 is not the one that other replicas hold"
+    assert told in said[0]
 
 
-def test_it_does_not_decide_by_itself_though_one_is_a_quorum(spoil, once):
+def test_it_does_not_decide_by_itself_though_one_is_a_quorum(rounds_otherwise):
     # It contributes last, so that it is the first to see that everybody has.
-    spoil(once)
+    rounds_otherwise(1, first_of(2))
     training = SimulatedTraining(syncs=6, sizes=(400,), pauses={(1, 4): 3.0})
-    elastic = Elastic(1, grace=100.0, topology="gather", publish_every=1)
-    outcome = simulate(training, Schedule(3), elastic)
+    outcome = simulate(training, Schedule(3), gathering(1, grace=100.0))
     assert outcome.errors() == {}
-    assert _members(outcome.store, 3) == [0, 2]
+    assert members_in(outcome.store)[2] == [0, 2]
     wrong = violations(outcome, training)
     assert wrong
     assert all(what.startswith("after sync 2, ") for what in wrong)
 
 
-def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(spoil):
-    spoil(lambda epoch, sync: epoch == 2 and sync == 1)
+def test_one_that_always_differs_stops_and_says_what_to_do(rounds_otherwise):
+    rounds_otherwise(1, lambda epoch, sync: sync > 1)
+    outcome = simulate(
+        SimulatedTraining(syncs=8, sizes=(40,)), Schedule(3), gathering(), most_incarnations=1
+    )
+    error = outcome.results[1, 1]
+    assert isinstance(error, DivergedError)
+    assert "topology='sharded'" in str(error)
+    assert all(not isinstance(outcome.results[rank, 1], BaseException) for rank in (0, 2))
+
+
+def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(rounds_otherwise):
+    rounds_otherwise(1, lambda epoch, sync: epoch == 2 and sync == 1)
     training, store = SimulatedTraining(syncs=6, sizes=(400,)), SimulatedStore()
     made = set()
 
@@ -87,11 +84,55 @@ def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(spoil):
         node.connection.put = noting
         return training(node)
 
-    elastic = Elastic(2, grace=10.0, topology="gather", publish_every=9)
-    outcome = simulate(train, Schedule(3), elastic, store=store, most_incarnations=2)
+    settings = gathering(grace=10.0, publish_every=9)
+    outcome = simulate(train, Schedule(3), settings, store=store, most_incarnations=2)
     assert isinstance(outcome.results[1, 2], DivergedError)
-    assert "topology='sharded'" in str(outcome.results[1, 2])
     assert (1, 1) in {(delta.rank, delta.epoch) for delta in made - {None}}
     assert (1, 2) not in {(delta.rank, delta.epoch) for delta in made - {None}}
     assert training.reports[1, 2] == []
-    assert _members(store, 6) == [0, 2]
+    assert members_in(store)[5] == [0, 2]
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_of_two_that_differ_the_wrong_one_does_not_win(rounds_otherwise, quorum):
+    """Nobody is a majority: both reload what is published, and the lower rank is not right for
+    being lower.
+    """
+    rounds_otherwise(0, first_of(2))
+    training = SimulatedTraining(syncs=6, sizes=(40,))
+    outcome = simulate(training, Schedule(2, latency=0.01), gathering(quorum, grace=5.0))
+    assert outcome.errors() == {}
+    assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 2"}
+
+
+def test_who_computes_other_values_mends_nothing(rounds_otherwise):
+    """One shard of the newest state is damaged, and another one comes out otherwise: this machine
+    rounds differently.
+    """
+    first, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
+    simulate(first, Schedule(2, latency=0.01), gathering(grace=5.0), store=store)
+    store.damage("state/00000003/000.00001.safetensors", b"")
+
+    def decided():
+        return {k: data for k, data in store.objects.items() if k.startswith(("state/", "commits"))}
+
+    before = decided()
+    for rank in (0, 1):
+        rounds_otherwise(rank, lambda epoch, sync: sync == 3)
+    again = SimulatedTraining(syncs=4, sizes=(40,), salts=dict(first.salts))
+    outcome = simulate(
+        again, Schedule(2, latency=0.01), gathering(grace=5.0), store=store,
+        most_incarnations=1, limit=500.0,
+    )  # fmt: skip
+    errors = list(outcome.errors().values())
+    assert len(errors) == 2
+    assert all("different kinds of processors round differently" in str(error) for error in errors)
+    assert decided() == before
+
+
+def test_sharded_different_rounding_does_not_matter(rounds_otherwise):
+    # Every shard is computed once, and all read the same bytes.
+    rounds_otherwise(1, lambda epoch, sync: True)
+    training = SimulatedTraining(syncs=6, sizes=(48,))
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology="sharded"))
+    assert all("off what the log says" in what for what in violations(outcome, training))
