@@ -2,11 +2,14 @@
 leaves meanwhile.
 """
 
+from contextlib import suppress
+
 import pytest
 import torch
 from simulated import Schedule, SimulatedTraining, simulate, violations
 
-from diloco_core import DiLoCo, Elastic
+from diloco_core import DiLoCo, Elastic, StoreExchange
+from diloco_core._store._open import open_store
 
 
 def run(schedule, elastic, **training):
@@ -33,21 +36,10 @@ def test_who_is_late_keeps_its_progress_or_drops_it(late, fate, alpha):
     assert fate in fates(training)
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_who_was_away_for_long_reloads_behind_its_training(topology):
+def test_who_was_away_for_long_reloads_behind_its_training(publishing):
     """Its state is gone: all fragments take the published one, also those that were not sent."""
-    _, training = run(
-        Schedule(2, latency=0.01),
-        Elastic(
-            1,
-            grace=2.0,
-            topology=topology,
-            retention=1,
-            publish_every=1 if topology == "gather" else None,
-        ),
-        syncs=20,
-        pauses={(1, 2): 50.0},
-    )
+    settings = publishing(1, grace=2.0, retention=1)
+    _, training = run(Schedule(2, latency=0.01), settings, syncs=20, pauses={(1, 2): 50.0})
     assert any(report.reloaded for report in training.reports[1, 1])
 
 
@@ -87,16 +79,8 @@ def test_a_new_incarnation_goes_on_after_the_steps_that_no_sync_counts(fragments
     def train(node):
         model = torch.nn.ParameterList([torch.zeros(4) for _ in range(fragments)])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        loop = DiLoCo(
-            model,
-            inner,
-            node.exchange,
-            sync_every=3 * fragments,
-            fragments=fragments,
-            delay=1,
-            save_inner_every=1,
-        )
-        with loop as outer:
+        options = {"sync_every": 3 * fragments, "fragments": fragments, "save_inner_every": 1}
+        with DiLoCo(model, inner, node.exchange, delay=1, **options) as outer:
             begun.append((outer.inner_steps, outer.batches_to_skip))
             while outer.committed < 4:
                 node.sleep(1.0)
@@ -110,3 +94,28 @@ def test_a_new_incarnation_goes_on_after_the_steps_that_no_sync_counts(fragments
     outcome = simulate(train, Schedule(1, latency=0.001), Elastic(1, grace=2.0))
     assert begun == [(0, 0), (6, 0)]
     assert outcome.results[1 - 1, 2] == 12
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_steps_that_are_lost_with_an_incarnation_are_said(lab, fragments, caplog):
+    """It died between the syncs of two fragments; one fragment loses none that are not repeated."""
+
+    def incarnation(steps):
+        net = lab.fill(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)))
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        store = open_store(f"memory://between-fragments/{fragments}")
+        exchange = StoreExchange(store, 0, 1, Elastic(1, grace=1.0))
+        options = {"sync_every": 2 * fragments, "fragments": fragments, "save_inner_every": 1}
+        with suppress(KeyboardInterrupt), DiLoCo(net, inner, exchange, **options) as outer:
+            for _ in range(steps):
+                lab.push(net, inner, 0, outer.inner_steps)
+            raise KeyboardInterrupt
+
+    incarnation(4 * fragments - 1)
+    assert "are lost" not in caplog.text
+    incarnation(0)
+    lost = [text for text in caplog.messages if "are lost" in text]
+    assert len(lost) == fragments - 1
+    for text in lost:
+        assert "rank 0: an earlier incarnation of this rank ended between" in text
+        assert "do not hold them: 2 of fragment 1." in text

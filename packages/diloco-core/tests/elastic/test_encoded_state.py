@@ -6,7 +6,6 @@ import copy
 import logging
 
 import pytest
-import torch
 from damage_lab import flip, late_bit
 from rollback_lab import rollbacks_in
 from simulated import (
@@ -22,8 +21,6 @@ from simulated import (
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import done_key, shard_key
 from diloco_core._run._records._records import Done
-from diloco_core._run._states import _load
-from diloco_core._wire._coded import EncodedUpdate
 
 _SETTINGS = Elastic(2, grace=8.0, topology="sharded")
 
@@ -37,24 +34,6 @@ def _training(syncs, every=3, before=None, **options):
         salts=dict(before.salts) if before else {},
         **options,
     )
-
-
-class _Remembering(SimulatedTraining):
-    """Keeps the jobs of every replica, so that a test can change what is in memory."""
-
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
-        self.jobs = {}
-
-    def __call__(self, node):
-        restore = node.exchange.restore
-
-        def remember(jobs, **options):
-            self.jobs[node.rank] = jobs
-            return restore(jobs, **options)
-
-        node.exchange.restore = remember
-        return super().__call__(node)
 
 
 def _run(training, store, ranks=2, settings=_SETTINGS, faults=(), seed=0, **options):
@@ -199,94 +178,56 @@ def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
 
 
 @pytest.mark.parametrize(
-    ("element", "reloads", "message"),
+    ("what", "reloads", "message"),
     [
         (3, 0, "rank 1: the global copy of shard 1 of fragment 0 has changed in memory"),
         (40, 1, "rank 1: the global copy of fragment 0 has changed in memory since sync 3"),
+        ("outer", 0, "the outer optimizer's state of shard 1 of fragment 0 has changed in memory"),
     ],
-    ids=["own shard", "another's"],
+    ids=["own shard", "another's", "outer state"],
 )
-def test_values_that_changed_in_memory_are_read_again(element, reloads, message, caplog):
-    """Between its contribution and the outer step.
+def test_what_changed_in_memory_is_read_again(what, reloads, message, caplog):
+    """Between a contribution and the outer step.
 
-    Nobody adds a change to them, nor publishes what comes of them.
+    Nobody adds a change to it, nor publishes what comes of it.
     """
+    training, jobs = SimulatedTraining(6, (70,), state_codec="e2m1", full_state_every=3), []
 
-    training = _Remembering(6, (70,), state_codec="e2m1", full_state_every=3)
+    def train(node):
+        restore = node.exchange.restore
+
+        def remember(own, **options):
+            jobs.extend(own if node.rank == 1 else [])
+            return restore(own, **options)
+
+        node.exchange.restore = remember
+        return training(node)
 
     class Spoiling(SimulatedStore):
         def write(self, key, data):
             super().write(key, data)
-            if key == "commits/00000004.json":
-                training.jobs[1][0].copy[0][element] += 0.5
+            if key != "commits/00000004.json":
+                return
+            if what != "outer":
+                jobs[0].copy[0][what] += 0.5
+                return
+            for chunk in jobs[0].layout.chunks(1, 2**20):
+                jobs[0].outer_state(chunk)["update_residual"][-1] += 2**-10
 
     store = Spoiling()
+    settings = Elastic(2, grace=20.0, topology="sharded")
     with caplog.at_level(logging.ERROR, "diloco_core"):
-        outcome, wrong = _run(
-            training, store, 3, Elastic(2, grace=20.0, topology="sharded"), most_incarnations=1
+        outcome = simulate(
+            train, Schedule(3, latency=0.01), settings, store=store, most_incarnations=1
         )
-    assert wrong == []
-    assert outcome.errors() == {}
+    assert violations(outcome, training) == []
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == reloads
     assert message in caplog.text
-    assert not any(
-        record.getMessage().startswith(("rank 0", "rank 2")) for record in caplog.records
-    )
+    assert not any(each.getMessage().startswith(("rank 0", "rank 2")) for each in caplog.records)
 
 
-def test_outer_state_that_changed_in_memory_is_read_again(caplog):
-    class Flips(_Remembering):
-        def gradient(self, rank, incarnation, step, size):
-            if (rank, incarnation, step) == (1, 1, 6):
-                (job,) = self.jobs[1]
-                for chunk in job.layout.chunks(1, 2**20):
-                    job.outer_state(chunk)["update_residual"][-1] += 2**-10
-            return SimulatedTraining.gradient(rank, incarnation, step, size)
-
-    training = Flips(6, (70,), state_codec="e2m1", full_state_every=3)
-    with caplog.at_level(logging.ERROR, "diloco_core"):
-        outcome, wrong = _run(training, SimulatedStore(), 2, most_incarnations=1)
-    assert (wrong, outcome.errors()) == ([], {})
-    (message,) = {record.getMessage() for record in caplog.records}
-    assert "the outer optimizer's state of shard 1 of fragment 0 has changed in memory" in message
-
-
-class _FlipsOnce(SimulatedStore):
-    """A bit of one change is wrong, before anybody else has added it."""
-
-    def write(self, key, data):
-        first = key not in self.objects
-        super().write(key, data)
-        if key == shard_key(3, 0, 2, "") and first:
-            self.damage(key, _in_update(data))
-
-
-def test_nothing_of_a_damaged_change_is_added(monkeypatch):
-    """All of it is verified before; otherwise the sum would be wrong, and replicas would have to
-    load again.
-    """
-
-    def trouble():
-        training, store = _training(6), _FlipsOnce()
-        outcome, wrong = _run(training, store, 3, most_incarnations=1)
-        reloaded = [
-            report for each in training.reports.values() for report in each if report.reloaded
-        ]
-        return [*wrong, *outcome.errors().values(), *reloaded]
-
-    def unverified(self, reader, origin, chunk_bytes):
-        data = torch.empty(self.size, dtype=torch.uint8)
-        reader.read_into(self.start(reader.size), memoryview(data.numpy()))
-        return data
-
-    assert trouble() == []
-    monkeypatch.setattr(EncodedUpdate, "read", unverified)
-    assert trouble() != []
-
-
-def test_nothing_is_loaded_after_a_change_that_is_missing(stopped, monkeypatch):
+def test_nothing_is_loaded_after_a_change_that_is_missing(stopped):
     """A state is not there as long as any object that it is made of is not."""
-    monkeypatch.setattr(_load, "_TRIES", 1)
     key = shard_key(7, 0, 0, "")
     outcome, _, _ = _resumed(stopped, lambda store: store.remove(key), most_incarnations=1)
     assert all(isinstance(error, CorruptedObjectError) for error in outcome.errors().values())

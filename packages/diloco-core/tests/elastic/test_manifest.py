@@ -6,13 +6,13 @@ import itertools
 import logging
 
 import pytest
+from keys_lab import sealed_again
 from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError
 from diloco_core._run._records._keys import MANIFEST, commit_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._store._api import RECORD_BYTES
-from diloco_core._wire._sealed import seal
 
 
 class _Meddled(SimulatedStore):
@@ -29,13 +29,34 @@ class _Meddled(SimulatedStore):
             meddle(self)
 
 
-def _run(meddle, sync=4, syncs=9, grace=5.0, **options):
-    training, store = SimulatedTraining(syncs=syncs, sizes=(12,), **options), _Meddled(sync, meddle)
-    settings = Elastic(2, grace=grace, topology="sharded")
+def _run(meddle=None, sync=4, syncs=9, grace=5.0, store=None, before=None, train=None, **options):
+    """A run, and its training; with ``train``, that is called with every node first."""
+    salts = {} if before is None else dict(before.salts)
+    training = SimulatedTraining(syncs=syncs, sizes=(12,), salts=salts)
+    store = _Meddled(sync, meddle) if store is None else store
+    settings = Elastic(2, grace=grace, topology="sharded", **options)
+
+    def meddled(node):
+        if train is not None:
+            train(node)
+        return training(node)
+
     outcome = simulate(
-        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
+        meddled, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
     )
     return outcome, training
+
+
+def _before_create(node, act):
+    """Have ``act()`` called before each attempt to create the manifest."""
+    create = node.connection.create
+
+    def slow(key, data):
+        if key == MANIFEST:
+            act()
+        return create(key, data)
+
+    node.connection.create = slow
 
 
 def _errors(caplog):
@@ -65,11 +86,7 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
         told in text and "Writing it again with the same content" in text
         for text in _errors(caplog)
     )
-    again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
-    settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(
-        again, Schedule(2, latency=0.01), settings, store=outcome.store, most_incarnations=1
-    )
+    outcome, again = _run(syncs=11, store=outcome.store, before=training)
     assert violations(outcome, again) == []
 
 
@@ -102,13 +119,11 @@ def test_so_is_its_copy(harm, sync, caplog):
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("harm", _HARMS)
 def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume, caplog):
-    outcome, training = _run(None)
+    outcome, training = _run()
     store = outcome.store
     assert store.objects[COPY] == store.objects[MANIFEST]
     _HARMS[harm](store, MANIFEST)
-    again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
-    settings = Elastic(2, grace=5.0, topology="sharded", resume=resume)
-    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
+    outcome, again = _run(syncs=11, store=store, before=training, resume=resume)
     assert violations(outcome, again) == []
     assert store.objects[MANIFEST] == store.decided[MANIFEST]
     assert f"It is written again from its copy {COPY}" in caplog.text
@@ -116,14 +131,10 @@ def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume
 
 @pytest.mark.parametrize("harm", _HARMS)
 def test_without_both_the_error_says_what_to_do(harm):
-    store = _run(None, syncs=1)[0].store
+    store = _run(syncs=1)[0].store
     _HARMS[harm](store, MANIFEST)
     store.damage(COPY, store.objects[COPY][:90])
-    settings = Elastic(2, grace=5.0, topology="sharded")
-    training = SimulatedTraining(syncs=11, sizes=(12,))
-    outcome = simulate(
-        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
-    )
+    outcome, _ = _run(store=store)
     kind = RunExistsError if harm == "gone" else CorruptedObjectError
     for rank in (0, 1):
         error = outcome.results[rank, 1]
@@ -134,37 +145,23 @@ def test_without_both_the_error_says_what_to_do(harm):
 
 def test_nothing_is_written_over_what_another_run_has_written_meanwhile():
     """Another run begins between finding the manifest gone and restoring it from its copy."""
-    store, foreign = (_run(None, syncs=1)[0].store for _ in range(2))
+    store, foreign = (_run(syncs=1)[0].store for _ in range(2))
     manifest = foreign.objects[MANIFEST]
     store.remove(MANIFEST)
-
-    def train(node):
-        create = node.connection.create
-
-        def slow(key, data):
-            if key == MANIFEST:
-                store.damage(MANIFEST, manifest)
-            return create(key, data)
-
-        node.connection.create = slow
-        return SimulatedTraining(syncs=9, sizes=(12,))(node)
-
-    settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(train, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
+    outcome, _ = _run(
+        store=store,
+        train=lambda node: _before_create(node, lambda: store.damage(MANIFEST, manifest)),
+    )
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == manifest
 
 
 def test_a_copy_alone_is_a_leftover():
     """Somebody empties the prefix, and stops before the last object."""
-    first, _ = _run(None, syncs=1)
+    first, _ = _run(syncs=1)
     store = SimulatedStore()
     store.write(COPY, first.store.objects[COPY])
-    training = SimulatedTraining(syncs=9, sizes=(12,))
-    settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(
-        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
-    )
+    outcome, training = _run(store=store)
     assert violations(outcome, training) == []
     assert store.objects[COPY] == store.objects[MANIFEST] == store.decided[MANIFEST]
     assert store.objects[COPY] != first.store.objects[COPY]
@@ -172,7 +169,7 @@ def test_a_copy_alone_is_a_leftover():
 
 def test_who_dies_before_it_has_written_the_copy_leaves_no_other_one():
     """A copy that was left of an earlier run would be believed if the manifest was lost."""
-    first, _ = _run(None, syncs=1)
+    first, _ = _run(syncs=1)
     seen = []
 
     class Looked(SimulatedStore):
@@ -183,14 +180,12 @@ def test_who_dies_before_it_has_written_the_copy_leaves_no_other_one():
 
     store = Looked()
     store.write(COPY, first.store.objects[COPY])
-    training = SimulatedTraining(syncs=3, sizes=(12,))
-    settings = Elastic(2, grace=5.0, topology="sharded")
-    simulate(training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
+    _run(store=store)
     assert seen == [False]
 
 
 def test_where_another_run_stands_nobody_goes_on(caplog):
-    first, _ = _run(None, syncs=1)
+    first, _ = _run(syncs=1)
     foreign = first.store.objects[MANIFEST]
 
     def replaced(store):
@@ -207,41 +202,34 @@ def test_where_another_run_stands_nobody_goes_on(caplog):
 
 
 @pytest.mark.parametrize(
-    ("data", "kind"),
+    ("change", "kind"),
     [
-        (seal("manifest", MANIFEST, {"membership": "strict"}), RunExistsError),
-        (b'{"kind": "manifest", "format": 2}', FormatError),
+        (lambda data: sealed_again(MANIFEST, data, membership="strict"), RunExistsError),
+        (lambda data: b'{"kind": "manifest", "format": 2}', FormatError),
     ],
     ids=["strict", "another format"],
 )
-def test_what_it_cannot_read_of_another_run_stays_too(data, kind):
-    outcome, _ = _run(lambda store: store.damage(MANIFEST, data))
+def test_what_it_cannot_read_of_another_run_stays_too(change, kind):
+    def meddle(store):
+        store.damage(MANIFEST, change(store.objects[MANIFEST]))
+
+    outcome, _ = _run(meddle)
     assert {type(error) for error in outcome.errors().values()} == {kind}
-    assert outcome.store.objects[MANIFEST] == data
+    assert outcome.store.objects[MANIFEST] == change(outcome.store.decided[MANIFEST])
 
 
 def test_somebody_else_is_faster():
     """Between looking and writing, another run begins there."""
-    first, _ = _run(None, syncs=1)
+    first, _ = _run(syncs=1)
     foreign = first.store.objects[MANIFEST]
     assert Manifest.from_json(foreign, "").world_size == 2
     store = _Meddled(4, lambda store: store.remove(MANIFEST))
 
-    def train(node):
-        create = node.connection.create
+    def faster():
+        if commit_key(4) in store.objects:
+            store.damage(MANIFEST, foreign)
 
-        def slow(key, data):
-            if key == MANIFEST and commit_key(4) in store.objects:
-                store.damage(MANIFEST, foreign)
-            return create(key, data)
-
-        node.connection.create = slow
-        return SimulatedTraining(syncs=9, sizes=(12,))(node)
-
-    settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(
-        train, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
-    )
+    outcome, _ = _run(store=store, train=lambda node: _before_create(node, faster))
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == foreign
 

@@ -2,40 +2,53 @@
 checks say so.
 """
 
+import json
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from faults_lab import assert_caught, harmful
 from fixed_lab import LATE, LOST_AFTER
 from simulated import (
+    Fault,
     Fixed,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
     broken_promises,
+    read_log,
     simulate,
     violations,
 )
 
-from diloco_core import Elastic
-from diloco_core._run import _exchange as _exchange_elastic
-from diloco_core._run import _joining
-from diloco_core._run._records._keys import Delta, deltas
-from diloco_core._run._records._records import Commit
+from diloco_core import CoreError, Elastic, StoreExchange
+from diloco_core._arithmetic._sharded import adopt_shard
+from diloco_core._run import _exchange, _joining
+from diloco_core._run._records import _records
+from diloco_core._run._records._keys import Delta, deltas, done_key, inner_key, shard_key
+from diloco_core._run._records._records import Commit, Rollback
 from diloco_core._run._records._rules import newest_done
 from diloco_core._run._repair import read_commit
 from diloco_core._run._round import _membership
 from diloco_core._run._round._shares import Shares
-from diloco_core._run._states import _publish as _elastic_publish
-from diloco_core._run._sync import _adopt as _elastic_adopt
-from diloco_core._run._sync import _catchup as _elastic_catchup
+from diloco_core._run._states import _publish
+from diloco_core._run._sync import _adopt, _catchup
 from diloco_core._run._sync._adopt import Adoption
 from diloco_core._run._sync._sync import StoreSync
+from diloco_core._store import _reread
 from diloco_core._store._patient import Patient
+from diloco_core._wire import _published
+from diloco_core._wire._fields import Fields
+
+POLICIES = ["elastic", "fixed"]
+DAMAGED = {
+    "elastic": Elastic(2, grace=8.0, topology="sharded", retention=1),
+    "fixed": Fixed(LOST_AFTER),
+}
 
 
-def _wrong(number, topology="sharded", fixed=False):
+def wrong(number, topology="sharded", fixed=False):
     """What goes wrong in the simulated run with this number."""
     chance = random.Random(number)
     faults = harmful(chance, 7)
@@ -45,17 +58,11 @@ def _wrong(number, topology="sharded", fixed=False):
     schedule = Schedule(
         3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.3
     )
-    elastic = Elastic(
-        2,
-        grace=8.0,
-        topology=topology,
-        retention=2,
-        publish_every=2 if topology == "gather" else None,
-    )
+    every = 2 if topology == "gather" else None
+    elastic = Elastic(2, grace=8.0, topology=topology, retention=2, publish_every=every)
     settings = Fixed(LOST_AFTER) if fixed else elastic
     outcome = simulate(training, schedule, settings, store=store, limit=5000.0)
-    found = [what for what in violations(outcome, training) if LATE not in what]
-    return found + broken
+    return [what for what in violations(outcome, training) if LATE not in what] + broken
 
 
 def decide_from_own_listing(monkeypatch):
@@ -84,12 +91,12 @@ def decide_from_own_listing(monkeypatch):
 
 def no_incarnation(monkeypatch):
     monkeypatch.setattr(_joining, "claim", lambda *_: (1, b""))
-    monkeypatch.setattr(_exchange_elastic, "check_claim", lambda incarnation: None)
-    monkeypatch.setattr(_exchange_elastic, "watch_claim", lambda incarnation: None)
+    monkeypatch.setattr(_exchange, "check_claim", lambda incarnation: None)
+    monkeypatch.setattr(_exchange, "watch_claim", lambda incarnation: None)
 
 
 def record_before_payload(monkeypatch):
-    put, listed = Patient.put, Patient.list
+    put, listed, leaves = Patient.put, Patient.list, StoreSync._leaves
 
     def late(self, key, parts):
         if Delta.parse(key) is None:
@@ -103,8 +110,6 @@ def record_before_payload(monkeypatch):
         if self.held is not None and prefix == deltas(Delta.parse(self.held[0]).sync):
             listing[self.held[0]] = sum(map(len, self.held[1]))
         return listing
-
-    leaves = StoreSync._leaves
 
     def act_then_put(self, decision):
         left = leaves(self, decision)
@@ -138,7 +143,7 @@ def no_replay(monkeypatch):
         while (found := read_commit(incarnation, incarnation.sync + 1)) is not None:
             incarnation.standing.skip(*found)
 
-    monkeypatch.setattr(_elastic_catchup, "replay", skip)
+    monkeypatch.setattr(_catchup, "replay", skip)
 
 
 def collection_without_retention(monkeypatch):
@@ -148,25 +153,29 @@ def collection_without_retention(monkeypatch):
         )
         return [key for key in keys if key.startswith(old)]
 
-    monkeypatch.setattr(_elastic_publish, "collectable", everything)
+    monkeypatch.setattr(_publish, "collectable", everything)
+
+
+def one_complete_state_less(monkeypatch):
+    monkeypatch.setattr(
+        _publish, "kept_from", lambda listing, fragments, **_: newest_done(listing, fragments)
+    )
 
 
 def no_quorum(monkeypatch):
     rule = _membership.may_commit
     monkeypatch.setattr(
-        _membership,
-        "may_commit",
-        lambda *args, **options: rule(*args, **{**options, "min_replicas": 1}),
+        _membership, "may_commit", lambda *args, **rest: rule(*args, **{**rest, "min_replicas": 1})
     )
 
 
 def done_before_the_shards(monkeypatch):
-    monkeypatch.setattr(_elastic_adopt, "publish_previous", lambda *_: None)
+    monkeypatch.setattr(_adopt, "publish_previous", lambda *_: None)
     run = Adoption.run
 
     def early(self):
         if self._shares.designated:
-            _elastic_adopt.write_done(self._incarnation, self._commit)
+            _adopt.write_done(self._incarnation, self._commit)
         return run(self)
 
     monkeypatch.setattr(Adoption, "run", early)
@@ -181,6 +190,7 @@ MUTANTS = {
     overwrite_instead_of_create: 38,
     no_replay: 1,
     collection_without_retention: 0,
+    one_complete_state_less: 0,
     no_quorum: 2,
     done_before_the_shards: 0,
 }
@@ -189,7 +199,7 @@ MUTANTS = {
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_is_caught(mutate, monkeypatch):
     mutate(monkeypatch)
-    assert_caught(_wrong, first=MUTANTS[mutate], runs=60)
+    assert_caught(wrong, first=MUTANTS[mutate], runs=60)
 
 
 # ``fixed/test_fixed_mutants.py`` has the others in the form that they have there. Fixed runs lack
@@ -200,20 +210,154 @@ FIXED = {record_before_payload: 2, no_replay: 3, done_before_the_shards: 1}
 
 @pytest.mark.parametrize("mutate", FIXED, ids=lambda mutate: mutate.__name__)
 def test_a_broken_rule_is_caught_in_a_fixed_run(mutate, monkeypatch):
-    assert _wrong(FIXED[mutate], fixed=True) == []
+    assert wrong(FIXED[mutate], fixed=True) == []
     mutate(monkeypatch)
-    assert_caught(partial(_wrong, fixed=True), first=FIXED[mutate], runs=60)
+    assert_caught(partial(wrong, fixed=True), first=FIXED[mutate], runs=60)
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_the_same_runs_are_right_with_all_rules(topology):
-    assert [_wrong(number, topology) for number in range(15)] == [[]] * 15
+    assert [wrong(number, topology) for number in range(15)] == [[]] * 15
 
 
-def test_with_one_complete_state_less_something_is_missing(monkeypatch):
-    def newest_only(listing, fragments, **_):
-        return newest_done(listing, fragments)
+def wrong_after_damage(policy, number):
+    """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by
+    name.
+    """
+    chance = random.Random(number)
+    kinds = ("flip", "flip", "rot", "zombie", "kill before")
+    faults = [
+        Fault(chance.randrange(3), 1, chance.randint(8, 90), chance.choice(kinds), 30.0)
+        for _ in range(6)
+    ]
+    training = SimulatedTraining(syncs=6, sizes=(40,), save_every=1)
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.05)
+    outcome = simulate(training, schedule, DAMAGED[policy], limit=5000.0, sync_timeout=200.0)
+    raw = [repr(error) for error in outcome.errors().values() if not isinstance(error, CoreError)]
+    by_name = (" raised ", "not every rank")
+    found = violations(outcome, training)
+    return raw + [what for what in found if not any(part in what for part in by_name)]
 
-    assert _wrong(0) == []
-    monkeypatch.setattr(_elastic_publish, "kept_from", newest_only)
-    assert any("needs it" in what for number in range(10) for what in _wrong(number))
+
+def no_checksum_of_records(monkeypatch):
+    def unsealed(kind, key, data, origin):
+        return Fields(json.loads(data), origin)
+
+    monkeypatch.setattr(_records, "unsealed_fields", unsealed)
+
+
+def no_checksum_of_shards(monkeypatch):
+    def adopt(self, reader, origin, scratch):
+        values = self._values_of(reader, origin)
+
+        def read(piece, out):
+            values.read(out)
+            return out
+
+        adopt_shard(self.job, self.number, read, self.chunk_bytes, scratch)
+        return _published.end_sums(reader, origin)
+
+    monkeypatch.setattr(_published.Shard, "adopt", adopt)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mutate", "first"),
+    [
+        ("elastic", no_checksum_of_records, 2),
+        ("elastic", no_checksum_of_shards, 4),
+        ("fixed", no_checksum_of_records, 22),
+        ("fixed", no_checksum_of_shards, 40),
+    ],
+)
+def test_without_a_checksum_damage_is_caught(policy, mutate, first, monkeypatch):
+    mutate(monkeypatch)
+    assert_caught(partial(wrong_after_damage, policy), first=first, runs=60)
+
+
+@pytest.mark.parametrize(("policy", "runs"), [("elastic", 15), ("fixed", 8)])
+def test_the_same_damage_is_harmless_with_all_rules(policy, runs):
+    assert [wrong_after_damage(policy, number) for number in range(runs)] == [[]] * runs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_a_second_reading_a_flipped_bit_costs_an_incarnation(policy, monkeypatch):
+    flips = [Fault(rank, 1, operation, "flip") for rank in range(3) for operation in (9, 30, 60)]
+
+    def errors():
+        training = SimulatedTraining(syncs=6, sizes=(40,))
+        return simulate(training, Schedule(3, faults=flips), DAMAGED[policy]).errors()
+
+    assert errors() == {}
+    monkeypatch.setattr(_reread, "REREADS", ())
+    assert errors() != {}
+
+
+GOING_BACK = {  # with the syncs before, and the inner step in which rank 0 sleeps for so long
+    "elastic": (Elastic(1, grace=5.0, topology="sharded"), 1, {(0, 9): 90.0}),
+    "fixed": (Fixed(25.0), 2, {(0, 2): 200.0}),
+}
+
+
+def going_back(policy, number):
+    """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back
+    to older states.
+    """
+    settings, syncs, pauses = GOING_BACK[policy]
+    before, store = SimulatedTraining(syncs=syncs, sizes=(40, 30)), SimulatedStore()
+    schedule = Schedule(2, seed=number, latency=0.01)
+    simulate(before, schedule, settings, store=store)
+    training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses=pauses)
+
+    def train(node):
+        if node.rank == 1 or node.incarnation > 1:
+            node.exchange.settings = replace(node.exchange.settings, resume="newest-whole")
+        if (node.rank, node.incarnation) == (1, 1):
+            node.sleep(60.0)
+            newest = max(
+                sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
+            )
+            lost = (shard_key(newest, (newest - 1) % 2, 1, ""), f"deltas/{newest:08}/")
+            for key in [key for key in store.objects if key.startswith(lost)]:
+                store.damage(key, store.objects[key][:50])
+        return training(node)
+
+    outcome = simulate(train, schedule, replace(settings, resume=True), store=store)
+    assert any(isinstance(record, Rollback) for record in read_log(store)[0])
+    return violations(outcome, training)
+
+
+def asleep(policy, number):
+    """What goes wrong where a replica that saves its inner state at every sync sleeps, and is
+    replaced meanwhile.
+    """
+    settings = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(LOST_AFTER)}[policy]
+    training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
+    faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)
+    return violations(simulate(training, schedule, settings, store=store), training)
+
+
+def no_fence_after_a_rollback(monkeypatch):
+    for module in (_exchange, _catchup):
+        monkeypatch.setattr(module, "obey_rollback", lambda incarnation, rollback: None)
+
+
+def saving_without_looking_for_a_successor(monkeypatch):
+    def mutant(self, parts):
+        incarnation = self._running()
+        key = inner_key(incarnation.rank, incarnation.epoch, incarnation.sync)
+        incarnation.store.put(key, lambda: parts(key))
+
+    monkeypatch.setattr(StoreExchange, "save_inner", mutant)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("mutate", "act"),
+    [(no_fence_after_a_rollback, going_back), (saving_without_looking_for_a_successor, asleep)],
+    ids=lambda argument: argument.__name__,
+)
+def test_an_earlier_incarnation_that_goes_on_is_caught(policy, mutate, act, monkeypatch):
+    assert [act(policy, number) for number in range(2)] == [[]] * 2
+    mutate(monkeypatch)
+    assert all(act(policy, number) for number in range(2)), "every schedule shows it"

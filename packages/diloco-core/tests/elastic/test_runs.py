@@ -13,6 +13,7 @@ from simulated import (
     Schedule,
     SimulatedStore,
     SimulatedTraining,
+    read_log,
     simulate,
     violations,
 )
@@ -23,8 +24,6 @@ from diloco_core import (
     StoreUnavailableError,
     SyncTimeoutError,
 )
-from diloco_core._run._records._keys import commit_key
-from diloco_core._run._records._records import Commit
 
 
 class TestMembership:
@@ -58,15 +57,12 @@ class TestMembership:
         assert training.reports[2, 1][0].sync > 3  # it began with what was committed already
 
     def test_leaving_is_noticed_without_waiting(self):
-        short, long = (
-            SimulatedTraining(syncs=3, sizes=(40,)),
-            SimulatedTraining(syncs=8, sizes=(40,)),
-        )
-        outcome = simulate(
-            lambda node: (short if node.rank == 2 else long)(node),
-            Schedule(3),
-            Elastic(2, grace=100.0),
-        )
+        short, long = (SimulatedTraining(syncs=syncs, sizes=(40,)) for syncs in (3, 8))
+
+        def train(node):
+            return (short if node.rank == 2 else long)(node)
+
+        outcome = simulate(train, Schedule(3), Elastic(2, grace=100.0))
         assert outcome.finished
         assert members_in(outcome.store) == [[0, 1, 2]] * 3 + [[0, 1]] * 5
         assert outcome.seconds < 100
@@ -103,13 +99,9 @@ class TestMembership:
 
     def test_below_the_quorum_nothing_is_decided(self):
         training = SimulatedTraining(syncs=6, sizes=(40,))
-        outcome = simulate(
-            training,
-            Schedule(3, starts=[0.0, 1e6, 1e6]),
-            Elastic(2, grace=5.0),
-            sync_timeout=50.0,
-            limit=400.0,
-        )
+        schedule = Schedule(3, starts=[0.0, 1e6, 1e6])
+        options = {"sync_timeout": 50.0, "limit": 400.0}
+        outcome = simulate(training, schedule, Elastic(2, grace=5.0), **options)
         (error,) = {str(error) for error in outcome.errors().values()}
         assert all(isinstance(error, SyncTimeoutError) for error in outcome.errors().values())
         assert "contributions from 2 replicas (min_replicas) within 50 s" in error
@@ -121,20 +113,11 @@ class TestMembership:
         settings = Elastic(2, grace=5.0)
         first = SimulatedTraining(syncs=4, sizes=(40,))
         assert simulate(first, Schedule(3), settings, store=store).finished
-        before = {
-            key: data
-            for key, data in store.objects.items()
-            if key.startswith(("commits/", "manifest", "state/"))
-        }
-        lone = SimulatedTraining(syncs=9, sizes=(40,))
-        outcome = simulate(
-            lone,
-            Schedule(3, starts=[1e6, 0.0, 1e6]),
-            settings,
-            store=store,
-            sync_timeout=50.0,
-            limit=300.0,
-        )
+        kept = ("commits/", "manifest", "state/")
+        before = {key: data for key, data in store.objects.items() if key.startswith(kept)}
+        lone, schedule = SimulatedTraining(9, (40,)), Schedule(3, starts=[1e6, 0.0, 1e6])
+        options = {"sync_timeout": 50.0, "limit": 300.0}
+        outcome = simulate(lone, schedule, settings, store=store, **options)
         assert {type(error) for error in outcome.errors().values()} == {SyncTimeoutError}
         assert before.items() <= store.objects.items()
         assert not lone.states
@@ -161,14 +144,8 @@ class TestLateContributions:
         fates = [report.contribution for report in training.reports[2, 1]]
         assert {"carry": "carried", "drop": "dropped"}[late] in fates
         assert ("are lost because of late='drop'" in caplog.text) is (late == "drop")
-        ranges = [
-            (member.start, member.stop)
-            for number in range(1, 7)
-            for member in Commit.from_json(
-                outcome.store.objects[commit_key(number)], number, ""
-            ).members
-            if member.rank == 2
-        ]
+        log, _ = read_log(outcome.store)
+        ranges = [(m.start, m.stop) for commit in log for m in commit.members if m.rank == 2]
         covered = sum(stop - start for start, stop in ranges)
         if late == "carry":
             assert all(a[1] == b[0] for a, b in pairwise(ranges))
@@ -194,13 +171,8 @@ class TestResuming:
         rest = SimulatedTraining(syncs=8, sizes=sizes, salts=half.salts)
         outcome = simulate(rest, Schedule(3), settings, store=store)
         assert violations(outcome, rest) == []
-        if (
-            len(sizes) == 1
-        ):  # with several, the steps since the other fragments' last sync are taken again
-            assert all(
-                torch.equal(a, b)
-                for a, b in zip(whole.states[8][0][2], rest.states[8][0][2], strict=True)
-            )
+        if len(sizes) == 1:  # with several, steps since the others' last syncs are taken again
+            assert torch.equal(whole.states[8][0][2][0], rest.states[8][0][2][0])
 
     def test_all_die_between_record_and_publication(self):
         # Whoever starts next finishes the sync from the contributions that its record names.
@@ -219,11 +191,8 @@ class TestResuming:
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("how", ["left", "failed"])
 def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, how):
-    settings, store, members = (
-        Elastic(2, grace=20.0, topology=topology),
-        SimulatedStore(),
-        [[0, 1, 2]] * 3,
-    )
+    settings, store = Elastic(2, grace=20.0, topology=topology), SimulatedStore()
+    members = [[0, 1, 2]] * 3
     before = SimulatedTraining(syncs=3, sizes=(40,))
 
     def train(node):
@@ -234,14 +203,8 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
     simulate(train, Schedule(3), settings, store=store, most_incarnations=1)
     for syncs, starts, there in ((6, [0.0, 9.0, 15.0], [0, 1, 2]), (9, [0.0, 9.0, 1e6], [0, 1])):
         training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=dict(before.salts))
-        outcome = simulate(
-            training,
-            Schedule(3, starts=starts),
-            settings,
-            store=store,
-            most_incarnations=1,
-            limit=2000.0,
-        )
+        options = {"most_incarnations": 1, "limit": 2000.0}
+        outcome = simulate(training, Schedule(3, starts=starts), settings, store=store, **options)
         assert violations(outcome, training) == [] or 1e6 in starts
         members += [there] * 3
         assert members_in(store) == members

@@ -9,57 +9,45 @@ import torch
 from simulated import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import DiLoCo, Elastic, MismatchError, connect
-from diloco_core._arithmetic import _shard_sizes
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
 
+_SIZES = "diloco_core._arithmetic._shard_sizes"
+
 
 @pytest.mark.parametrize(
-    ("size", "shards"),
-    [
-        (0, 4),
-        (4, 4),
-        (4 * 2**26, 4),
-        (4 * 2**26 + 1, 8),
-        (28 * 10**9, 4 * 105),
-        (280 * 10**9, 4 * 1044),
-    ],
+    ("size", "shards"), [(0, 4), (4, 4), (2**28, 4), (2**28 + 1, 8), (28 * 10**9, 4 * 105)]
 )
-def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
-    assert exchange_of_four.shards(size) == shards
-    assert size / shards <= 4 * _shard_sizes.SHARD_BYTES
-    elsewhere = _shard_sizes.shards_of(size, 4)
-    assert shards <= elsewhere < 4 * shards + 4
-    assert size / elsewhere <= _shard_sizes.SHARD_BYTES
-
-
-@pytest.fixture
-def exchange_of_four(tmp_path):
-    exchange = connect(str(tmp_path), rank=0, world_size=4, min_replicas=2)
-    yield exchange
-    exchange.leave()
+def test_no_shard_is_larger_than_the_limit(size, shards, tmp_path):
+    """16 MiB, and four times as much in a folder."""
+    folder, memory = (
+        connect(place, rank=0, world_size=4, min_replicas=2)
+        for place in (str(tmp_path), "memory://shards")
+    )
+    assert folder.shards(size) == shards
+    assert size / shards <= 2**26
+    assert shards <= memory.shards(size) < 4 * shards + 4
+    assert size / memory.shards(size) <= 2**24
+    for exchange in (folder, memory):
+        exchange.leave()
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, monkeypatch):
-    monkeypatch.setattr(_shard_sizes, "SHARD_BYTES", 128)
+    monkeypatch.setattr(f"{_SIZES}.SHARD_BYTES", 128)
     for number in range(12):
         chance = random.Random(number)
         faults = [
             Fault(
-                chance.randrange(3),
-                chance.randint(1, 2),
-                chance.randint(10, 200),
-                chance.choice(KINDS),
-                60.0,
+                chance.randrange(3), chance.randint(1, 2), chance.randint(10, 200),
+                chance.choice(KINDS), 60.0,
             )
             for _ in range(6)
-        ]
+        ]  # fmt: skip
         training = SimulatedTraining(syncs=4, sizes=(400,))
         schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.2)
-        elastic = Elastic(
-            2, grace=8.0, topology=topology, publish_every=2 if topology == "gather" else None
-        )
+        every = 2 if topology == "gather" else None
+        elastic = Elastic(2, grace=8.0, topology=topology, publish_every=every)
         outcome = simulate(training, schedule, elastic, limit=5000.0)
         assert violations(outcome, training) == []
         table = Manifest.from_json(outcome.store.objects[MANIFEST], "").fragments[0]
@@ -78,8 +66,8 @@ def test_a_run_that_was_begun_over_another_kind_of_store_is_refused(
             model(torch.ones(64)).sum().backward()
             inner.step()
 
-    monkeypatch.setattr(_shard_sizes, "_IN_A_FOLDER", 1)
-    monkeypatch.setattr(_shard_sizes, "SHARD_BYTES", 4096)
+    monkeypatch.setattr(f"{_SIZES}._IN_A_FOLDER", 1)
+    monkeypatch.setattr(f"{_SIZES}.SHARD_BYTES", 4096)
     go()
     monkeypatch.undo()
     with pytest.raises(MismatchError, match="in 5 shards, but rank 0 would cut it into 1"):

@@ -65,19 +65,12 @@ _STRAYS = {
 }
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("folder", _STRAYS)
-def test_other_files_are_ignored_and_stay(folder, topology):
+def test_other_files_are_ignored_and_stay(folder, publishing):
     store = SimulatedStore()
     for name in _STRAYS[folder]:
         store.write(f"{folder}/{name}", b"mine")
-    settings = Elastic(
-        2,
-        grace=5.0,
-        topology=topology,
-        publish_every=1 if topology == "gather" else None,
-        retention=1,
-    )
+    settings = publishing(2, grace=5.0, retention=1)
     first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
     outcome = simulate(first, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
     assert outcome.errors() == {}
@@ -127,54 +120,33 @@ def test_only_what_the_run_has_written_is_collected():
     assert collectable([hint], **options) == [hint]
 
 
-class TestPipes:
-    """In a folder, a pipe (or a device, or a link) where an object should be is refused by name and
-    never opened.
-    """
+@pytest.mark.parametrize(
+    "key",
+    [
+        commit_key(2),
+        claim_key(0, 1),
+        claim_key(0, 2),
+        "manifest.json",
+        "state/00000002/000.00000.safetensors",
+    ],
+)
+def test_a_pipe_where_an_object_should_be_is_refused_by_name_and_never_opened(lab, tmp_path, key):
+    path = tmp_path / "run" / key
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    clock = lab.Clock()
+    timing = Timing(sync_timeout=30.0, clock=clock, sleep=clock.sleep)
 
-    def _run(self, lab, uri, syncs, **limits):
-        clock = lab.Clock()
-        timing = Timing(**limits, clock=clock, sleep=clock.sleep)
+    def replica(exchange):
+        net = lab.fill(torch.nn.Linear(4, 3))
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+            while outer.committed < 3:
+                lab.push(net, inner, exchange.rank, outer.inner_steps)
 
-        def replica(exchange):
-            net = lab.fill(torch.nn.Linear(4, 3))
-            inner = torch.optim.SGD(net.parameters(), lr=0.1)
-            with DiLoCo(net, inner, exchange, sync_every=1) as outer:
-                while outer.committed < syncs:
-                    lab.push(net, inner, exchange.rank, outer.inner_steps)
-            return lab.values(net)
-
-        settings = Elastic(1, grace=5.0, topology="sharded")
-        (result,) = run_replicas(
-            replica, [StoreExchange(open_store(uri), 0, 1, settings, timing=timing)]
-        )
-        return result
-
-    def _pipe(self, tmp_path, key):
-        path = tmp_path / "run" / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(path)
-        return path
-
-    @pytest.mark.parametrize("key", [commit_key(2), claim_key(0, 1), "manifest.json"])
-    def test_where_a_record_should_be(self, lab, tmp_path, key):
-        path = self._pipe(tmp_path, key)
-        error = self._run(lab, str(tmp_path / "run"), 3)
-        assert isinstance(error, CorruptedObjectError)
-        assert "is a named pipe" in str(error)
-        assert key.rpartition("/")[2] in str(error)
-        assert path.is_fifo()
-
-    def test_where_the_claim_of_the_next_incarnation_should_be(self, lab, tmp_path):
-        uri = str(tmp_path / "run")
-        self._pipe(tmp_path, claim_key(0, 2))
-        error = self._run(lab, uri, 3)
-        assert isinstance(error, CorruptedObjectError)
-        assert "is a named pipe" in str(error)
-
-    def test_where_a_payload_should_be(self, lab, tmp_path):
-        path = self._pipe(tmp_path, "state/00000002/000.00000.safetensors")
-        error = self._run(lab, str(tmp_path / "run"), 3, sync_timeout=30.0)
-        assert isinstance(error, (CorruptedObjectError, StoreUnavailableError))
-        assert "is a named pipe" in str(error)
-        assert path.is_fifo()
+    store = open_store(str(tmp_path / "run"))
+    settings = Elastic(1, grace=5.0, topology="sharded")
+    (error,) = run_replicas(replica, [StoreExchange(store, 0, 1, settings, timing=timing)])
+    assert isinstance(error, (CorruptedObjectError, StoreUnavailableError))
+    assert "is a named pipe" in str(error)
+    assert path.is_fifo()

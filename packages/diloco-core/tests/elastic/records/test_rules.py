@@ -1,12 +1,12 @@
 """The rules of elastic membership, one by one."""
 
+import struct
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._arithmetic._rate import Rate, digits
 from diloco_core._run._records._keys import Delta, Hint, Wish, done_key, shard_key
 from diloco_core._run._records._records import Rollback
 from diloco_core._run._records._rules import (
@@ -33,111 +33,118 @@ def _delta(rank, epoch=1, start=0, stop=5, sync=3, base=_BASE, schema=_SCHEMA):
     return Delta(sync, rank, epoch, start, stop, base, schema)
 
 
-def _valid(deltas, positions=(), sizes=None):
-    listing = {delta.key: (sizes or {}).get(delta, 100) for delta in deltas}
-    return valid(
-        listing,
+def _wish(number, rank, *values, sync=3, epoch=1, schema=_SCHEMA):
+    digits = "".join(struct.pack(">d", value).hex() for value in values or (0.5,))
+    key = f"deltas/{sync:08}/lr.{number}.{rank:05}.{epoch:04}.{digits}.{schema}"
+    wish = Wish.parse(key)
+    assert wish.key == key
+    return wish
+
+
+@pytest.mark.parametrize(
+    ("deltas", "positions", "sizes", "counts"),
+    [
+        ([_delta(1, 2), _delta(1, 10), _delta(1, 9)], {}, {}, [_delta(1, 10)]),
+        ([_delta(0, base="1" * 16)], {}, {}, []),
+        ([_delta(0, schema="1" * 16)], {}, {}, []),
+        ([_delta(0, start=4, stop=9)], {0: 5}, {}, []),
+        ([_delta(0, start=5, stop=9)], {0: 5}, {}, [_delta(0, start=5, stop=9)]),
+        ([_delta(0, start=5, stop=5)], {}, {}, []),
+        ([_delta(0)], {}, {_delta(0): 50}, []),
+        ([_delta(0, 1), _delta(0, 2)], {}, {_delta(0, 2): 0}, [_delta(0, 1)]),
+    ],
+    ids=[
+        "the highest epoch of a rank stands for it",
+        "made from another state",
+        "of another model",
+        "steps that are counted already",
+        "steps that follow",
+        "no steps",
+        "truncated",
+        "a later incarnation that is invalid hides no earlier one",
+    ],
+)  # fmt: skip
+def test_which_contributions_count(deltas, positions, sizes, counts):
+    listing = {delta.key: sizes.get(delta, 100) for delta in deltas}
+    strays = {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
+    chosen = valid(
+        {**listing, **strays},
         base=_BASE,
         schema=_SCHEMA,
-        positions=dict(positions),
+        positions=positions,
         size=lambda groups, rank: 100,
     )
+    assert list(chosen.items()) == [(delta.rank, delta) for delta in counts]
 
 
-class TestValid:
-    def test_the_highest_epoch_of_a_rank_stands_for_it(self):
-        chosen = _valid([_delta(1, 2), _delta(1, 10), _delta(1, 9), _delta(0)])
-        assert chosen == {0: _delta(0), 1: _delta(1, 10)}
-        assert list(chosen) == [0, 1]
+JOIN, LEAVE = Hint(3, 5, 1, "join").key, Hint(3, 0, 1, "leave").key
 
-    def test_what_was_made_from_another_state_does_not_count(self):
-        assert _valid([_delta(0, base="1" * 16)]) == {}
 
-    def test_another_model_does_not_count(self):
-        assert _valid([_delta(0, schema="1" * 16)]) == {}
+@pytest.mark.parametrize(
+    ("members", "hints", "wanted"),
+    [
+        ({0: 1, 2: 4}, [], {0, 2}),
+        ({0: 1, 2: 4}, [JOIN, LEAVE], {2, 5}),
+        ({0: 2}, [LEAVE], {0}),
+        ({0: 1}, [LEAVE, Hint(3, 0, 2, "join").key], {0}),
+        ({0: 0, 1: 0}, [Hint(1, 1, 1, "leave").key], {0}),
+    ],
+    ids=[
+        "members of the last commit",
+        "joiners and leavers",
+        "an old incarnation does not take its successor along",
+        "nor one that has just joined",
+        "before the first sync everybody may leave",
+    ],
+)
+def test_who_is_waited_for(members, hints, wanted):
+    assert expected(members, hints) == wanted
 
-    def test_steps_that_are_counted_already_do_not_count_again(self):
-        assert _valid([_delta(0, start=4, stop=9)], {0: 5}) == {}
-        assert _valid([_delta(0, start=5, stop=9)], {0: 5}) == {0: _delta(0, start=5, stop=9)}
 
-    def test_no_steps_do_not_count(self):
-        assert _valid([_delta(0, start=5, stop=5)]) == {}
+def test_who_left_before_the_run_was_resumed_is_waited_for():
+    before = [Hint(5, rank, 1, "leave").key for rank in (0, 1, 2)]
+    begins = [*before, Hint(5, 1, 2, "join").key, Hint(5, 1, 2, "leave").key]
+    former = former_farewells(before, 0, 2)
+    assert former == set(before)
+    assert expected({0: 1, 1: 1, 2: 1}, begins) == set()
+    assert expected({0: 1, 1: 1, 2: 1}, [*before, Hint(5, 0, 2, "join").key], (), former) == {
+        0,
+        1,
+        2,
+    }
+    assert expected({0: 1, 1: 1, 2: 1}, begins, (), former) == {0, 2}, "who left again has left"
 
-    def test_a_truncated_object_does_not_count(self):
-        assert _valid([_delta(0)], sizes={_delta(0): 50}) == {}
 
-    def test_an_invalid_later_incarnation_does_not_hide_an_earlier_one(self):
-        assert _valid([_delta(0, 1), _delta(0, 2)], sizes={_delta(0, 2): 0}) == {0: _delta(0, 1)}
+@pytest.mark.parametrize(
+    "hint", [Hint(5, 1, 1, "leave"), Hint(5, 0, 2, "leave"), Hint(5, 0, 1, "join")]
+)
+def test_who_left_a_run_that_goes_on_is_not_waited_for(hint):
+    """No earlier incarnation of rank 0, which is in its second one, has left here."""
+    assert former_farewells([Hint(5, 2, 1, "leave").key, hint.key], 0, 2) == set()
 
-    def test_foreign_keys_are_passed_over(self):
-        listing = {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
-        assert (
-            valid(listing, base=_BASE, schema=_SCHEMA, positions={}, size=lambda groups, rank: 100)
-            == {}
+
+@pytest.mark.parametrize(
+    ("rank", "waited_for", "quorum", "overdue", "may"),
+    [
+        (0, {0, 1}, 2, False, True),
+        (0, {0, 1, 2}, 2, False, False),
+        (0, {0, 1, 2}, 2, True, True),
+        (0, {0, 1}, 3, True, False),
+        (2, {0, 1}, 2, True, False),
+        (1, set(), 1, False, True),
+    ],
+)
+def test_quorum_own_contribution_and_nobody_waited_for(rank, waited_for, quorum, overdue, may):
+    assert (
+        may_commit(
+            {0: _delta(0), 1: _delta(1)},
+            waited_for,
+            rank=rank,
+            min_replicas=quorum,
+            overdue=overdue,
         )
-
-
-class TestExpected:
-    def test_members_of_the_last_commit(self):
-        assert expected({0: 1, 2: 4}, []) == {0, 2}
-
-    def test_joiners_are_added_and_leavers_removed(self):
-        hints = [Hint(3, 5, 1, "join").key, Hint(3, 0, 1, "leave").key]
-        assert expected({0: 1, 2: 4}, hints) == {2, 5}
-
-    def test_an_old_incarnation_does_not_take_its_successor_along(self):
-        assert expected({0: 2}, [Hint(3, 0, 1, "leave").key]) == {0}
-        assert expected({0: 1}, [Hint(3, 0, 1, "leave").key, Hint(3, 0, 2, "join").key]) == {0}
-
-    def test_before_the_first_sync_everybody_may_leave(self):
-        assert expected({0: 0, 1: 0}, [Hint(1, 1, 1, "leave").key]) == {0}
-
-    def test_who_left_before_the_run_was_resumed_is_waited_for(self):
-        before = [Hint(5, rank, 1, "leave").key for rank in (0, 1, 2)]
-        begins = [*before, Hint(5, 1, 2, "join").key, Hint(5, 1, 2, "leave").key]
-        former = former_farewells(before, 0, 2)
-        assert former == set(before)
-        assert expected({0: 1, 1: 1, 2: 1}, begins) == set()
-        assert expected({0: 1, 1: 1, 2: 1}, [*before, Hint(5, 0, 2, "join").key], (), former) == {
-            0,
-            1,
-            2,
-        }
-        assert expected({0: 1, 1: 1, 2: 1}, begins, (), former) == {0, 2}, "who left again has left"
-
-    @pytest.mark.parametrize(
-        "hint", [Hint(5, 1, 1, "leave"), Hint(5, 0, 2, "leave"), Hint(5, 0, 1, "join")]
+        is may
     )
-    def test_who_left_a_run_that_goes_on_is_not_waited_for(self, hint):
-        """No earlier incarnation of rank 0, which is in its second one, has left here."""
-        assert former_farewells([Hint(5, 2, 1, "leave").key, hint.key], 0, 2) == set()
-
-
-class TestMayCommit:
-    @pytest.mark.parametrize(
-        ("rank", "waited_for", "quorum", "overdue", "may"),
-        [
-            (0, {0, 1}, 2, False, True),
-            (0, {0, 1, 2}, 2, False, False),
-            (0, {0, 1, 2}, 2, True, True),
-            (0, {0, 1}, 3, True, False),
-            (2, {0, 1}, 2, True, False),
-            (1, set(), 1, False, True),
-        ],
-    )
-    def test_quorum_own_contribution_and_nobody_waited_for(
-        self, rank, waited_for, quorum, overdue, may
-    ):
-        assert (
-            may_commit(
-                {0: _delta(0), 1: _delta(1)},
-                waited_for,
-                rank=rank,
-                min_replicas=quorum,
-                overdue=overdue,
-            )
-            is may
-        )
 
 
 def _collect(keys, last, kept, retention=2, keep_deltas=False):
@@ -158,58 +165,68 @@ def test_contributions_and_shards_have_one_writer(world_size, number, sync):
     assert [writer(key, world_size) for key in others] == [None] * 3
 
 
-class TestCollectable:
-    def test_contributions_go_when_their_state_is_complete(self):
-        keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
-        assert _collect(keys, last=3, kept=[2]) == keys[:2]
+def _states(*syncs):
+    return [shard_key(sync, 0, 0, _NONCE) for sync in syncs]
 
-    def test_wishes_go_with_the_contributions_beside_them(self):
-        keys = [_wish(1, 0, sync=sync).key for sync in (1, 2, 3)]
-        assert _collect(keys, last=3, kept=[2]) == keys[:2]
 
-    def test_with_several_fragments_each_counts_for_itself(self):
-        keys = [_delta(0, sync=sync).key for sync in (1, 2, 3, 4)]
-        assert _collect(keys, last=4, kept=[3, 2]) == keys[:3]
-        assert _collect(keys, last=4, kept=[1, 4]) == [keys[0], keys[1], keys[3]]
+def _deltas(*syncs):
+    return [_delta(0, sync=sync).key for sync in syncs]
 
-    def test_gather_keeps_them_for_those_who_lag(self):
-        keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
-        assert _collect(keys, last=4, kept=[4], keep_deltas=True) == keys[:2]
 
-    def test_states_go_when_a_newer_one_is_complete_and_nobody_may_lag_that_far(self):
-        keys = [shard_key(sync, 0, 0, _NONCE) for sync in (1, 2, 3, 4)]
-        assert _collect(keys, last=4, kept=[4]) == keys[:2]
-        assert _collect(keys, last=4, kept=[2]) == keys[:1]
+def _initial(nonce, *numbers):
+    return [f"initial/{nonce}/{number:03}.00000.safetensors" for number in numbers]
 
-    def test_the_newest_complete_state_stays(self):
-        keys = [shard_key(3, 0, 0, _NONCE), done_key(3, 0)]
-        assert _collect(keys, last=99, kept=[3]) == []
 
-    def test_the_initial_state_goes_with_the_first_complete_one_and_leftovers_go_too(self):
-        keys = [
-            f"initial/{_NONCE}/000.00000.safetensors",
-            f"initial/{_NONCE}/001.00000.safetensors",
-            f"initial/{_SCHEMA}/001.00000.safetensors",
-        ]
-        assert _collect(keys, last=5, kept=[5, 0]) == [keys[0], keys[2]]
-        assert _collect(keys, last=1, kept=[1, 0]) == []
+@pytest.mark.parametrize(
+    ("keys", "last", "kept", "gone"),
+    [
+        (_deltas(1, 2, 3), 3, [2], _deltas(1, 2)),
+        ([_wish(1, 0, sync=sync).key for sync in (1, 2)], 2, [1], [_wish(1, 0, sync=1).key]),
+        (_deltas(1, 2, 3, 4), 4, [3, 2], _deltas(1, 2, 3)),
+        (_deltas(1, 2, 3, 4), 4, [1, 4], _deltas(1, 2, 4)),
+        (_states(1, 2, 3, 4), 4, [4], _states(1, 2)),
+        (_states(1, 2, 3, 4), 4, [2], _states(1)),
+        ([*_states(3), done_key(3, 0)], 99, [3], []),
+        (
+            [*_initial(_NONCE, 0, 1), *_initial(_SCHEMA, 1)],
+            5,
+            [5, 0],
+            [*_initial(_NONCE, 0), *_initial(_SCHEMA, 1)],
+        ),
+        ([*_initial(_NONCE, 0, 1), *_initial(_SCHEMA, 1)], 1, [1, 0], []),
+        (["commits/00000001.json", "claims/00000/0001.json", "manifest.json"], 99, [99], []),
+    ],
+    ids=[
+        "contributions when their state is complete",
+        "wishes with the contributions beside them",
+        "each fragment for itself",
+        "and in any order",
+        "states when a newer one is complete",
+        "and nobody may lag that far",
+        "never the newest complete one",
+        "the initial state with the first complete one, and leftovers",
+        "and not before",
+        "records never",
+    ],
+)
+def test_what_is_collected(keys, last, kept, gone):
+    assert _collect(keys, last, kept) == gone
 
-    def test_records_never_go(self):
-        keys = ["commits/00000001.json", "claims/00000/0001.json", "manifest.json"]
-        assert _collect(keys, last=99, kept=[99]) == []
 
-    @given(
-        st.lists(st.integers(1, 30), unique=True),
-        st.integers(1, 30),
-        st.integers(0, 30),
-        st.integers(1, 4),
-    )
-    def test_conditions_only_become_truer(self, syncs, last, done, retention):
-        keys = [_delta(0, sync=sync).key for sync in syncs] + [
-            shard_key(sync, 0, 0, _NONCE) for sync in syncs
-        ]
-        now = set(_collect(keys, last, [min(done, last)], retention))
-        assert now <= set(_collect(keys, last + 1, [min(done, last) + 1], retention))
+def test_gather_keeps_contributions_for_those_who_lag():
+    assert _collect(_deltas(1, 2, 3), last=4, kept=[4], keep_deltas=True) == _deltas(1, 2)
+
+
+@given(
+    st.lists(st.integers(1, 30), unique=True),
+    st.integers(1, 30),
+    st.integers(0, 30),
+    st.integers(1, 4),
+)
+def test_conditions_only_become_truer(syncs, last, done, retention):
+    keys = [*_deltas(*syncs), *_states(*syncs)]
+    now = set(_collect(keys, last, [min(done, last)], retention))
+    assert now <= set(_collect(keys, last + 1, [min(done, last) + 1], retention))
 
 
 def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
@@ -234,31 +251,26 @@ def test_keys_of_contributions_say_everything(delta, tokens):
     assert Delta.parse(delta.key) == delta
 
 
-def _wish(number, rank, value=0.5, sync=3, epoch=1, schema=_SCHEMA):
-    return Wish(sync, Rate((value,), number, rank, epoch), schema)
-
-
 @given(
-    st.builds(
-        _wish,
-        st.integers(1, 10**9 - 1),
-        st.integers(0, 99999),
-        st.floats(5e-324, 1.7e308),
-        st.integers(1, 99_999_999),
-        st.integers(1, 10**6),
-    )
+    st.integers(1, 10**9 - 1),
+    st.integers(0, 99999),
+    st.floats(5e-324, 1.7e308),
+    st.integers(1, 99_999_999),
+    st.integers(1, 10**6),
 )
-def test_keys_of_wishes_say_everything(wish):
-    assert Wish.parse(wish.key) == wish
+def test_keys_of_wishes_say_everything(number, rank, value, sync, epoch):
+    wish = _wish(number, rank, value, sync=sync, epoch=epoch)
+    assert (wish.sync, wish.rank, wish.epoch, wish.schema) == (sync, rank, epoch, _SCHEMA)
+    assert (wish.rate.number, wish.rate.values) == (number, (value,))
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (digits([0.5]), "0" * 16),
-        (digits([0.5]), "7ff0000000000000"),
-        (digits([0.5]), "bfe0000000000000"),
-        (digits([0.5]), "3fe000000000000"),
+        ("3fe0000000000000", "0" * 16),
+        ("3fe0000000000000", "7ff0000000000000"),
+        ("3fe0000000000000", "bfe0000000000000"),
+        ("3fe0000000000000", "3fe000000000000"),
         ("lr.1.", "lr.0."),
         ("lr.1.", "lr.01."),
         ("lr.1.", "lr.1111111111."),
@@ -271,7 +283,7 @@ def test_keys_that_are_no_wishes_are_passed_over(old, new):
     assert Wish.parse(key.replace(old, new)) is None
 
 
-LAST = Rate((0.7,), 2, 5, 1)
+LAST = _wish(2, 5, 0.7).rate
 
 
 @pytest.mark.parametrize(
@@ -286,7 +298,7 @@ LAST = Rate((0.7,), 2, 5, 1)
         ([_wish(3, 1, 0.2), _wish(3, 1, 0.1)], 1),
         ([_wish(2, 7, 0.1), _wish(1, 9, 0.2)], None),
         ([_wish(3, 1, schema="e" * 16)], None),
-        ([Wish(3, Rate((0.1, 0.2), 3, 1, 1), _SCHEMA)], None),
+        ([_wish(3, 1, 0.1, 0.2)], None),
     ],
     ids=[
         "none",

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 from damage_lab import run_of
+from rollback_lab import rollbacks_in
 from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import commit_key, inner_key
-from diloco_core._run._records._records import Rollback, read_record
+from diloco_core._run._records._records import Rollback
+from diloco_core._store._api import RECORD_BYTES
 
 _LAST = 4  # the sync that is lost
 _ELASTIC = {"min_replicas": 1, "grace": 5.0, "topology": "sharded"}
@@ -47,20 +49,16 @@ def lost():
     return store, training, kept
 
 
-def _rollback(store):
-    (record,) = [
-        record
-        for key, data in store.decided.items()
-        if key.startswith("commits/")
-        and isinstance(record := read_record(data, int(key[8:16]), ""), Rollback)
-    ]
-    return record
+def _learned(training):
+    """The batches that were learned, if each was that of its step."""
+    assert all(step == batch for (_, _, step), batch in training.batches.items())
+    return sorted(training.batches.values())
 
 
 def test_what_was_given_up_does_not_count(lost):
     store, before, _ = lost
     training = _go_on(store, 6, before)
-    assert _rollback(store) == Rollback(5, (3,), (4,), {0: 2}, run=run_of(store))
+    assert rollbacks_in(store) == [Rollback(5, (3,), (4,), {0: 2}, run=run_of(store))]
     reports = training.reports[0, 1]
     assert [report.sync for report in reports if report.committed] == [4, 5, 6]
     assert sorted(training.states) == [6, 7, 8], "in the log they have other numbers"
@@ -79,9 +77,7 @@ def test_the_batches_of_what_was_given_up_are_learned_again(lost, caplog):
     assert "was saved after sync 4, which the run has since given up" in caplog.text
     assert "rank 0: this replica continues with a fresh inner state" in caplog.text
     assert "skip the 6 batches" in caplog.text
-    assert {step: batch for (_, _, step), batch in training.batches.items()} == {
-        n: n for n in range(6, 12)
-    }
+    assert _learned(training) == [*range(6, 12)]
 
 
 def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
@@ -94,9 +90,7 @@ def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
         "rank 0: restored the inner state that was saved after sync 2 instead. Skip 2 batches"
         in caplog.text
     )
-    assert {step: batch for (_, _, step), batch in training.batches.items()} == {
-        n: n for n in range(6, 12)
-    }
+    assert _learned(training) == [*range(6, 12)]
 
 
 def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, caplog):
@@ -113,15 +107,11 @@ def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, cap
         f"{stale} is not restored: it was saved after sync 4, which the run has since given up"
         in caplog.text
     )
-    assert {step: batch for (_, _, step), batch in again.batches.items()} == {
-        n: n for n in range(12, 16)
-    }
+    assert _learned(again) == [*range(12, 16)]
     caplog.clear()
     last = _go_on(store, 10, again, resume=True)
     assert "inner state" not in caplog.text, "the newest is of use"
-    assert {step: batch for (_, _, step), batch in last.batches.items()} == {
-        n: n for n in range(16, 20)
-    }
+    assert _learned(last) == [*range(16, 20)]
 
 
 def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, caplog):
@@ -132,30 +122,18 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
     store.damage(commit_key(5), b"rot")
     again = _go_on(store, 8, training, resume=True)
     assert "rank 0: this replica continues with a fresh inner state" in caplog.text
-    assert {step: batch for (_, _, step), batch in again.batches.items()} == {
-        n: n for n in range(12, 16)
-    }
+    assert _learned(again) == [*range(12, 16)]
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("when", ["commits/00000005", "deltas/00000006", "commits/00000006"])
 @pytest.mark.parametrize("state", [2, 0])
 def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
-    topology, when, state, caplog
+    publishing, when, state, caplog
 ):
     """Two newer states were complete, so an incarnation that hangs may have listed it for deletion,
     and delete it at any time.
     """
-    every = 1 if topology == "gather" else None
-    settings = Elastic(
-        **{
-            **_ELASTIC,
-            "topology": topology,
-            "publish_every": every,
-            "retention": 1,
-            "resume": False,
-        }
-    )
+    settings = publishing(1, grace=5.0, retention=1)
     planned, hangs = [], [True]
 
     class Hung(SimulatedStore):
@@ -182,15 +160,15 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
             store.damage(key, store.objects[key][:50])
     planned += [key for key in store.objects if key.startswith(keep)]
     training = SimulatedTraining(syncs=7, sizes=(40,), salts=dict(before.salts))
-    resumed = Elastic(
-        **{**_ELASTIC, "topology": topology, "publish_every": every, "retention": 1},
-        resume="newest-whole",
-    )
     outcome = simulate(
-        training, Schedule(1, latency=0.01), resumed, store=store, most_incarnations=1
+        training,
+        Schedule(1, latency=0.01),
+        replace(settings, resume="newest-whole"),
+        store=store,
+        most_incarnations=1,
     )
     assert violations(outcome, training) == []
-    assert _rollback(store).states == (state,)
+    assert [record.states for record in rollbacks_in(store)] == [(state,)]
     assert not planned
     assert not [key for key in store.objects if key.startswith("kept/")], (
         "later it is not needed any more"
@@ -199,9 +177,29 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
     assert ("again from its copy" in caplog.text) == (when == "commits/00000005")
 
 
+def _of_another_run(key):
+    class Other(SimulatedTraining):
+        @staticmethod
+        def gradient(rank, incarnation, step, size):
+            return SimulatedTraining.gradient(rank + 1, incarnation, step, size)
+
+    settings, store = Elastic(**_ELASTIC, retention=4), SimulatedStore()
+    simulate(Other(syncs=6, sizes=(40,)), Schedule(1, latency=0.01), settings, store=store)
+    return store.objects[key]
+
+
 @pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
 @pytest.mark.parametrize(
-    "how", ["damaged", "gone", "its header", "its copy too", "the header of its copy too"]
+    "how",
+    [
+        "damaged",
+        "gone",
+        "its header",
+        "its copy too",
+        "the header of its copy too",
+        "its copy is huge",
+        "its copy is of another run",
+    ],
 )
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
@@ -228,17 +226,38 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     header = whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]
     if how != "gone":
         store.damage(key, header if how == "its header" else whole[:40])
-    if how.endswith("its copy too"):
-        store.damage(f"kept/{key}", header if how.startswith("the header") else whole[:-1])
+    copies = {
+        "its copy too": whole[:-1],
+        "the header of its copy too": header,
+        "its copy is huge": whole,
+        "its copy is of another run": b"" if "another run" not in how else _of_another_run(key),
+    }
+    if how in copies:
+        store.damage(f"kept/{key}", copies[how])
+    store.received.clear()
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
+
+    def train(node):
+        real = node.connection.open
+
+        def huge(key, *args):
+            reader = real(key, *args)
+            if key.startswith("kept/") and how == "its copy is huge":
+                reader.size = 2**50
+            return reader
+
+        node.connection.open = huge
+        return later(node)
+
     outcome = simulate(
-        later,
+        train,
         Schedule(1, latency=0.01),
         replace(settings, resume=True),
         store=store,
         most_incarnations=1,
     )
-    if how.endswith("its copy too") and what.endswith("safetensors"):
+    assert sum(store.received.values()) < 2 * RECORD_BYTES, "what is huge is not read whole"
+    if how in copies and what.endswith("safetensors"):
         assert isinstance(outcome.results[0, 1], CorruptedObjectError)
         assert store.objects[key] == whole[:40], "what is damaged itself takes nobody's place"
         return

@@ -4,7 +4,6 @@ the first one.
 
 from dataclasses import replace
 
-import pytest
 from simulated import (
     Killed,
     Schedule,
@@ -20,6 +19,7 @@ from diloco_core._run._records._keys import commit_key, done_key
 from diloco_core._run._records._records import Commit
 
 LOST = 3
+FORKED = "commits/00000003.json is no longer the record that this replica has obeyed"
 
 
 def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
@@ -33,16 +33,7 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
     training = SimulatedTraining(syncs=syncs, sizes=(40,), sync_every=2, pauses={(0, 6): seconds})
 
     def shorter(syncs):
-        return SimulatedTraining(
-            syncs=syncs,
-            sizes=training.sizes,
-            sync_every=training.sync_every,
-            pauses=training.pauses,
-            states=training.states,
-            steps=training.steps,
-            salts=training.salts,
-            batches=training.batches,
-        )
+        return replace(training, syncs=syncs, reports={}, held={}, mixed={}, timelines={}, took={})
 
     def killed(node):
         node.exchange.leave = lambda: node.exchange.abort(Killed())
@@ -85,9 +76,7 @@ def test_an_incarnation_that_slept_does_not_decide_on_a_record_that_was_decided_
     store, training, outcome, wrong = _fork(leaves_at=LOST)
     assert wrong == []
     assert outcome.results[0, 1] == 8
-    assert (
-        "commits/00000003.json is no longer the record that this replica has obeyed" in caplog.text
-    )
+    assert FORKED in caplog.text
     log, broken = read_log(store)
     assert broken == []
     assert [member.rank for member in log[LOST - 1].members] == [1]
@@ -108,9 +97,7 @@ def test_an_incarnation_that_slept_goes_on_from_what_the_others_have_decided_mea
     _, training, outcome, wrong = _fork(syncs=16, seconds=45.0)
     assert wrong == []
     assert outcome.results[0, 1] == 16
-    assert (
-        "commits/00000003.json is no longer the record that this replica has obeyed" in caplog.text
-    )
+    assert FORKED in caplog.text
     assert "newest-whole" not in caplog.text
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
     ends = {rank: copies for rank, _, copies in training.states[16]}
@@ -121,18 +108,13 @@ def test_an_incarnation_that_slept_goes_on_from_what_the_others_have_decided_mea
 def test_an_incarnation_that_slept_publishes_nothing_of_a_record_that_was_decided_again(caplog):
     store, _, outcome, _ = _fork(leaves_at=LOST, sleeper_ends_at=LOST)
     assert outcome.results[0, 1] == LOST
-    assert (
-        "commits/00000003.json is no longer the record that this replica has obeyed" in caplog.text
-    )
+    assert FORKED in caplog.text
     assert not store.below("state")
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_state_that_was_published_for_another_record_is_not_taken(topology):
+def test_a_state_that_was_published_for_another_record_is_not_taken(publishing):
     store, training = SimulatedStore(), SimulatedTraining(syncs=3, sizes=(40,))
-    settings = Elastic(
-        2, grace=5.0, topology=topology, publish_every=1 if topology == "gather" else None
-    )
+    settings = publishing(2, grace=5.0)
     simulate(training, Schedule(2), settings, store=store)
     assert done_key(3, 0) in store.objects
     other = replace(
@@ -142,7 +124,6 @@ def test_a_state_that_was_published_for_another_record_is_not_taken(topology):
     outcome = simulate(
         training, Schedule(2), replace(settings, resume=True), store=store, most_incarnations=1
     )
-    assert {type(error) for error in outcome.errors().values()} == {CorruptedObjectError}
-    assert all(
-        "was published for another record" in str(error) for error in outcome.errors().values()
-    )
+    errors = outcome.errors().values()
+    assert {type(error) for error in errors} == {CorruptedObjectError}
+    assert all("was published for another record" in str(error) for error in errors)

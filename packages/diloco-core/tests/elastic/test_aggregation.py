@@ -1,0 +1,124 @@
+"""Elastic runs whose mean is clipped, trimmed or of a sparse codec: what is lost, late, damaged or
+made again is aggregated in the same way.
+"""
+
+import random
+
+import pytest
+from damage_lab import Rotten, flip
+from faults_lab import harmful
+from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
+
+from diloco_core import CorruptedObjectError, Elastic, Seconds
+from diloco_core._arithmetic import _reduction
+from diloco_core._outer._fragment import Fragment
+
+
+def least(training):
+    reports = [report for each in training.reports.values() for report in each]
+    return min(each.least for report in reports for each in report.clipped)
+
+
+@pytest.mark.parametrize("kind", ["kill after", "zombie", "rot", "delay"])
+@pytest.mark.parametrize(
+    ("topology", "options"),
+    [
+        ("sharded", {"clip": True}),
+        ("gather", {"clip": True, "weight": "steps"}),
+        (
+            "sharded",
+            {"clip": True, "codec": "int8", "error_feedback": True, "delay": 1, "sync_every": 4},
+        ),
+        ("sharded", {"trim": 1}),
+        ("gather", {"trim": 1}),
+    ],
+    ids=["clipped", "gather-clipped-weighed", "clipped-coded", "trimmed", "gather-trimmed"],
+)
+def test_every_state_is_that_of_the_log(topology, options, kind):
+    size = 3 + options.get("trim", 0)
+    training = SimulatedTraining(size, **options)
+    faults = [Fault(1, 1, 60, kind, 20.0), Fault(size - 1, 1, 75, "flip")]
+    schedule = Schedule(size, faults=faults, restart_after=5.0, latency=0.01)
+    outcome = simulate(training, schedule, Elastic(size - 1, grace=2.0, topology=topology))
+    assert violations(outcome, training) == []
+    assert training.trim or least(training) < 1
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("which", [0, 3])
+def test_norms_that_are_damaged_at_rest_decide_nothing(topology, which):
+    training = SimulatedTraining(4, clip=True)
+    first_norm = 8 * 8 + 3  # after the header
+    store = Rotten(
+        "deltas/",
+        which,
+        lambda data: flip(data, 8 * int.from_bytes(data[:8], "little") + first_norm),
+    )
+    settings = Elastic(2, grace=2.0, topology=topology)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=2
+    )
+    assert store.harmed
+    errors = outcome.errors().values()
+    assert {type(error) for error in errors} <= {CorruptedObjectError}
+    assert all("section norms" in str(error) for error in errors)
+    wrong = violations(outcome, training)
+    assert [what for what in wrong if " raised " not in what and "not every rank" not in what] == []
+
+
+def test_windows_of_time_are_clipped_and_weighed_by_their_steps():
+    """Who takes three times as many steps learns about as much more, which is scaled down before it
+    is weighed.
+    """
+    training = SimulatedTraining(4, (12,), Seconds(20), paces=(1.0, 3.0), clip=True)
+    outcome = simulate(training, Schedule(2, latency=0.01), Elastic(2, grace=9.0))
+    assert violations(outcome, training) == []
+    assert all(report.weights for each in training.reports.values() for report in each)
+    assert least(training) < 1
+
+
+SPARSE = {
+    "plain": {"sizes": (300, 40)},
+    "weighed": {"sizes": (300, 40), "weight": "tokens", "save_every": 1},
+    "clipped": {"sizes": (300,), "clip": True},
+    "delayed": {"sizes": (300,), "delay": 1, "alpha": 0.5, "sync_every": 3},
+    "encoded": {"sizes": (300,), "state_codec": "int8", "full_state_every": 2},
+}
+
+
+def wrong_sparse(number, topology, name):
+    chance = random.Random(number)
+    training = SimulatedTraining(4, codec="topk64", error_feedback=0.95, **SPARSE[name])
+    faults = harmful(chance, 5)
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.1)
+    outcome = simulate(training, schedule, Elastic(2, grace=8.0, topology=topology))
+    return violations(outcome, training)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize(
+    ("topology", "name"),
+    [("sharded", name) for name in SPARSE] + [("gather", n) for n in SPARSE if n != "encoded"],
+)
+def test_sparse_means_are_of_those_who_sent_a_value(topology, name, number):
+    assert wrong_sparse(number, topology, name) == []
+
+
+def the_mean_of_all(monkeypatch):
+    def summed(job, chunk, out, scratch, count, shares, **_):
+        return _reduction._Mean(job, chunk, out, scratch, count)
+
+    monkeypatch.setattr(_reduction, "_mean_of", summed)
+
+
+def what_was_not_learned(monkeypatch):
+    """What replicas read of a contribution is believed only if it can be what was learned."""
+    learned = Fragment._contribution
+    monkeypatch.setattr(Fragment, "_contribution", lambda *given: learned(*given).mul_(2))
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("mutate", [the_mean_of_all, what_was_not_learned])
+def test_a_wrong_variant_is_caught(topology, mutate, monkeypatch):
+    mutate(monkeypatch)
+    assert "off what the log says" in "".join(wrong_sparse(0, topology, "plain"))
