@@ -17,8 +17,21 @@ from diloco_core import (
     StoreExchange,
     Timing,
 )
+from diloco_core._store._drivers._folder import FolderStore
 
 LOST_AFTER = 100.0
+
+
+class OverwritingFolder(FolderStore):
+    """A folder as a store that ignores the conditions of conditional writes."""
+
+    def create(self, key, data):
+        self.put(key, [data] if isinstance(data, bytes) else data)
+        return True
+
+
+#: Folders in which fixed runs behave the same: one that can decide, and one that cannot.
+STORES = {"deciding": FolderStore, "overwriting": OverwritingFolder}
 
 
 class Process(Connection):

@@ -6,9 +6,19 @@ import random
 
 import pytest
 import torch
-from simulated import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
+from simulated import (
+    KINDS,
+    Connection,
+    Fault,
+    Schedule,
+    Scheduler,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
-from diloco_core import DiLoCo, Elastic, MismatchError, connect
+from diloco_core import DiLoCo, Elastic, MismatchError, StoreExchange, connect
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
 
@@ -20,16 +30,13 @@ _SIZES = "diloco_core._arithmetic._shard_sizes"
 )
 def test_no_shard_is_larger_than_the_limit(size, shards, tmp_path):
     """16 MiB, and four times as much in a folder."""
-    folder, memory = (
-        connect(place, rank=0, world_size=4, min_replicas=2)
-        for place in (str(tmp_path), "memory://shards")
-    )
+    folder = connect(str(tmp_path), rank=0, world_size=4, min_replicas=2)
+    elsewhere = StoreExchange(Connection(SimulatedStore(), Scheduler()), 0, 4, Elastic(2))
     assert folder.shards(size) == shards
     assert size / shards <= 2**26
-    assert shards <= memory.shards(size) < 4 * shards + 4
-    assert size / memory.shards(size) <= 2**24
-    for exchange in (folder, memory):
-        exchange.leave()
+    assert shards <= elsewhere.shards(size) < 4 * shards + 4
+    assert size / elsewhere.shards(size) <= 2**24
+    folder.leave()
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

@@ -4,18 +4,10 @@ import pytest
 import torch
 from generations_lab import Overwriting
 from simulated import SimulatedStore
+from strict_lab import STORES
 from training_lab import Clock
 
 from diloco_core import StoreExchange, Timing
-from diloco_core._store._drivers._folder import FolderStore
-
-
-class OverwritingFolder(FolderStore):
-    """A folder as a store that ignores the conditions of conditional writes."""
-
-    def create(self, key, data):
-        self.put(key, [data] if isinstance(data, bytes) else data)
-        return True
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +30,7 @@ def new_store(request):
     return request.param
 
 
-@pytest.fixture(params=[FolderStore, OverwritingFolder], ids=["deciding", "overwriting"])
+@pytest.fixture(params=STORES.values(), ids=STORES)
 def exchanges_in(request):
     """Makes exchanges over one folder, in a store that can decide and in one that cannot.
 

@@ -1,12 +1,15 @@
-"""What a fixed run deletes: contributions and states that all replicas have left behind, and
-nothing that is still needed.
+"""What a fixed run deletes, which is nothing that is still needed, and what it writes over: in a
+folder fresh pages cost more than the values in them.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+import torch
 from keys_lab import kept, keys_of, newest, of
 from strict_lab import Means, Run, in_folder
 
-from diloco_core import export
+from diloco_core import ObjectStoreAllReduce, export
 
 
 def held_at_each_sync(run):
@@ -46,3 +49,28 @@ def test_of_means_only_the_last_two_are_there(new_store):
     for sync, deltas, states in held:
         assert deltas == [1, *range(2, sync + 1)][-2:]
         assert states == list(range(max(sync - 2, 1), sync))
+
+
+LARGE = 2**16  # bytes; smaller files are not reused
+
+
+def inodes(folder):
+    stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return {stat.st_ino for stat in stats if stat.st_size >= LARGE}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_after_a_few_syncs_no_file_is_new(ranks, tmp_path):
+    """Contributions of ranks differ a little in size, as the shards that are left out do."""
+    exchanges = [
+        ObjectStoreAllReduce(tmp_path, rank=rank, world_size=ranks) for rank in range(ranks)
+    ]
+    tensors = [torch.ones(100_003) for _ in range(ranks)]
+    seen = []
+    with ThreadPoolExecutor(ranks) as pool:
+        for _ in range(12):
+            list(pool.map(lambda rank: exchanges[rank].mean([tensors[rank]]), range(ranks)))
+            seen.append(inodes(tmp_path))
+        list(pool.map(ObjectStoreAllReduce.close, exchanges))
+    assert set().union(*seen[6:]) <= set().union(*seen[:6])
+    assert all(len(files) <= 2 * 3 * ranks for files in seen), "a rank keeps three of each kind"

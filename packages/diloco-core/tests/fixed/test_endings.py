@@ -2,10 +2,12 @@
 keeps nobody waiting.
 """
 
+import tempfile
 import threading
 
 import pytest
 import torch
+from strict_lab import STORES
 from training_lab import PATIENCE
 
 from diloco_core import (
@@ -17,38 +19,29 @@ from diloco_core import (
     ReplicaLostError,
     StoreExchange,
     SyncTimeoutError,
-    Timing,
     UnequalSyncsError,
     in_process,
 )
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
-from diloco_core._store._drivers._folder import FolderStore
 from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
 
 
-class Overwriting(FolderStore):
-    """A folder as a store that ignores the conditions of conditional writes."""
+@pytest.fixture(params=[*STORES, "threads"])
+def make(request, tmp_path):
+    """Makes exchanges for all ranks; over a store, nobody waits for a rank to be started again."""
 
-    def create(self, key, data):
-        self.put(key, [data] if isinstance(data, bytes) else data)
-        return True
+    def of(world_size):
+        if request.param == "threads":
+            return in_process(world_size)
+        folder = tempfile.mkdtemp(dir=tmp_path)
+        return [
+            StoreExchange(STORES[request.param](folder), rank, world_size)
+            for rank in range(world_size)
+        ]
 
-
-STORES = {"deciding": FolderStore, "overwriting": Overwriting}
-KINDS = [*STORES, "threads"]
-
-
-def make(kind, tmp_path, world_size):
-    """Exchanges for all ranks; over a store, nobody waits for a rank to be started again."""
-    if kind == "threads":
-        return in_process(world_size)
-    timing = Timing(return_within=0.0)
-    stores = [STORES[kind](str(tmp_path / "run")) for _ in range(world_size)]
-    return [
-        StoreExchange(store, rank, world_size, timing=timing) for rank, store in enumerate(stores)
-    ]
+    return of
 
 
 def left(rank, number=3):
@@ -108,138 +101,128 @@ class TestConclusions:
         assert "this replica (rank 0) cannot take sync 3, which needs all replicas" in str(error)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-class TestRuns:
-    def test_everybody_names_the_replica_that_failed_first(self, kind, lab, tmp_path):
-        def replica(exchange):
-            model = lab.fill(lab.small_model())
-            outer, optimizer = lab.outer_loop(model, exchange)
+def test_everybody_names_the_replica_that_failed_first(make, lab):
+    def replica(exchange):
+        model = lab.fill(lab.small_model())
+        outer, optimizer = lab.outer_loop(model, exchange)
+        with outer:
+            for step in range(4):
+                if exchange.rank == 1 and step == 2:
+                    raise ValueError("bad batch")
+                lab.small_step(model, optimizer)
+
+    results = run_replicas(replica, make(4))
+    lost = ReplicaLostError
+    assert lab.kinds(results) == [lost, ValueError, lost, lost]
+    assert {results[rank].rank for rank in (0, 2, 3)} == {1}
+    assert "rank 1 failed after 2 syncs" in str(results[0])
+    assert "ValueError: bad batch" in str(results[0])
+
+
+def test_who_learns_it_from_a_messenger_names_the_first_one_too(make, lab):
+    """Rank 2 comes so late that rank 0, which nobody heard of, has made rank 1 fail."""
+    told, over = threading.Event(), threading.Event()
+
+    def replica(exchange):
+        tensor = torch.ones(3)
+        if exchange.rank == 0:
+            ObjectStoreAllReduce(exchange).mean([tensor])
+            assert over.wait(PATIENCE)  # it is silent
+        elif exchange.rank == 1:
+            try:
+                with ObjectStoreAllReduce(exchange) as reduce:
+                    reduce.mean([tensor])
+                    raise ReplicaLostError("rank 0 has shown no sign of life", 0)
+            finally:
+                told.set()
+        else:
+            try:
+                with ObjectStoreAllReduce(exchange) as reduce:
+                    reduce.mean([tensor])
+                    assert told.wait(PATIENCE)
+                    reduce.mean([tensor])
+            finally:
+                over.set()
+
+    results = run_replicas(replica, make(3))
+    assert lab.kinds(results)[1:] == [ReplicaLostError, ReplicaLostError]
+    assert results[2].rank == 0
+    assert "rank 0 has shown no sign of life (as rank 1 found after 1 sync)" in str(results[2])
+    assert "resume=True" not in str(results[2]), "means cannot be resumed"
+
+
+def test_a_flush_meets_the_regular_sync_of_another(make, lab):
+    """A replica whose gradient scaler skipped a step has one step less, and as many syncs."""
+
+    def replica(exchange):
+        model = lab.fill(torch.nn.Linear(3, 2))
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+            for step in range(6 - exchange.rank):
+                lab.push(model, inner, exchange.rank, step)
+        return lab.values(model), outer.committed
+
+    results = lab.run(replica, make(2))
+    assert lab.identical([values for values, _ in results])
+    assert [committed for _, committed in results] == [3, 3]
+
+
+def test_runs_without_a_step_end_in_peace(make, lab):
+    """Whoever is done first has left before the others have adopted what it published."""
+
+    def replica(exchange):
+        model = lab.fill(torch.nn.Linear(3, 2), seed=exchange.rank)
+        outer, _ = lab.outer_loop(model, exchange)
+        with outer:
+            pass
+        return lab.values(model)
+
+    for _ in range(5):
+        assert lab.identical(lab.run(replica, make(3)))
+
+
+@pytest.mark.parametrize(
+    ("others", "call"),
+    [
+        ([torch.ones(5)], 0),
+        ([torch.ones(4), torch.ones(1)], 2),
+        ([torch.ones(4, dtype=torch.float64)], 2),
+        ([torch.ones(2, 2)], 0),
+    ],
+)
+def test_other_tensors_on_one_replica_are_named(make, others, call, lab):
+    """Another number, shape or dtype, from the first call on or later."""
+
+    def replica(exchange):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            for number in range(3):
+                reduce.mean(others if exchange.rank and number == call else [torch.ones(4)])
+
+    results = run_replicas(replica, make(2))
+    assert MismatchError in lab.kinds(results)
+    assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
+    told = next(str(result) for result in results if isinstance(result, MismatchError))
+    assert f"in mean {call + 1}, rank" in told
+    assert "the same shapes and dtypes" in told
+
+
+def test_a_loop_over_a_manager_tells_of_failures(make, lab):
+    def replica(exchange):
+        model = lab.fill(lab.small_model())
+        outer, optimizer = lab.outer_loop(
+            model, ManagerExchange(MockManager(exchange)), buffers="none"
+        )
+        try:
             with outer:
                 for step in range(4):
                     if exchange.rank == 1 and step == 2:
                         raise ValueError("bad batch")
                     lab.small_step(model, optimizer)
+        except BaseException as error:
+            exchange.abort(error)  # the manager, and what it stands on, belong to the caller
+            raise
+        exchange.leave()
 
-        results = run_replicas(replica, make(kind, tmp_path, 4))
-        assert lab.kinds(results) == [
-            ReplicaLostError,
-            ValueError,
-            ReplicaLostError,
-            ReplicaLostError,
-        ]
-        assert {results[rank].rank for rank in (0, 2, 3)} == {1}
-
-    def test_who_learns_it_from_a_messenger_names_the_first_one_too(self, kind, lab, tmp_path):
-        """Rank 2 comes so late that rank 0, which nobody heard of, has made rank 1 fail."""
-        told, over = threading.Event(), threading.Event()
-
-        def replica(exchange):
-            tensor = torch.ones(3)
-            if exchange.rank == 0:
-                ObjectStoreAllReduce(exchange).mean([tensor])
-                assert over.wait(PATIENCE)  # it is silent
-            elif exchange.rank == 1:
-                try:
-                    with ObjectStoreAllReduce(exchange) as reduce:
-                        reduce.mean([tensor])
-                        raise ReplicaLostError("rank 0 has shown no sign of life", 0)
-                finally:
-                    told.set()
-            else:
-                try:
-                    with ObjectStoreAllReduce(exchange) as reduce:
-                        reduce.mean([tensor])
-                        assert told.wait(PATIENCE)
-                        reduce.mean([tensor])
-                finally:
-                    over.set()
-
-        results = run_replicas(replica, make(kind, tmp_path, 3))
-        assert lab.kinds(results)[1:] == [ReplicaLostError, ReplicaLostError]
-        assert results[2].rank == 0
-        assert "rank 0 has shown no sign of life (as rank 1 found after 1 sync)" in str(results[2])
-        assert "resume=True" not in str(results[2]), "means cannot be resumed"
-
-    def test_a_flush_meets_the_regular_sync_of_another(self, kind, lab, tmp_path):
-        """A replica whose gradient scaler skipped a step has one step less, and as many syncs."""
-
-        def replica(exchange):
-            model = lab.fill(torch.nn.Linear(3, 2))
-            inner = torch.optim.SGD(model.parameters(), lr=1.0)
-            with DiLoCo(model, inner, exchange, sync_every=2) as outer:
-                for step in range(6 - exchange.rank):
-                    lab.push(model, inner, exchange.rank, step)
-            return lab.values(model), outer.committed
-
-        results = lab.run(replica, make(kind, tmp_path, 2))
-        assert lab.identical([values for values, _ in results])
-        assert [committed for _, committed in results] == [3, 3]
-
-    def test_runs_without_a_step_end_in_peace(self, kind, lab, tmp_path):
-        """Whoever is done first has left before the others have adopted what it published."""
-
-        def replica(exchange):
-            model = lab.fill(torch.nn.Linear(3, 2), seed=exchange.rank)
-            outer, _ = lab.outer_loop(model, exchange)
-            with outer:
-                pass
-            return lab.values(model)
-
-        for number in range(5):
-            assert lab.identical(lab.run(replica, make(kind, tmp_path / str(number), 3)))
-
-    @pytest.mark.parametrize(
-        "others",
-        [
-            [torch.ones(5)],
-            [torch.ones(4), torch.ones(1)],
-            [torch.ones(4, dtype=torch.float64)],
-            [torch.ones(2, 2)],
-        ],
-    )
-    @pytest.mark.parametrize("call", [0, 2])
-    def test_other_tensors_on_one_replica_are_named(self, kind, lab, tmp_path, others, call):
-        """Another number, shape or dtype, from the first call on or later."""
-
-        def replica(exchange):
-            with ObjectStoreAllReduce(exchange) as reduce:
-                for number in range(3):
-                    reduce.mean(others if exchange.rank and number == call else [torch.ones(4)])
-
-        results = run_replicas(replica, make(kind, tmp_path, 2))
-        assert MismatchError in lab.kinds(results)
-        assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
-        told = next(str(result) for result in results if isinstance(result, MismatchError))
-        assert f"in mean {call + 1}, rank" in told
-        assert "the same shapes and dtypes" in told
-
-    def test_other_tensors_in_a_manager_are_named(self, kind, lab, tmp_path):
-        def replica(exchange):
-            manager = MockManager(exchange)
-            for number in range(3):
-                manager.allreduce(torch.ones(4 + exchange.rank * (number == 1))).wait()
-
-        results = run_replicas(replica, make(kind, tmp_path, 2))
-        assert MismatchError in lab.kinds(results)
-        assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
-
-    def test_a_loop_over_a_manager_tells_of_failures(self, kind, lab, tmp_path):
-        def replica(exchange):
-            model = lab.fill(lab.small_model())
-            outer, optimizer = lab.outer_loop(
-                model, ManagerExchange(MockManager(exchange)), buffers="none"
-            )
-            try:
-                with outer:
-                    for step in range(4):
-                        if exchange.rank == 1 and step == 2:
-                            raise ValueError("bad batch")
-                        lab.small_step(model, optimizer)
-            except BaseException as error:
-                exchange.abort(error)  # the manager, and what it stands on, belong to the caller
-                raise
-            exchange.leave()
-
-        results = run_replicas(replica, make(kind, tmp_path, 3))
-        assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError]
-        assert {results[rank].rank for rank in (0, 2)} == {1}
+    results = run_replicas(replica, make(3))
+    assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError]
+    assert {results[rank].rank for rank in (0, 2)} == {1}

@@ -21,7 +21,6 @@ from diloco_core import (
     SyncError,
     SyncTimeoutError,
     Timing,
-    UnequalSyncsError,
     in_process,
 )
 from diloco_core._store._open import open_store
@@ -72,41 +71,7 @@ class TestSyncing:
         assert lab.kinds(results)[0] is SyncTimeoutError
         assert results[0].missing == (1,)
 
-    def test_a_failure_is_told_to_the_others_at_once(self, lab, tmp_path, exchanges_in):
-        def replica(exchange):
-            outer, optimizer = lab.outer_loop(nets[exchange.rank], exchange)
-            with outer:
-                for number in range(5):
-                    if exchange.rank == 1 and number == 2:
-                        raise ValueError("bad batch")
-                    lab.small_step(nets[exchange.rank], optimizer)
-
-        for exchanges in (exchanges_in(tmp_path, 3), in_process(3)):
-            nets = [lab.small_model() for _ in range(3)]
-            results = run_replicas(replica, exchanges)
-            assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError]
-            assert results[0].rank == 1
-            assert "rank 1 failed after 2 syncs" in str(results[0])
-            assert "ValueError: bad batch" in str(results[0])
-
-    def test_unequal_numbers_of_syncs_are_a_named_error_and_no_hang(
-        self, lab, tmp_path, exchanges_in
-    ):
-        def replica(exchange):
-            outer, optimizer = lab.outer_loop(nets[exchange.rank], exchange)
-            with outer:
-                for _ in range(3 + 2 * exchange.rank):
-                    lab.small_step(nets[exchange.rank], optimizer)
-
-        for exchanges in (exchanges_in(tmp_path, 2), in_process(2)):
-            nets = [lab.small_model() for _ in range(2)]
-            results = run_replicas(replica, exchanges)
-            assert results[0] is None
-            assert lab.kinds(results)[1] is UnequalSyncsError
-            assert results[1].rank == 0
-
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize(("bad", "rank"), [(float("nan"), 0), (-float("inf"), 1)])
     def test_what_is_not_finite_is_refused_before_anything_is_sent(
         self, lab, tmp_path, exchanges_in, bad, rank
     ):
@@ -130,22 +95,9 @@ class TestSyncing:
         assert "NaN or infinity" in str(results[1 - rank])
         store = exchanges[0].store
         keys = store.list("")
-
-        def is_end(key):
-            return json.loads(store.get(key))["kind"] == "rollback"
-
         assert not keys_lab.keys_of(keys, "contribution", sync=2, rank=rank)
-        assert not [key for key in keys_lab.keys_of(keys, "commit", sync=2) if not is_end(key)]
-
-    def test_large_finite_values_are_no_overflow(self, lab, tmp_path, exchanges_in):
-        def replica(exchange):
-            tensor = torch.full((1000,), 3e38)
-            with ObjectStoreAllReduce(exchange) as reduce:
-                reduce.mean([tensor])
-            return tensor
-
-        (result,) = run_replicas(replica, exchanges_in(tmp_path, 1))
-        assert torch.equal(result, torch.full((1000,), 3e38))
+        records = [json.loads(store.get(key)) for key in keys_lab.keys_of(keys, "commit", sync=2)]
+        assert {record["kind"] for record in records} <= {"rollback"}
 
     def test_after_an_error_the_exchange_refuses_to_go_on(self, lab, tmp_path, exchanges_in):
         (exchange,) = exchanges_in(tmp_path, 1)
@@ -156,19 +108,8 @@ class TestSyncing:
             reduce.mean([torch.ones(1)])
 
 
-def test_the_beat_goes_on_until_the_replica_leaves(tmp_path, exchanges_in):
-    before = set(threading.enumerate())
-    (exchange,) = exchanges_in(tmp_path, 1)
-    ObjectStoreAllReduce(exchange).mean([torch.ones(1)])
-    (beat,) = set(threading.enumerate()) - before
-    assert beat.daemon
-    exchange.leave()
-    assert not beat.is_alive()
-    exchange.leave()
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["always", "after a failure"])
-def test_the_beat_changes(tmp_path, caplog, fails):
+def test_the_beat_changes_until_the_replica_leaves(tmp_path, caplog, fails):
     """Also after one that could not be written."""
     store, failures, seen = open_store(str(tmp_path)), [], set()
     put = store.put
@@ -180,13 +121,17 @@ def test_the_beat_changes(tmp_path, caplog, fails):
         return put(key, parts)
 
     store.put = failing
+    before = set(threading.enumerate())
     timing = Timing(beat_interval=0.001, lost_after=1.0, sleep=lambda seconds: None)
     exchange = StoreExchange(store, 0, 1, timing=timing)
     ObjectStoreAllReduce(exchange).mean([torch.ones(1)])
     deadline = time.monotonic() + PATIENCE
     while len(seen) < 3 + fails and time.monotonic() < deadline:
         seen.add(store.get(keys_lab.beat_key(0)))
+    (beat,) = set(threading.enumerate()) - before
+    assert beat.daemon
     exchange.leave()
+    assert not beat.is_alive()
     assert len(seen) == 3 + fails
     assert len(failures) == caplog.text.count("rank 0 could not write its beat") == fails
 

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
+from resuming_lab import OUTER, REPLICAS, Experiment, equal
+from strict_lab import STORES
 from training_lab import fill, identical, push, run, values
 
-from diloco_core import DiLoCo, MismatchError, Timing, in_process
-from diloco_core._run._exchange import StoreExchange
-from diloco_core._store._drivers._folder import FolderStore
+from diloco_core import DiLoCo, StoreExchange, Timing, in_process
 
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)
 STEPS = 12
@@ -24,27 +24,14 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(19, 3)
 
 
-class Overwriting(FolderStore):
-    """A folder as a store that accepts conditional writes and ignores the condition."""
-
-    def create(self, key, data):
-        self.put(key, [data] if isinstance(data, bytes) else data)
-        return True
-
-
-@pytest.fixture(params=[FolderStore, Overwriting], ids=["deciding", "overwriting"])
+@pytest.fixture(params=STORES)
 def exchanges(request):
-    """Return a maker of all ranks' exchanges over a folder, whose store can decide or not.
-
-    Each rank has buffers of another size.
-    """
+    """Makes all ranks' exchanges over a folder, whose store can decide or not."""
 
     def make(folder, ranks, **options):
-        stores = [request.param(str(folder)) for _ in range(ranks)]
-        return [
-            StoreExchange(store, rank, ranks, timing=LIMITS, chunk_bytes=256 << rank, **options)
-            for rank, store in enumerate(stores)
-        ]
+        options |= {"timing": LIMITS, "chunk_bytes": 256}
+        store = STORES[request.param]
+        return [StoreExchange(store(str(folder)), rank, ranks, **options) for rank in range(ranks)]
 
     return make
 
@@ -104,20 +91,11 @@ def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, exchanges, tm
     assert [identical(pair) for pair in zip(whole, parts, strict=True)] == [True, True]
 
 
-def test_when_it_is_resumed_sync_every_may_change_if_all_ranks_change_it(exchanges, tmp_path):
-    trained(exchanges(tmp_path / "run", 2), 4, sync_every=4, flush="none")
-    ends = trained(exchanges(tmp_path / "run", 2, resume=True), 8, sync_every=2)
-    assert identical(ends)
-
-
-def test_ranks_that_change_it_in_other_ways_are_told(exchanges, tmp_path):
-    trained(exchanges(tmp_path / "run", 2), 4, sync_every=4, flush="none")
-    with pytest.raises(BaseExceptionGroup) as caught:
-        run(
-            lambda each: replica(each, 12, sync_every=2 + 2 * each.rank),
-            exchanges(tmp_path / "run", 2, resume=True),
-        )
-    assert any(
-        isinstance(error, MismatchError) and "differ in setting 'sync_every'" in str(error)
-        for error in caught.value.exceptions
-    )
+@pytest.mark.parametrize("outer", ["Nesterov", "Adam"])
+@pytest.mark.parametrize("stop", [1, 4, 6, 9])
+def test_a_loaded_loop_goes_on_at_a_new_prefix(lab, exchanges, outer, stop, tmp_path):
+    experiment = Experiment(lab, **OUTER[outer])
+    wanted = lab.run(experiment.whole, in_process(REPLICAS))
+    saved = lab.run(experiment.until(stop), exchanges(tmp_path / "first", REPLICAS))
+    again = lab.run(experiment.since(saved, stop), exchanges(tmp_path / "second", REPLICAS))
+    assert all(map(equal, again, wanted))

@@ -6,8 +6,13 @@ import pytest
 import torch
 from training_lab import run
 
-from diloco_core import ConfigurationError, ObjectStoreAllReduce, RunExistsError, Timing
-from diloco_core._run._exchange import StoreExchange
+from diloco_core import (
+    ConfigurationError,
+    ObjectStoreAllReduce,
+    RunExistsError,
+    StoreExchange,
+    Timing,
+)
 from diloco_core._store._open import open_store
 
 LIMITS = Timing(join_timeout=60.0, sync_timeout=60.0, beat_interval=10.0, lost_after=600.0)

@@ -7,24 +7,13 @@ import signal
 
 import pytest
 import torch
+from strict_lab import STORES
 from training_lab import PATIENCE, Clock, push, small_model
 from warm_processes import WarmProcess
 
 from diloco_core import DiLoCo, StoreExchange, Timing
-from diloco_core._store._drivers._folder import FolderStore
 
 pytestmark = pytest.mark.processes
-
-
-class Overwriting(FolderStore):
-    """A folder as a store that accepts conditional writes and ignores the condition."""
-
-    def create(self, key, data):
-        self.put(key, [data] if isinstance(data, bytes) else data)
-        return True
-
-
-STORES = {"deciding": FolderStore, "overwriting": Overwriting}
 
 
 def train(store, until, timing=None, resume=False):

@@ -1,9 +1,12 @@
-"""The manifest of a fixed run that is resumed: lost, damaged, or that of another run."""
+"""The manifest of a fixed run that is resumed, and what is exported of such a run: lost, damaged,
+or that of another run.
+"""
 
 import keys_lab
 import pytest
 from damage_lab import flip
 from keys_lab import MANIFEST, copy_key
+from safetensors.torch import load_file
 from strict_lab import Run, in_folder
 from training_lab import identical
 
@@ -50,11 +53,13 @@ def test_one_of_the_two_is_enough(stopped, tmp_path, how, incarnations, of):
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 @pytest.mark.parametrize("resume", [True, "newest-whole", False])
-def test_without_both_nothing_is_begun(stopped, how, resume):
+def test_without_both_nothing_is_begun_or_exported(stopped, tmp_path, how, resume):
     both = manifests(stopped)
     for key in both:
         harm(stopped, key, how)
     before = dict(stopped.store.objects)
+    with pytest.raises(CorruptedObjectError, match="put it back"):
+        export(in_folder(stopped, tmp_path / "run"), tmp_path / "model")
     for result in stopped.live(resume=resume):
         with pytest.raises((CorruptedObjectError, RunExistsError), match=f"{MANIFEST}|resume=True"):
             raise result
@@ -90,3 +95,28 @@ def test_nor_is_it_believed_where_the_manifest_is_gone(stopped):
     stopped.store.remove(manifest)
     for result in stopped.live(resume=True):
         assert isinstance(result, (CorruptedObjectError, RunExistsError)), result
+
+
+@pytest.fixture
+def run(new_store):
+    """A run that was resumed twice, and has ended after six outer steps."""
+    run = Run(2, store=new_store())
+    run.live(until=3)
+    run.live(resume=True, until=5)
+    run.weights, _ = run.live(resume=True)
+    return run
+
+
+def test_the_newest_state_is_exported(run, tmp_path):
+    assert export(in_folder(run, tmp_path / "run"), tmp_path / "model") == 6
+    assert identical([load_file(tmp_path / "model"), run.weights])
+
+
+@pytest.mark.parametrize(("how", "shard"), [("damaged", 0), ("gone", 1)])
+def test_the_one_before_where_the_newest_one_is_not_whole(run, tmp_path, how, shard):
+    keys = keys_lab.newest(run.store.objects)
+    (key,) = keys_lab.keys_of(keys, "state", sync=6, rank=shard)
+    harm(run, key, how)
+    assert export(in_folder(run, tmp_path / "run"), tmp_path / "model") == 5
+    weights, other = run.live(resume="newest-whole", until=5)
+    assert identical([load_file(tmp_path / "model"), weights, other])

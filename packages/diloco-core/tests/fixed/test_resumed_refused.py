@@ -18,7 +18,6 @@ from diloco_core import (
     DiLoCo,
     FormatError,
     MismatchError,
-    ObjectStoreAllReduce,
     RendezvousError,
     ReplicaLostError,
     RunExistsError,
@@ -141,141 +140,119 @@ class TestWhatIncarnations:
         assert len(run.begun()) == 1
 
 
-def test_without_resume_a_used_prefix_is_refused(stopped):
-    before = dict(stopped.store.objects)
-    for result in stopped.live():
-        with pytest.raises(RunExistsError, match="start all of its ranks again with resume=True"):
-            raise result
-    assert stopped.store.objects == before
+def test_another_world_size_is_refused(stopped):
+    stopped.ranks = 3
+    refused(stopped, MismatchError, "begun with world_size=2, but rank . was given world_size=3")
 
 
-class TestWhatDiffers:
-    def test_world_size(self, stopped):
-        stopped.ranks = 3
-        refused(
-            stopped, MismatchError, "begun with world_size=2, but rank . was given world_size=3"
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"outer_lr": 0.5}, "begun with outer_lr=0.7, but rank . was given outer_lr=0.5"),
+        ({"buffers": "rank0"}, "begun with buffers='mean'"),
+        ({"fragments": 2}, "begun with fragments=1"),
+        ({"outer_optimizer": torch.optim.Adam}, "begun with outer_optimizer=SGD"),
+    ],
+)
+def test_other_settings_are_refused(stopped, options, match):
+    refused(stopped, MismatchError, match, **options)
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "name", "frozen"])
+def test_another_model_is_refused(stopped, what, monkeypatch):
+    def net(_):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(3, 5), torch.nn.Linear(5, 3 if what == "shape" else 2)
+        )
+        if what == "dtype":
+            model = model.to(torch.bfloat16)
+        if what == "name":
+            model = torch.nn.Sequential(*model[:1], torch.nn.Identity(), model[1])
+        if what == "frozen":
+            model[0].requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(Run, "net", net)
+    refused(stopped, MismatchError, "begun with another model than the one that rank . has")
+
+
+def test_other_values_that_are_not_synced_are_refused(monkeypatch, new_store):
+    def masked(mask):
+        model = fill(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)))
+        model.register_buffer("mask", torch.full((2,), mask), persistent=False)
+        return model
+
+    run = Run(2, store=new_store())
+    monkeypatch.setattr(Run, "net", lambda _: masked(1.0))
+    run.live(until=3)
+    monkeypatch.setattr(Run, "net", lambda _: masked(2.0))
+    refused(run, MismatchError, "Tensor 'mask' is .* with values .* in the run")
+
+
+def test_another_inner_optimizer_is_refused(stopped):
+    """Only what the user has given is named."""
+    stopped.options = {}
+    stopped.adam = True
+    for result in stopped.live(resume=True, seen={}):
+        assert isinstance(result, ConfigurationError)
+        assert "other classes than this replica has: optimizer was SGD and is Adam." in str(result)
+
+
+def test_other_things_in_stateful_are_refused(stopped):
+    stopped.options = {"stateful": {"loader": Loader()}}
+    for result in stopped.live(resume=True):
+        assert isinstance(result, ConfigurationError)
+        assert (
+            "saved with ['optimizer'], but this replica has ['optimizer', 'stateful.loader']"
+            in str(result)
         )
 
-    @pytest.mark.parametrize(
-        ("options", "match"),
-        [
-            ({"outer_lr": 0.5}, "begun with outer_lr=0.7, but rank . was given outer_lr=0.5"),
-            ({"buffers": "rank0"}, "begun with buffers='mean'"),
-            ({"fragments": 2}, "begun with fragments=1"),
-            ({"outer_optimizer": torch.optim.Adam}, "begun with outer_optimizer=SGD"),
-        ],
-    )
-    def test_settings(self, stopped, options, match):
-        refused(stopped, MismatchError, match, **options)
 
-    @pytest.mark.parametrize("what", ["shape", "dtype", "name", "frozen"])
-    def test_the_model(self, stopped, what, monkeypatch):
-        def net(_):
-            model = torch.nn.Sequential(
-                torch.nn.Linear(3, 5), torch.nn.Linear(5, 3 if what == "shape" else 2)
-            )
-            if what == "dtype":
-                model = model.to(torch.bfloat16)
-            if what == "name":
-                model = torch.nn.Sequential(*model[:1], torch.nn.Identity(), model[1])
-            if what == "frozen":
-                model[0].requires_grad_(False)
-            return model
+def test_a_run_that_never_began_is_refused(new_store):
+    run = Run(2, store=new_store())
+    run.live((0, 5, "kill after"), ranks=[0])
+    refused(run, RendezvousError, "holds no run to resume")
 
-        monkeypatch.setattr(Run, "net", net)
-        refused(stopped, MismatchError, "begun with another model than the one that rank . has")
 
-    def test_values_that_are_not_synced(self, monkeypatch, new_store):
-        def masked(mask):
-            model = fill(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)))
-            model.register_buffer("mask", torch.full((2,), mask), persistent=False)
-            return model
+def test_an_elastic_run_is_refused(tmp_path):
+    net = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    with DiLoCo(net, inner, connect(tmp_path, rank=0, world_size=1, min_replicas=1), sync_every=1):
+        net(torch.ones(1, 2)).sum().backward()
+        inner.step()
+    exchange = connect(tmp_path, rank=0, world_size=1, resume=True)
+    with (
+        pytest.raises(RunExistsError, match="holds a run with elastic membership"),
+        DiLoCo(net, inner, exchange, sync_every=1),
+    ):
+        pass
 
-        run = Run(2, store=new_store())
-        monkeypatch.setattr(Run, "net", lambda _: masked(1.0))
-        run.live(until=3)
-        monkeypatch.setattr(Run, "net", lambda _: masked(2.0))
-        refused(run, MismatchError, "Tensor 'mask' is .* with values .* in the run")
 
-    def test_sync_every_may_change_if_it_is_the_same_everywhere(self, stopped):
-        results = stopped.live(resume=True, sync_every=4)
-        assert identical(results)
+def test_a_run_of_another_version_is_refused(stopped):
+    for key in keys_lab.keys_of(stopped.store.objects, "manifest"):
+        manifest = json.loads(stopped.store.objects[key])
+        manifest["format"] -= 1
+        stopped.store.objects[key] = json.dumps(manifest).encode()
+    refused(stopped, FormatError, "manifest.json")
 
-    def test_sync_every_differs(self, stopped):
-        stopped.options = {}
-        train = Run.train
 
-        def differently(run, exchange, until, **more):
-            return train(run, exchange, until, **{**more, "sync_every": 2 + 2 * exchange.rank})
+def test_a_loaded_state_is_refused(tmp_path):
+    net = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    outer = DiLoCo(net, inner, connect(tmp_path, rank=0, world_size=1, resume=True), sync_every=1)
+    with pytest.raises(ConfigurationError, match="cannot be used together with resume="):
+        outer.load_state_dict({})
+    assert type(in_process(1)[0]) is not type(outer.exchange)
 
-        stopped.train = differently.__get__(stopped)
-        for result in stopped.live(resume=True):
-            assert isinstance(result, MismatchError)
-            assert "differ in setting 'sync_every'" in str(result)
-            assert "Start all replicas with the same settings." in str(result)
 
-    def test_another_inner_optimizer(self, stopped):
-        """Only what the user has given is named."""
-        stopped.options = {}
-        stopped.adam = True
-        for result in stopped.live(resume=True, seen={}):
-            assert isinstance(result, ConfigurationError)
-            assert "other classes than this replica has: optimizer was SGD and is Adam." in str(
-                result
-            )
-
-    def test_other_things_in_stateful(self, stopped):
-        stopped.options = {"stateful": {"loader": Loader()}}
-        for result in stopped.live(resume=True):
-            assert isinstance(result, ConfigurationError)
-            assert (
-                "saved with ['optimizer'], but this replica has ['optimizer', 'stateful.loader']"
-                in str(result)
-            )
-
-    def test_no_run(self, new_store):
-        refused(Run(2, store=new_store()), RendezvousError, "holds no run to resume")
-
-    def test_a_run_that_never_began(self, new_store):
-        run = Run(2, store=new_store())
-        run.live((0, 5, "kill after"), ranks=[0])
-        refused(run, RendezvousError, "holds no run to resume")
-
-    def test_an_elastic_run(self, tmp_path):
-        net = torch.nn.Linear(2, 1)
-        inner = torch.optim.SGD(net.parameters(), lr=0.1)
-        with DiLoCo(
-            net, inner, connect(tmp_path, rank=0, world_size=1, min_replicas=1), sync_every=1
-        ):
-            net(torch.ones(1, 2)).sum().backward()
-            inner.step()
-        exchange = connect(tmp_path, rank=0, world_size=1, resume=True)
-        with (
-            pytest.raises(RunExistsError, match="holds a run with elastic membership"),
-            DiLoCo(net, inner, exchange, sync_every=1),
-        ):
-            pass
-
-    def test_means(self, tmp_path, lab):
-        with ObjectStoreAllReduce(connect(tmp_path, rank=0, world_size=1)) as reduce:
-            reduce.mean([torch.ones(3)])
-        again = connect(tmp_path, rank=0, world_size=1, resume=True)
-        with pytest.raises(ConfigurationError, match="resume= cannot be used for means"):
-            ObjectStoreAllReduce(again).mean([torch.ones(3)])
-
-    def test_a_run_of_another_version(self, stopped):
-        for key in keys_lab.keys_of(stopped.store.objects, "manifest"):
-            manifest = json.loads(stopped.store.objects[key])
-            manifest["format"] -= 1
-            stopped.store.objects[key] = json.dumps(manifest).encode()
-        refused(stopped, FormatError, "manifest.json")
-
-    def test_a_loaded_state(self, tmp_path):
-        net = torch.nn.Linear(2, 1)
-        inner = torch.optim.SGD(net.parameters(), lr=0.1)
-        outer = DiLoCo(
-            net, inner, connect(tmp_path, rank=0, world_size=1, resume=True), sync_every=1
-        )
-        with pytest.raises(ConfigurationError, match="cannot be used together with resume="):
-            outer.load_state_dict({})
-        assert type(in_process(1)[0]) is not type(outer.exchange)
+def test_no_folder_is_left_behind(lab, tmp_path):
+    place = tmp_path / "runs" / "other"
+    exchange = connect(str(place), rank=0, world_size=1, resume=True)
+    outer, _ = lab.outer_loop(lab.small_model(), exchange)
+    with pytest.raises(RendezvousError, match="holds no run to resume"), outer:
+        pass
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    exchange = connect(str(place), rank=0, world_size=1, resume=True)
+    exchange.leave()
+    assert not list((tmp_path / "runs").iterdir())
