@@ -9,7 +9,7 @@ from damage_lab import Rotten, flip
 from faults_lab import harmful
 from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
-from diloco_core import CorruptedObjectError, Elastic, Seconds
+from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._arithmetic import _reduction
 from diloco_core._outer._fragment import Fragment
 
@@ -64,17 +64,6 @@ def test_norms_that_are_damaged_at_rest_decide_nothing(topology, which):
     assert all("section norms" in str(error) for error in errors)
     wrong = violations(outcome, training)
     assert [what for what in wrong if " raised " not in what and "not every rank" not in what] == []
-
-
-def test_windows_of_time_are_clipped_and_weighed_by_their_steps():
-    """Who takes three times as many steps learns about as much more, which is scaled down before it
-    is weighed.
-    """
-    training = SimulatedTraining(4, (12,), Seconds(20), paces=(1.0, 3.0), clip=True)
-    outcome = simulate(training, Schedule(2, latency=0.01), Elastic(2, grace=9.0))
-    assert violations(outcome, training) == []
-    assert all(report.weights for each in training.reports.values() for report in each)
-    assert least(training) < 1
 
 
 SPARSE = {

@@ -31,15 +31,6 @@ def begun_at(store):
     return min(time for time, key, _ in store.history if key == MANIFEST)
 
 
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_an_upload_that_takes_longer_than_the_grace_is_waited_for(topology):
-    training = SimulatedTraining(syncs=3, sizes=(40,))
-    settings = Elastic(2, grace=3.0, topology=topology)
-    outcome = simulate(training, Schedule(12, latency=0.4), settings)  # twelve shards, in turn
-    assert violations(outcome, training) == []
-    assert len(uploads(outcome.store)) == 1
-
-
 def slow(node, prefix, seconds):
     """Let every upload below a folder take so long, before anything of it is seen."""
     put = node.connection.put
@@ -112,19 +103,6 @@ def test_where_rank_0_does_not_come_one_of_the_others_begins(caplog):
     )
 
 
-@pytest.mark.parametrize("prefix", ["initial/", "unsynced/"])
-def test_whoever_begins_in_place_of_rank_0_is_waited_for_too(prefix):
-    def train(node):
-        slow(node, prefix, 70.0)
-        return enter(node)
-
-    outcome = simulate(
-        train, Schedule(6, starts=[3000.0], latency=0.01), Elastic(2, grace=5.0), limit=4000.0
-    )
-    assert not outcome.errors()
-    assert len(uploads(outcome.store)) == 1
-
-
 def test_one_who_dies_in_the_upload_costs_one_grace(caplog):
     def train(node):
         if (node.rank, node.incarnation) == (0, 1):
@@ -158,18 +136,6 @@ def test_one_who_dies_in_the_upload_costs_one_grace(caplog):
         "grace" in caplog.text
     )
     assert len(uploads(store)) == 2
-
-
-def test_what_was_left_by_a_beginner_that_died_long_ago_costs_nothing_more():
-    training = SimulatedTraining(syncs=3, sizes=(40,))
-    store = SimulatedStore()
-    store.write("initial/0123456789abcdef/000.00000.safetensors", b"x")
-    store.write(BEGINNING, b'{"rank": 0}')
-    outcome = simulate(
-        training, Schedule(4, starts=[300.0], latency=0.01), Elastic(2, grace=10.0), store=store
-    )
-    assert violations(outcome, training) == []
-    assert 10.0 <= begun_at(outcome.store) < 12.0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Claims that vanish: no two incarnations of a rank play one epoch unnoticed."""
 
-from dataclasses import replace
-
 import pytest
 from keys_lab import sealed_again
 from simulated import (
@@ -192,24 +190,3 @@ def test_a_claim_is_written_again_at_the_latest_with_the_eighth_sync():
     outcome, store = _sleeper(meddle, seconds=0.0, syncs=9)
     assert outcome.errors() == {}
     assert [store.objects[KEY]] == whole
-
-
-def test_a_sync_in_turn_costs_no_more_requests_than_one_look():
-    reads = []
-
-    def train(node):
-        get = node.connection.get
-
-        def counted(key, *args, **options):
-            if key.startswith("claims/"):
-                reads.append(key)
-            return get(key, *args, **options)
-
-        node.connection.get = counted
-        return SimulatedTraining(syncs=9, sizes=(12,), save_every=100)(node)
-
-    simulate(train, Schedule(1), replace(Elastic(1, grace=30.0), topology="sharded"))
-    # Before the first sync and with the eighth the own claim is looked at; nine syncs, and what is
-    # saved at the first of them and at the end.
-    assert reads.count(KEY) == 2
-    assert reads.count(claim_key(0, 2)) == 11

@@ -3,7 +3,6 @@
 Only the manifest cannot be made again from anything else; without it there is an error with a name.
 """
 
-import itertools
 import random
 from dataclasses import replace
 
@@ -156,39 +155,6 @@ def test_one_object_at_rest(run):
             _check(run, key, damaged)
 
 
-@pytest.mark.slow
-def test_any_byte_at_rest(run, caplog):
-    """One bit of every byte, all bits where a bit more matters, and truncations: one in eight of
-    them, others in each run.
-
-    All bits: of the header of a published state, and of what is read of contributions. Of inner
-    state, of old records, and of contributions that nobody needs any more, it is every 31st byte.
-    Every single bit is tried without a run, where a try costs microseconds: of records in
-    ``test_sealed``, of published states in ``test_exchange_bits``, of inner state in
-    ``test_inner_state``.
-    """
-    for key in _kinds(run):
-        data = run.objects[key]
-        old = key.startswith(("inner/", "deltas/")) or key in {
-            "commits/00000001.json",
-            "commits/00000002.json",
-        }
-        step = 31 if old and key not in run.needed else 1
-        bits = {8 * place + place // step % 8 for place in range(0, len(data), step)}
-        header = 8 + int.from_bytes(data[:8], "little")
-        if key.startswith("state/") and "/000." in key and key.endswith(".safetensors"):
-            bits.update(range(8 * header))
-        if key.startswith("deltas/") and key in run.needed:
-            bits.update(range(8 * header, 8 * len(data)))
-        damaged = itertools.chain(
-            (flip(data, bit) for bit in sorted(bits)),
-            (data[:size] for size in range(0, len(data), 4 * step)),
-        )
-        for each in itertools.islice(damaged, run.number, None, 8):
-            _check(run, key, each)
-            caplog.clear()  # what thousands of runs have logged would take gigabytes
-
-
 def _random(number, topology, kinds):
     chance = random.Random(f"{number}{topology}")
     faults = [
@@ -253,23 +219,6 @@ def test_the_first_state_is_made_again_from_the_initial_one(publishing):
         training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
     )
     assert violations(outcome, training) == []
-
-
-@pytest.mark.parametrize("how", ["gone", "damaged"])
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_the_log_names_what_was_written_again_and_nothing_else(topology, how, caplog):
-    run = _Run(topology, "stopped")
-    for key in ("state/00000004/001.00000.safetensors", "commits/00000004.json"):
-        caplog.clear()
-        assert run.resumed(key, None if how == "gone" else flip(run.objects[key], 2000)) == (
-            {},
-            [],
-        )
-        messages = [record.getMessage() for record in caplog.records]
-        again = [message for message in messages if " again with the same content, " in message]
-        assert {message.split()[3] for message in again} == {key}
-        told = "because it is gone" if how == "gone" else "because it is damaged: "
-        assert all(told in message for message in again)
 
 
 class _HarmsOnce(SimulatedStore):

@@ -162,13 +162,6 @@ def test_an_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more
         assert _named({(0, 1): reused.errors()[0, 1]})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_wherever_it_stands_still(topology):
-    kinds = {tuple(_stops(topology, hang).late) for hang in range(60)}
-    assert {("put",), ("create",), ("delete",), ()} <= kinds
-
-
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_an_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(
     topology,

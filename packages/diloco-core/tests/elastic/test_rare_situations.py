@@ -137,27 +137,6 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout():
     assert down[-1] - down[0] < 200
 
 
-def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, caplog):
-    # Rank 0 comes one grace late, with weights that it alone has loaded: that they are not used
-    # must be said.
-    def weights(rank, value, syncs):
-        net = torch.nn.Linear(2, 1, bias=False)
-        torch.nn.init.constant_(net.weight, value)
-        inner = torch.optim.SGD(net.parameters(), lr=0.0)
-        exchange = connect(
-            str(tmp_path / "run"), rank=rank, world_size=2, min_replicas=1, grace=0.2
-        )
-        with DiLoCo(net, inner, exchange, sync_every=1) as outer:
-            while outer.committed < syncs:
-                net(torch.ones(1, 2)).sum().backward()
-                inner.step()
-        return net.weight[0, 0].item()
-
-    with caplog.at_level("WARNING", "diloco_core"):
-        assert weights(1, -1.0, 1) == -1.0
-        assert weights(0, 42.0, 2) == 42.0 or "initial" in caplog.text
-
-
 def test_a_replica_with_fixed_membership_is_told_that_the_run_is_elastic(tmp_path):
     _until(1, connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, grace=0.2))
     before = sorted(tmp_path.rglob("*"))

@@ -13,8 +13,8 @@ from simulated import (
     violations,
 )
 
-from diloco_core import Elastic, FencedError
-from diloco_core._run._records._keys import inner_key, parse_inner
+from diloco_core import Elastic
+from diloco_core._run._records._keys import parse_inner
 
 
 class Guarded(SimulatedStore):
@@ -69,57 +69,6 @@ def test_wherever_an_incarnation_sleeps(topology, seconds):
 @pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0, 5.0, 12.0, 30.0])
 def test_wherever_and_however_long_an_incarnation_sleeps(topology, seconds):
     assert [_wrong(operation, seconds, topology) for operation in range(5, 120)] == [[]] * 115
-
-
-@pytest.mark.parametrize("operation", ["get", "put", "list", "delete"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_it_wakes_up_in_the_middle_of_saving(operation, when):
-    """Rank 0's first incarnation sleeps in its third save; the second one saves meanwhile, and a
-    third takes that over.
-    """
-    store, slept = SimulatedStore(), []
-
-    def sleep(node):
-        node.connection._replace()
-        node.sleep(30.0)
-
-    def train(node):
-        save = node.exchange.save_inner
-
-        def sleepy_save(parts):
-            if node.incarnation > 1 or len(slept) < 2:
-                slept.append(node.incarnation)
-                return save(parts)
-            real = getattr(node.connection, operation)
-
-            def sleepy(*args, **options):
-                setattr(node.connection, operation, real)
-                if when == "before":
-                    sleep(node)
-                try:
-                    return real(*args, **options)
-                finally:
-                    if when == "after":
-                        sleep(node)
-
-            setattr(node.connection, operation, sleepy)
-            return save(parts)
-
-        node.exchange.save_inner = sleepy_save
-        return training(node)
-
-    training = SimulatedTraining(syncs=12, sizes=(8,), save_every=1)
-    faults = [Fault(0, 2, 110, "kill before")]
-    outcome = simulate(
-        train, Schedule(1, faults=faults, latency=0.01), Elastic(1, grace=3.0), store=store
-    )
-    assert violations(outcome, training) == []
-    assert isinstance(outcome.results[0, 1], FencedError)
-    assert (0, 3) in outcome.results
-    (kept,) = [
-        key for key in store.objects if parse_inner(key) is not None and parse_inner(key)[0] > 1
-    ]
-    assert kept == inner_key(0, 3, 12)
 
 
 class Saves(SimulatedTraining):

@@ -23,7 +23,6 @@ from diloco_core import (
 from diloco_core._arithmetic._layout import Group, Layout, Rule
 from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._wire._published import Shard
-from diloco_core._wire._safetensors import header_size
 from diloco_core._wire._sections import seed as wire_seed
 
 KINDS = {
@@ -129,20 +128,14 @@ def check(harming, kind, when, step):
             assert identical([*results, *wanted])
 
 
+@pytest.mark.parametrize("step", [None, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_a_run_sampled(harming, kind, when):
-    check(harming, kind, when, None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["written", "read"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_a_run(harming, kind, when):
-    """One bit of every eighth byte, and truncations; every single bit is tried without a run, below
-    and beside this file.
+def test_in_a_run(harming, kind, when, step):
+    """A bit of every eighth byte at most, and truncations; every single bit is tried without a run,
+    below and beside this file.
     """
-    check(harming, kind, when, 8)
+    check(harming, kind, when, step)
 
 
 @pytest.mark.parametrize("when", ["written", "read"])
@@ -153,7 +146,7 @@ def test_norms_decide_nothing_before_they_are_verified(harming, when, byte):
     harmed = run(
         harming(
             KINDS["contribution of rank 1"],
-            lambda data: flip(data, 8 * (header_size(data) + byte)),
+            lambda data: flip(data, 8 * (int.from_bytes(data[:8], "little") + 8 + byte)),
             when,
         ),
         clip="median",
@@ -211,12 +204,9 @@ class TestExport:
                     assert found == newest or kept(key).kind in {"state", "done"}, key
                     assert identical([values, states[found]]), key
 
-    def test_sampled(self, healthy, exported):
-        self.check(healthy, exported, None)
-
-    @pytest.mark.slow
-    def test_every_fourth_byte(self, healthy, exported):
-        self.check(healthy, exported, 4)
+    @pytest.mark.parametrize("step", [None, pytest.param(4, marks=pytest.mark.slow)])
+    def test_one_object_is_harmed(self, healthy, exported, step):
+        self.check(healthy, exported, step)
 
 
 class Job:

@@ -5,19 +5,15 @@ their own.
 import pytest
 from damage_lab import flip
 from generations_lab import Generations
-from safetensors.torch import load_file
 from simulated import Killed
 from training_lab import identical
 
 from diloco_core import (
     ConfigurationError,
     CorruptedObjectError,
-    MismatchError,
-    RendezvousError,
     RendezvousTimeoutError,
     ReplicaLostError,
     RunExistsError,
-    export,
 )
 
 
@@ -61,10 +57,9 @@ def test_a_death_ends_the_run_and_all_ranks_together_continue_it(rank, operation
     assert run.store.differing == []
 
 
-@pytest.mark.parametrize("adam", [False, True])
-@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize(("adam", "fragments"), [(False, 1), (True, 2)])
 @pytest.mark.parametrize("options", [{}, {"codec": "int8"}, {"state_codec": "bf16"}, {"delay": 1}])
-@pytest.mark.parametrize("stop", [1, 3, 4])
+@pytest.mark.parametrize("stop", [1, 4])
 def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(stop, options, fragments, adam):
     options = {**options, "sync_every": 2 * fragments}
     run = Generations(2, fragments=fragments, adam=adam, options=options)
@@ -93,14 +88,6 @@ def test_who_does_not_resume_an_earlier_run_is_told_and_writes_nothing():
         assert isinstance(error, RunExistsError)
         assert "start all of its ranks again with resume=True" in str(error)
     assert run.store.objects == before
-
-
-def test_without_a_run_there_is_nothing_to_resume():
-    run = Generations(2)
-    for error in run.live(resume=True):
-        assert isinstance(error, RendezvousError)
-        assert "holds no run to resume" in str(error)
-    assert run.store.objects == {}
 
 
 def test_a_run_that_is_alive_is_not_taken_over():
@@ -160,19 +147,6 @@ def test_a_rank_that_does_not_come_is_named():
         assert "only 2 of 3 replicas met" in str(result)
 
 
-def test_ranks_with_different_world_sizes_are_told():
-    run = Generations(2)
-
-    class Other(Generations):
-        def exchange(self, connection, scheduler, limits, resume):
-            self.ranks = 2 + connection.rank
-            return super().exchange(connection, scheduler, limits, resume)
-
-    other = Other(2, store=run.store)
-    results = other.simulate([(0, 0.0, [], False), (1, 0.0, [], False)], until=6)
-    assert any(isinstance(result, MismatchError) for result in results), results
-
-
 def test_one_that_finds_that_the_store_decides_and_one_that_does_not():
     run = Generations(2)
 
@@ -230,13 +204,6 @@ class TestDamage:
         again = run.live(resume="newest-whole")
         assert identical([*again, *whole()])
 
-    def test_with_nothing_whole_there_is_an_error(self, run):
-        for key in run.keys("state/") + run.keys("initial/"):
-            run.store.remove(key)
-        (error, _) = run.live(resume="newest-whole")
-        assert isinstance(error, CorruptedObjectError)
-        assert "holds no whole state any more" in str(error)
-
     @pytest.mark.parametrize("name", ["manifest.json", "manifest.copy.json"])
     def test_a_lost_manifest_is_read_from_its_copy(self, run, name):
         run.store.remove(run.begun()[0] + name)
@@ -274,14 +241,3 @@ def test_what_a_generation_that_was_cut_off_completes_later_does_not_count():
     assert identical(results[2:])
     assert not run.begun()[0].startswith(hung[0].rpartition("/")[0])
     assert identical([*run.live(resume=True), *whole()])
-
-
-def test_the_newest_generation_is_exported(tmp_path):
-    run = Generations(2)
-    run.live(until=2)
-    ends = run.live(until=4, resume=True)
-    for key, data in run.store.objects.items():
-        (tmp_path / "run" / key).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "run" / key).write_bytes(data)
-    assert export(str(tmp_path / "run"), str(tmp_path / "m.safetensors")) == 4
-    assert identical([load_file(tmp_path / "m.safetensors"), ends[0]])

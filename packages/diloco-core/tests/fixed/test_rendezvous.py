@@ -1,8 +1,5 @@
 """Replicas meet, agree on everything, or are told at once and by name what is in the way."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import keys_lab
 import pytest
 import torch
@@ -11,14 +8,12 @@ from training_lab import identical
 
 from diloco_core import (
     ConfigurationError,
-    DiLoCo,
     MismatchError,
     ObjectStoreAllReduce,
     RendezvousTimeoutError,
     ReplicaLostError,
     RunExistsError,
     StoreExchange,
-    Timing,
     in_process,
 )
 from diloco_core._exchange._base import Schema
@@ -53,251 +48,128 @@ def told(change):
     return result
 
 
-class TestMeeting:
-    def test_a_replica_that_never_comes_is_named(self, new_store):
-        limits = {rank: {"join_timeout": 50.0} for rank in range(4)}
-        results = Run(4, store=new_store(), limits=limits).live(ranks=[0, 2])
-        first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
-        assert first.missing == (1, 3)
-        # Whoever gives up first tells the other, which then need not wait any longer.
-        assert all("missing: ranks 1, 3" in str(result) for result in results)
+def test_a_replica_that_never_comes_is_named(new_store):
+    limits = {rank: {"join_timeout": 50.0} for rank in range(4)}
+    results = Run(4, store=new_store(), limits=limits).live(ranks=[0, 2])
+    first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
+    assert first.missing == (1, 3)
+    # Whoever gives up first tells the other, which then need not wait any longer.
+    assert all("missing: ranks 1, 3" in str(result) for result in results)
 
-    def test_the_one_that_never_comes_is_named_by_all(self, new_store):
-        limits = {rank: {"join_timeout": 50.0 + 30.0 * rank} for rank in range(3)}
-        first, second = Run(3, store=new_store(), limits=limits).live(ranks=[0, 2])
-        assert isinstance(first, RendezvousTimeoutError)
-        assert first.missing == (1,)
-        assert "rank 1" in str(second)
-        if isinstance(second, ReplicaLostError):
-            assert second.rank == 1
-        else:
-            assert second.missing == (1,)
 
-    def test_one_that_fails_while_another_still_begins_may_come_back(self, lab):
-        """As if the state took long to load there.
+def test_another_model_is_refused_and_the_tensor_named(lab, tmp_path, exchanges_in):
+    def replica(exchange):
+        outer, _ = lab.outer_loop(lab.small_model(width=4 + exchange.rank), exchange)
+        with outer:
+            pass
 
-        What has failed since is waited for where it is missed.
-        """
-        store, failed = open_store("memory://meeting/slow"), threading.Event()
-        timing = Timing(return_within=lab.PATIENCE)
-
-        class Slow:
-            """Looks who is there only when rank 1 has failed."""
-
-            def __getattr__(self, name):
-                return getattr(store, name)
-
-            def list(self, prefix):
-                if prefix == "claims/" and keys_lab.keys_of(store.list(prefix), "claim", rank=0):
-                    assert failed.wait(lab.PATIENCE)
-                return store.list(prefix)
-
-        def train(exchange, fails=False):
-            model = lab.fill(lab.small_model())
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-            with DiLoCo(model, inner, exchange, sync_every=2) as outer:
-                while outer.inner_steps < 4:
-                    lab.push(model, inner, exchange.rank, outer.inner_steps)
-                    if fails:
-                        raise ValueError("of the training")
-            return lab.values(model)
-
-        def live(rank):
-            if not rank:
-                return train(StoreExchange(Slow(), 0, 2, timing=timing))
-            with pytest.raises(ValueError, match="of the training"):
-                train(StoreExchange(store, 1, 2, timing=timing), fails=True)
-            failed.set()
-            return train(StoreExchange(store, 1, 2, timing=timing))
-
-        with ThreadPoolExecutor(2) as pool:
-            assert lab.identical(list(pool.map(live, range(2))))
-
-    def test_a_thread_that_never_comes_is_named(self, lab):
-        exchanges = in_process(3, timing=Timing(join_timeout=0.05))
-        results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), exchanges[:2])
-        assert RendezvousTimeoutError in lab.kinds(results)
-        missing = [
-            result.missing for result in results if isinstance(result, RendezvousTimeoutError)
-        ]
-        assert all(
-            2 in ranks for ranks in missing
-        )  # under load another thread may come too late as well
-
-    def test_another_model_is_refused_and_the_tensor_named(self, lab, tmp_path, exchanges_in):
-        def replica(exchange):
-            outer, _ = lab.outer_loop(lab.small_model(width=4 + exchange.rank), exchange)
-            with outer:
-                pass
-
-        for exchanges in (exchanges_in(tmp_path, 2), in_process(2)):
-            results = run_replicas(replica, exchanges)
-            assert lab.kinds(results) == [MismatchError] * 2
-            assert "tensor '0.weight'" in str(results[0])
-            assert "float32[4, 3]" in str(results[0])
-            assert "float32[5, 3]" in str(results[0])
-
-    def test_other_settings_are_refused_and_named(self, lab, tmp_path, exchanges_in):
-        def replica(exchange):
-            outer, _ = lab.outer_loop(
-                lab.small_model(), exchange, outer_lr=0.5 + 0.1 * exchange.rank
-            )
-            with outer:
-                pass
-
-        results = run_replicas(replica, exchanges_in(tmp_path, 2))
+    for exchanges in (exchanges_in(tmp_path, 2), in_process(2)):
+        results = run_replicas(replica, exchanges)
         assert lab.kinds(results) == [MismatchError] * 2
-        assert "setting 'outer_lr'" in str(results[0])
-        assert "0.5" in str(results[0])
+        assert "tensor '0.weight'" in str(results[0])
+        assert "float32[4, 3]" in str(results[0])
+        assert "float32[5, 3]" in str(results[0])
 
-    def test_another_world_size_is_refused(self, lab, tmp_path, exchanges_in):
-        exchanges = [*exchanges_in(tmp_path, 2, [0]), *exchanges_in(tmp_path, 3, [1])]
-        results = run_replicas(mean, exchanges)
-        assert MismatchError in lab.kinds(results)
-        assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
-        assert all("world_size" in str(result) for result in results)
 
-    @pytest.mark.parametrize("starts", [(0.0, 0.0), (0.0, 5.0), (5.0, 0.0)])
-    def test_after_a_refusal_they_can_be_started_again(self, starts):
-        class Unequal(Run):
-            def train(self, exchange, until, **more):
-                return super().train(exchange, until, outer_lr=0.5 + 0.1 * exchange.rank, **more)
+def test_another_world_size_is_refused(lab, tmp_path, exchanges_in):
+    exchanges = [*exchanges_in(tmp_path, 2, [0]), *exchanges_in(tmp_path, 3, [1])]
+    results = run_replicas(mean, exchanges)
+    assert MismatchError in lab.kinds(results)
+    assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
+    assert all("world_size" in str(result) for result in results)
 
-        refused = Unequal(2)
-        assert [type(result) for result in refused.live()] == [MismatchError] * 2
-        limits = {rank: {"return_within": 300.0} for rank in range(2)}
-        run = Run(2, store=refused.store, options={"outer_lr": 0.5}, incarnations=1, limits=limits)
-        assert identical([*run.live(starts=starts), *Run(2, options={"outer_lr": 0.5}).live()])
 
-    def test_check_refuses_other_initial_values(self, lab, tmp_path, exchanges_in):
-        def replica(exchange):
-            outer, _ = lab.outer_loop(nets[exchange.rank], exchange, init="check")
-            with outer:
-                pass
+@pytest.mark.parametrize("starts", [(0.0, 0.0), (0.0, 5.0), (5.0, 0.0)])
+def test_after_a_refusal_they_can_be_started_again(starts):
+    class Unequal(Run):
+        def train(self, exchange, until, **more):
+            return super().train(exchange, until, outer_lr=0.5 + 0.1 * exchange.rank, **more)
 
-        nets = [lab.small_model(0), lab.small_model(1)]
-        results = run_replicas(replica, exchanges_in(tmp_path, 2))
-        assert lab.kinds(results) == [MismatchError] * 2
-        assert "values" in str(results[0])
+    refused = Unequal(2)
+    assert [type(result) for result in refused.live()] == [MismatchError] * 2
+    limits = {rank: {"return_within": 300.0} for rank in range(2)}
+    run = Run(2, store=refused.store, options={"outer_lr": 0.5}, incarnations=1, limits=limits)
+    assert identical([*run.live(starts=starts), *Run(2, options={"outer_lr": 0.5}).live()])
 
-    def test_the_first_rank_gives_the_initial_values(self, lab, tmp_path, exchanges_in):
-        nets = [lab.small_model(seed) for seed in range(3)]
-        wanted = [parameter.clone() for parameter in nets[0].parameters()]
 
-        def replica(exchange):
-            outer, _ = lab.outer_loop(nets[exchange.rank], exchange)
-            with outer:
-                return [parameter.clone() for parameter in nets[exchange.rank].parameters()]
+def test_a_second_run_on_the_same_prefix_is_refused(new_store):
+    run = Run(2, store=new_store())
+    run.live(until=2)
+    before = dict(run.store.objects)
+    for result in run.live(until=2):
+        assert isinstance(result, RunExistsError)
+        assert "start all of its ranks again with resume=True" in str(result)
+        assert "use another prefix" in str(result)
+    assert run.store.objects == before
 
-        for parameters in run_replicas(replica, exchanges_in(tmp_path, 3)):
-            assert all(map(torch.equal, parameters, wanted))
 
-    def test_a_second_run_on_the_same_prefix_is_refused(self, new_store):
-        run = Run(2, store=new_store())
-        run.live(until=2)
-        before = dict(run.store.objects)
-        for result in run.live(until=2):
-            assert isinstance(result, RunExistsError)
-            assert "start all of its ranks again with resume=True" in str(result)
-            assert "use another prefix" in str(result)
-        assert run.store.objects == before
+def test_two_launches_on_the_same_prefix_are_told_apart(lab, tmp_path, exchanges_in):
+    assert lab.run(mean, exchanges_in(tmp_path, 1, run_id="monday"))
+    results = run_replicas(mean, exchanges_in(tmp_path, 1, run_id="tuesday"))
+    assert lab.kinds(results) == [RunExistsError]
 
-    def test_two_launches_on_the_same_prefix_are_told_apart(self, lab, tmp_path, exchanges_in):
-        assert lab.run(mean, exchanges_in(tmp_path, 1, run_id="monday"))
-        results = run_replicas(mean, exchanges_in(tmp_path, 1, run_id="tuesday"))
-        assert lab.kinds(results) == [RunExistsError]
 
-    def test_of_two_launches_at_the_same_time_one_is_refused(self, new_store):
-        class Launches(Means):
-            def exchange(self, connection, scheduler, limits, resume):
-                exchange = super().exchange(connection, scheduler, limits, resume)
-                exchange.run_id = ("monday", "tuesday")[connection.rank]
-                return exchange
+def test_of_two_launches_at_the_same_time_one_is_refused(new_store):
+    class Launches(Means):
+        def exchange(self, connection, scheduler, limits, resume):
+            exchange = super().exchange(connection, scheduler, limits, resume)
+            exchange.run_id = ("monday", "tuesday")[connection.rank]
+            return exchange
 
-        results = Launches(2, store=new_store()).live(until=1)
-        assert isinstance(results[0], (RendezvousTimeoutError, ReplicaLostError))
-        assert isinstance(results[1], RunExistsError)
-        assert "monday" in str(results[1])
-        assert "tuesday" in str(results[1])
+    results = Launches(2, store=new_store()).live(until=1)
+    assert isinstance(results[0], (RendezvousTimeoutError, ReplicaLostError))
+    assert isinstance(results[1], RunExistsError)
+    assert "monday" in str(results[1])
+    assert "tuesday" in str(results[1])
 
-    @pytest.mark.parametrize("field", ["event", "reason", "cause"])
-    @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
-    def test_whatever_is_said_about_a_failure_the_rank_that_has_failed_is_named(self, field, value):
-        if (field, value) == ("reason", "x") or (field, value) == ("cause", ...):
-            return
-        with pytest.raises(ReplicaLostError, match="rank 1 has left or failed after 1 sync") as it:
-            raise told(lambda key, note: keys_lab.sealed_again(key, note, **{field: value}))
-        assert it.value.rank == 1
 
-    def test_what_is_whole_is_believed(self):
-        with pytest.raises(ReplicaLostError, match="rank 1 failed after 1 sync: ValueError: m"):
-            raise told(keys_lab.sealed_again)
+@pytest.mark.parametrize("field", ["event", "reason", "cause"])
+@pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
+def test_whatever_is_said_about_a_failure_the_rank_that_has_failed_is_named(field, value):
+    whole = (field, value) in [("reason", "x"), ("cause", ...)]
+    match = "rank 1 failed after 1 sync: " if whole else "rank 1 has left or failed after 1 sync"
+    with pytest.raises(ReplicaLostError, match=match) as it:
+        raise told(lambda key, note: keys_lab.sealed_again(key, note, **{field: value}))
+    assert it.value.rank == 1
 
-    def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path, exchanges_in):
-        """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of
-        the run.
-        """
 
-        def replica(exchange):
-            with ObjectStoreAllReduce(exchange) as reduce:
-                for _ in range(3):
-                    reduce.mean([torch.ones(4)])
-                return exchange.store.list("")
+def test_what_else_lies_in_the_prefix_is_passed_over(lab, tmp_path, exchanges_in):
+    """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of
+    the run.
+    """
 
-        made = exchanges_in(tmp_path, 2)
-        stray = [
-            f"{folder}/{name}"
-            for folder in (
-                "claims",
-                "claims/00001",
-                "beats",
-                "deltas",
-                "deltas/00000002",
-                "state",
-                "state/00000002",
-                "commits",
-                "inner",
-                "initial",
-                "generations",
-                "generations/000001-x",
-                "meetings",
-            )
-            for name in (
-                "_$folder$",
-                "x",
-                "00007.json.bak",
-                "a.json",
-                "00001.safetensors",
-                "\u0661\u0661.json",
-            )
-        ]
-        for key in stray:
-            made[0].store.put(key, [b""])
-        for keys in lab.run(replica, made):
-            assert set(stray) <= set(keys)
+    def replica(exchange):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            for _ in range(3):
+                reduce.mean([torch.ones(4)])
+            return exchange.store.list("")
 
-    @pytest.mark.parametrize(
-        "left", [keys_lab.claim_key(0), keys_lab.commit_key(1), keys_lab.state_key(1, 0)]
-    )
-    def test_what_is_left_of_another_run_is_refused(self, lab, tmp_path, left):
-        (exchange,) = lab.store_exchanges(tmp_path, 1)
-        exchange.store.put(left, [b"{}"])
-        with pytest.raises(RunExistsError, match="holds objects of an earlier run") as caught:
-            mean(exchange)
-        assert left in str(caught.value)
-        assert list(exchange.store.list("")) == [left]
+    made = exchanges_in(tmp_path, 2)
+    folders = "claims claims/00001 beats deltas deltas/00000002 state state/00000002 commits"
+    folders += " inner initial generations generations/000001-x meetings"
+    names = "_$folder$ x 00007.json.bak a.json 00001.safetensors \u0661\u0661.json"
+    stray = [f"{folder}/{name}" for folder in folders.split() for name in names.split()]
+    for key in stray:
+        made[0].store.put(key, [b""])
+    for keys in lab.run(replica, made):
+        assert set(stray) <= set(keys)
 
-    def test_chunks_may_differ(self, new_store):
-        class Mixed(Run):
-            def exchange(self, connection, scheduler, limits, resume):
-                self.chunk = 64 * (1 + connection.rank)
-                return super().exchange(connection, scheduler, limits, resume)
 
-        assert identical([*Mixed(2, store=new_store()).live(), *Run(2).live()])
+@pytest.mark.parametrize(
+    "left", [keys_lab.claim_key(0), keys_lab.commit_key(1), keys_lab.state_key(1, 0)]
+)
+def test_what_is_left_of_another_run_is_refused(lab, tmp_path, left):
+    (exchange,) = lab.store_exchanges(tmp_path, 1)
+    exchange.store.put(left, [b"{}"])
+    with pytest.raises(RunExistsError, match="holds objects of an earlier run") as caught:
+        mean(exchange)
+    assert left in str(caught.value)
+    assert list(exchange.store.list("")) == [left]
 
-    def test_another_outer_loop_on_the_same_exchange_is_refused(self, tmp_path):
-        exchange = StoreExchange(open_store(str(tmp_path)), 0, 1)
-        exchange.join(Schema({"a": "1"}, {}))
-        with pytest.raises(ConfigurationError, match="already joined"):
-            exchange.join(Schema({"b": "1"}, {}))
-        exchange.leave()
+
+def test_another_outer_loop_on_the_same_exchange_is_refused(tmp_path):
+    exchange = StoreExchange(open_store(str(tmp_path)), 0, 1)
+    exchange.join(Schema({"a": "1"}, {}))
+    with pytest.raises(ConfigurationError, match="already joined"):
+        exchange.join(Schema({"b": "1"}, {}))
+    exchange.leave()

@@ -5,8 +5,7 @@ import random
 
 import keys_lab
 import pytest
-import torch
-from generations_lab import Generations, Overwriting
+from generations_lab import Overwriting
 from strict_lab import Run
 from training_lab import identical
 
@@ -36,19 +35,6 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam,
     assert seen == dict.fromkeys(range(ranks), (3, 6, 0))
     for rank in range(ranks):
         assert f"rank {rank}: the run is continued from outer step 3, inner step 6" in caplog.text
-
-
-def test_chunks_may_have_another_size_than_before(new_store):
-    """Published files do not depend on it.
-
-    Only the rounding of the outer step does, since it is taken chunk by chunk.
-    """
-    run = Run(2, store=new_store())
-    run.live(until=3)
-    run.chunk = 24
-    held, wanted = run.live(resume=True), Run(2).live()
-    assert identical(held)
-    assert all(torch.allclose(held[0][name], wanted[0][name], atol=1e-6) for name in held[0])
 
 
 def as_undisturbed(run, caplog):
@@ -82,53 +68,38 @@ def kills(run, chance, least, most):
     return [(rank, chance.randrange(least, most), chance.choice(kinds)) for rank in dying]
 
 
-SEEDS = [
-    pytest.param(seed, marks=[] if seed < 8 else pytest.mark.slow, id=str(seed))
-    for seed in range(200)
-]
+def seeds(usual, most):
+    return [
+        pytest.param(seed, marks=[] if seed < usual else pytest.mark.slow) for seed in range(most)
+    ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_whoever_is_killed_and_wherever_the_run_can_be_resumed_and_ends_as_one_that_was_not(
-    seed, new_store, caplog
+# One value is a block, so all shards of a small model have some.
+ENCODED = {"state_codec": "bf16", "full_state_every": 3}
+
+
+@pytest.mark.parametrize("seed", seeds(7, 200))
+@pytest.mark.parametrize("encoded", [False, True], ids=["plain", "encoded"])
+def test_whoever_is_killed_and_wherever_it_ends_as_a_run_that_was_not(
+    seed, encoded, new_store, caplog
 ):
     """Inner state is saved after every sync, so it is that of the state that is resumed, or of the
     sync before it.
     """
     chance = random.Random(seed)
-    ranks, fragments, adam = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.random() < 0.5
-    run = Run(ranks, fragments, adam, store=new_store(), limits=PATIENT)
-    results = until_the_end(run, chance, 4)
+    kind = {"ranks": chance.choice([1, 2, 3]), "fragments": chance.choice([1, 2])}
+    if encoded:
+        kind |= {"syncs": 10, "options": {**ENCODED, "codec": chance.choice(["plain", "bf16"])}}
+    else:
+        kind |= {"adam": chance.random() < 0.5}
+    run = Run(**kind, store=new_store(), limits=PATIENT)
+    results = until_the_end(run, chance, 4, 160 if encoded else 80)
     if results is None:
         return
     assert all(isinstance(result, dict) for result in results), results
     assert identical(results)
     if as_undisturbed(run, caplog):
-        assert same(results, Run(ranks, fragments, adam).live())
-
-
-ENCODED = {
-    "state_codec": "bf16",
-    "full_state_every": 3,
-}  # one value is a block, so all shards of a small model have some
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow) for seed in range(100)],
-)
-def test_a_run_with_encoded_state_can_be_resumed_wherever_it_was_stopped(seed, new_store, caplog):
-    chance = random.Random(seed)
-    ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
-    options = {**ENCODED, "codec": chance.choice(["plain", "bf16"])}
-    run = Run(ranks, fragments, syncs=10, options=options, store=new_store(), limits=PATIENT)
-    results = until_the_end(run, chance, 4, 160)
-    if results is None:
-        return
-    assert all(isinstance(result, dict) for result in results), results
-    assert identical(results)
-    if as_undisturbed(run, caplog):
-        assert same(results, Run(ranks, fragments, syncs=10, options=options).live())
+        assert same(results, Run(**kind).live())
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -144,15 +115,6 @@ def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments, new_store):
         assert same(run.live(resume=True), wanted), (first, second)
 
 
-def test_encoded_state_without_an_update_before_it_is_named(new_store):
-    run = Run(2, options=ENCODED, store=new_store())
-    run.live(until=5)
-    (lost,) = keys_lab.keys_of(run.store.objects, "state", sync=4, rank=1)
-    run.store.remove(lost)
-    results = run.live(resume=True)
-    assert any(f"{lost} is gone" in str(result) for result in results), results
-
-
 def test_initial_values_are_not_written_again_with_later_ones():
     """They are gone; by the time that all updates are added, memory holds other values."""
     run = Run(2, options=ENCODED)
@@ -164,25 +126,15 @@ def test_initial_values_are_not_written_again_with_later_ones():
     assert run.store.objects.get(lost, before) == before
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_who_wakes_up_late_changes_nothing_of_encoded_state(seed, new_store, caplog):
-    late_ones_change_nothing(seed, new_store, caplog, ENCODED)
-
-
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed < 5 else pytest.mark.slow) for seed in range(100)]
-)
-def test_who_wakes_up_late_changes_nothing(seed, new_store, caplog):
+@pytest.mark.parametrize("seed", seeds(4, 100))
+@pytest.mark.parametrize("options", [{}, ENCODED], ids=["plain", "encoded"])
+def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):
     """All replicas of the earlier incarnation, or some, hang anywhere, and wake up while the run
     goes on without them.
     """
-    late_ones_change_nothing(seed, new_store, caplog)
-
-
-def late_ones_change_nothing(seed, new_store, caplog, options=None):
     chance = random.Random(seed)
     ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
-    run = Run(ranks, fragments, syncs=8, options=options or {}, store=new_store())
+    run = Run(ranks, fragments, syncs=8, options=options, store=new_store())
     hung = [rank for rank in range(ranks) if chance.random() < 0.8] or [0]
     sleeps = [(rank, chance.randrange(40, 90), 290 + 25 * chance.random()) for rank in hung]
     earlier, later = run.overtaken(sleeps, at=200.0, seed=seed)
@@ -233,16 +185,6 @@ def test_nor_is_an_error_before_the_first_sync(resume):
     assert same(run.live(resume=resume, starts=[0.0, 60.0]), Run(2).live())
 
 
-def test_what_earlier_incarnations_left_behind_goes(new_store):
-    run = Run(2, store=new_store())
-    run.live((0, 60, "kill before"), (1, 64, "kill after"))
-    run.live(resume=True)
-    run.syncs += 3
-    run.live(resume=True)
-    for kind, most in (("state", 4), ("contribution", 4), ("inner", 4)):
-        assert len(keys_lab.keys_of(keys_lab.newest(run.store.objects), kind)) <= most, kind
-
-
 @pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("sync", [2, 4])
 def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_incarnation(kind, sync):
@@ -279,17 +221,6 @@ def newest_saved(run, sync):
     """The key of what rank 0 has saved after this outer step; an end takes the number of a sync."""
     saved = keys_lab.keys_of(run.store.objects, "inner", rank=0)
     return sorted(saved)[sync - 7]
-
-
-@pytest.mark.parametrize("gap", [0.0, 0.1, 0.4, 1.0, 3.0, 60.0])
-def test_of_two_processes_of_a_lone_rank_that_resume_it_only_one_goes_on(gap):
-    run = Generations(1, syncs=30)
-    run.live((0, 50, "kill after"))
-    results = run.simulate([(0, start, [], True) for start in (0.0, gap)], until=30)
-    refused = [result for result in results if isinstance(result, RunExistsError)]
-    assert len(refused) == 1
-    assert len(run.begun()) == 2
-    assert run.store.differing == []
 
 
 def test_one_that_hangs_before_it_has_chosen_the_state_does_not_choose_once_more():

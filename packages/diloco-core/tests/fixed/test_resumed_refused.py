@@ -38,7 +38,7 @@ def stopped(new_store):
     return run
 
 
-class TestWhatIncarnations:
+class TestWhatIsAlive:
     """Where a store cannot decide, a process inside a living run is refused."""
 
     @pytest.fixture

@@ -110,23 +110,6 @@ def test_open_steps_that_are_lost_are_counted_in_the_log(new_store, caplog):
     assert "save_inner_every=1 avoids this" in caplog.text
 
 
-def test_a_save_that_is_gone_is_noticed(new_store, caplog):
-    run = Batches(1, 2, options={"save_inner_every": 1}, store=new_store())
-    run.live(steps=(8,))
-    *_, last = keys_of(run.store.objects, "inner")
-    caplog.clear()
-    seen = {}
-    run.live(resume=True, seen=seen, steps=(8,))
-    assert "save_inner_every=1" not in caplog.text
-    caplog.clear()
-    for key in keys_of(run.store.objects, "inner", sync=kept(last).sync):
-        del run.store.objects[key]
-    run.live(resume=True, seen=seen, steps=(8,))
-    assert seen[0] == (8, 2)
-    assert "was saved after sync 3, 2 inner steps before the state" in caplog.text
-    assert "2 of fragment 0. The run was stopped between two saves" in caplog.text
-
-
 @dataclass
 class Two(Run):
     """A run with two optimizers, of which the second one does not take some steps."""
@@ -176,17 +159,6 @@ def test_what_becomes_of_steps_before_the_first_sync_is_said(new_store, caplog, 
     run.live(resume=True, steps=(0,), seen=seen)
     assert seen[0][0] == (0 if options else 3)
     assert "before the first sync" not in caplog.text
-
-
-def test_without_saves_nobody_speaks_of_any(caplog):
-    caplog.set_level("INFO", logger="diloco_core")
-    run = Batches(1, 2, options={"save_inner_every": 0})
-    run.live(steps=(8,))
-    caplog.clear()
-    run.live(resume=True, steps=(0,))
-    assert "No inner state was restored; inner steps that were counted: 8" in caplog.text
-    assert "2 of fragment 0. With save_inner_every=0, nothing is saved" in caplog.text
-    assert "The run was stopped between two saves" not in caplog.text
 
 
 @dataclass

@@ -41,62 +41,41 @@ def _wish(number, rank, *values, sync=3, epoch=1, schema=_SCHEMA):
     return wish
 
 
-@pytest.mark.parametrize(
-    ("deltas", "positions", "sizes", "counts"),
-    [
-        ([_delta(1, 2), _delta(1, 10), _delta(1, 9)], {}, {}, [_delta(1, 10)]),
-        ([_delta(0, base="1" * 16)], {}, {}, []),
-        ([_delta(0, schema="1" * 16)], {}, {}, []),
-        ([_delta(0, start=4, stop=9)], {0: 5}, {}, []),
-        ([_delta(0, start=5, stop=9)], {0: 5}, {}, [_delta(0, start=5, stop=9)]),
-        ([_delta(0, start=5, stop=5)], {}, {}, []),
-        ([_delta(0)], {}, {_delta(0): 50}, []),
-        ([_delta(0, 1), _delta(0, 2)], {}, {_delta(0, 2): 0}, [_delta(0, 1)]),
-    ],
-    ids=[
-        "the highest epoch of a rank stands for it",
-        "made from another state",
-        "of another model",
-        "steps that are counted already",
-        "steps that follow",
-        "no steps",
-        "truncated",
-        "a later incarnation that is invalid hides no earlier one",
-    ],
-)  # fmt: skip
-def test_which_contributions_count(deltas, positions, sizes, counts):
+COUNTING = {
+    "the highest epoch": ([_delta(1, 2), _delta(1, 10), _delta(1, 9)], {}, [_delta(1, 10)]),
+    "of another state": ([_delta(0, base="1" * 16)], {}, []),
+    "of another model": ([_delta(0, schema="1" * 16)], {}, []),
+    "steps that are counted already": ([_delta(0, start=4, stop=9)], {}, []),
+    "steps that follow": ([_delta(0, start=5, stop=9)], {}, [_delta(0, start=5, stop=9)]),
+    "no steps": ([_delta(2, start=5, stop=5)], {}, []),
+    "truncated": ([_delta(2)], {_delta(2): 50}, []),
+    "the whole one of two": ([_delta(2, 1), _delta(2, 2)], {_delta(2, 2): 0}, [_delta(2, 1)]),
+}
+
+
+@pytest.mark.parametrize(("deltas", "sizes", "counts"), COUNTING.values(), ids=COUNTING)
+def test_which_contributions_count(deltas, sizes, counts):
+    """Of rank 0, five steps are counted already."""
     listing = {delta.key: sizes.get(delta, 100) for delta in deltas}
-    strays = {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
-    chosen = valid(
-        {**listing, **strays},
-        base=_BASE,
-        schema=_SCHEMA,
-        positions=positions,
-        size=lambda groups, rank: 100,
-    )
+    listing |= {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
+    where = {"base": _BASE, "schema": _SCHEMA, "positions": {0: 5}}
+    chosen = valid(listing, **where, size=lambda groups, rank: 100)
     assert list(chosen.items()) == [(delta.rank, delta) for delta in counts]
 
 
 JOIN, LEAVE = Hint(3, 5, 1, "join").key, Hint(3, 0, 1, "leave").key
 
 
-@pytest.mark.parametrize(
-    ("members", "hints", "wanted"),
-    [
-        ({0: 1, 2: 4}, [], {0, 2}),
-        ({0: 1, 2: 4}, [JOIN, LEAVE], {2, 5}),
-        ({0: 2}, [LEAVE], {0}),
-        ({0: 1}, [LEAVE, Hint(3, 0, 2, "join").key], {0}),
-        ({0: 0, 1: 0}, [Hint(1, 1, 1, "leave").key], {0}),
-    ],
-    ids=[
-        "members of the last commit",
-        "joiners and leavers",
-        "an old incarnation does not take its successor along",
-        "nor one that has just joined",
-        "before the first sync everybody may leave",
-    ],
-)
+WAITED_FOR = {
+    "members of the last commit": ({0: 1, 2: 4}, [], {0, 2}),
+    "joiners, and no leavers": ({0: 1, 2: 4}, [JOIN, LEAVE], {2, 5}),
+    "a successor": ({0: 2}, [LEAVE], {0}),
+    "a successor that has just joined": ({0: 1}, [LEAVE, Hint(3, 0, 2, "join").key], {0}),
+    "before the first sync everybody may leave": ({0: 0, 5: 0}, [LEAVE], {5}),
+}
+
+
+@pytest.mark.parametrize(("members", "hints", "wanted"), WAITED_FOR.values(), ids=WAITED_FOR)
 def test_who_is_waited_for(members, hints, wanted):
     assert expected(members, hints) == wanted
 
@@ -106,13 +85,10 @@ def test_who_left_before_the_run_was_resumed_is_waited_for():
     begins = [*before, Hint(5, 1, 2, "join").key, Hint(5, 1, 2, "leave").key]
     former = former_farewells(before, 0, 2)
     assert former == set(before)
-    assert expected({0: 1, 1: 1, 2: 1}, begins) == set()
-    assert expected({0: 1, 1: 1, 2: 1}, [*before, Hint(5, 0, 2, "join").key], (), former) == {
-        0,
-        1,
-        2,
-    }
-    assert expected({0: 1, 1: 1, 2: 1}, begins, (), former) == {0, 2}, "who left again has left"
+    members = {0: 1, 1: 1, 2: 1}
+    assert expected(members, begins) == set()
+    assert expected(members, [*before, Hint(5, 0, 2, "join").key], (), former) == {0, 1, 2}
+    assert expected(members, begins, (), former) == {0, 2}, "who left again has left"
 
 
 @pytest.mark.parametrize(
@@ -135,22 +111,13 @@ def test_who_left_a_run_that_goes_on_is_not_waited_for(hint):
     ],
 )
 def test_quorum_own_contribution_and_nobody_waited_for(rank, waited_for, quorum, overdue, may):
-    assert (
-        may_commit(
-            {0: _delta(0), 1: _delta(1)},
-            waited_for,
-            rank=rank,
-            min_replicas=quorum,
-            overdue=overdue,
-        )
-        is may
-    )
+    rules = {"rank": rank, "min_replicas": quorum, "overdue": overdue}
+    assert may_commit({0: _delta(0), 1: _delta(1)}, waited_for, **rules) is may
 
 
-def _collect(keys, last, kept, retention=2, keep_deltas=False):
-    return collectable(
-        keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial=_NONCE
-    )
+def _collect(keys, last, kept, retention=2, **options):
+    options = {"keep_deltas": False, **options}
+    return collectable(keys, last=last, kept=kept, retention=retention, initial=_NONCE, **options)
 
 
 @given(st.integers(1, 9), st.integers(0, 99), st.integers(1, 10**7))
@@ -177,38 +144,23 @@ def _initial(nonce, *numbers):
     return [f"initial/{nonce}/{number:03}.00000.safetensors" for number in numbers]
 
 
-@pytest.mark.parametrize(
-    ("keys", "last", "kept", "gone"),
-    [
-        (_deltas(1, 2, 3), 3, [2], _deltas(1, 2)),
-        ([_wish(1, 0, sync=sync).key for sync in (1, 2)], 2, [1], [_wish(1, 0, sync=1).key]),
-        (_deltas(1, 2, 3, 4), 4, [3, 2], _deltas(1, 2, 3)),
-        (_deltas(1, 2, 3, 4), 4, [1, 4], _deltas(1, 2, 4)),
-        (_states(1, 2, 3, 4), 4, [4], _states(1, 2)),
-        (_states(1, 2, 3, 4), 4, [2], _states(1)),
-        ([*_states(3), done_key(3, 0)], 99, [3], []),
-        (
-            [*_initial(_NONCE, 0, 1), *_initial(_SCHEMA, 1)],
-            5,
-            [5, 0],
-            [*_initial(_NONCE, 0), *_initial(_SCHEMA, 1)],
-        ),
-        ([*_initial(_NONCE, 0, 1), *_initial(_SCHEMA, 1)], 1, [1, 0], []),
-        (["commits/00000001.json", "claims/00000/0001.json", "manifest.json"], 99, [99], []),
-    ],
-    ids=[
-        "contributions when their state is complete",
-        "wishes with the contributions beside them",
-        "each fragment for itself",
-        "and in any order",
-        "states when a newer one is complete",
-        "and nobody may lag that far",
-        "never the newest complete one",
-        "the initial state with the first complete one, and leftovers",
-        "and not before",
-        "records never",
-    ],
-)
+FIRST = [*_initial(_NONCE, 0, 1), *_initial(_SCHEMA, 1)]
+RECORDS = ["commits/00000001.json", "claims/00000/0001.json", "manifest.json"]
+COLLECTED = {
+    "contributions with their state": (_deltas(1, 2, 3), 3, [2], _deltas(1, 2)),
+    "wishes beside them": ([_wish(1, 0, sync=1).key], 2, [1], [_wish(1, 0, sync=1).key]),
+    "each fragment for itself": (_deltas(1, 2, 3, 4), 4, [3, 2], _deltas(1, 2, 3)),
+    "in any order": (_deltas(1, 2, 3, 4), 4, [1, 4], _deltas(1, 2, 4)),
+    "states with a newer one": (_states(1, 2, 3, 4), 4, [4], _states(1, 2)),
+    "that nobody may lag": (_states(1, 2, 3, 4), 4, [2], _states(1)),
+    "not the newest state": ([*_states(3), done_key(3, 0)], 99, [3], []),
+    "the initial state and leftovers": (FIRST, 5, [5, 0], [FIRST[0], FIRST[2]]),
+    "not before": (FIRST, 1, [1, 0], []),
+    "no records": (RECORDS, 99, [99], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "last", "kept", "gone"), COLLECTED.values(), ids=COLLECTED)
 def test_what_is_collected(keys, last, kept, gone):
     assert _collect(keys, last, kept) == gone
 
@@ -217,12 +169,7 @@ def test_gather_keeps_contributions_for_those_who_lag():
     assert _collect(_deltas(1, 2, 3), last=4, kept=[4], keep_deltas=True) == _deltas(1, 2)
 
 
-@given(
-    st.lists(st.integers(1, 30), unique=True),
-    st.integers(1, 30),
-    st.integers(0, 30),
-    st.integers(1, 4),
-)
+@given(st.sets(st.integers(1, 30)), st.integers(1, 30), st.integers(0, 30), st.integers(1, 4))
 def test_conditions_only_become_truer(syncs, last, done, retention):
     keys = [*_deltas(*syncs), *_states(*syncs)]
     now = set(_collect(keys, last, [min(done, last)], retention))
@@ -230,9 +177,8 @@ def test_conditions_only_become_truer(syncs, last, done, retention):
 
 
 def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
-    assert newest_done(
-        [done_key(1, 0), done_key(3, 0), done_key(2, 1), shard_key(5, 0, 0, _NONCE)], 2
-    ) == [3, 2]
+    keys = [done_key(1, 0), done_key(3, 0), done_key(2, 1), *_states(5)]
+    assert newest_done(keys, 2) == [3, 2]
     assert newest_done([], 2) == [0, 0]
 
 
@@ -264,18 +210,14 @@ def test_keys_of_wishes_say_everything(number, rank, value, sync, epoch):
     assert (wish.rate.number, wish.rate.values) == (number, (value,))
 
 
+HALF = "3fe0000000000000"
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ("3fe0000000000000", "0" * 16),
-        ("3fe0000000000000", "7ff0000000000000"),
-        ("3fe0000000000000", "bfe0000000000000"),
-        ("3fe0000000000000", "3fe000000000000"),
-        ("lr.1.", "lr.0."),
-        ("lr.1.", "lr.01."),
-        ("lr.1.", "lr.1111111111."),
-        (_SCHEMA, "f"),
-    ],
+    [(HALF, wrong) for wrong in ("0" * 16, "7ff0000000000000", "bfe0000000000000", HALF[:-1])]
+    + [("lr.1.", wrong) for wrong in ("lr.0.", "lr.01.", "lr.1111111111.")]
+    + [(_SCHEMA, "f")],
 )
 def test_keys_that_are_no_wishes_are_passed_over(old, new):
     key = _wish(1, 0).key
@@ -286,33 +228,21 @@ def test_keys_that_are_no_wishes_are_passed_over(old, new):
 LAST = _wish(2, 5, 0.7).rate
 
 
-@pytest.mark.parametrize(
-    ("wishes", "heard"),
-    [
-        ([], None),
-        ([_wish(3, 0, 0.1)], 0),
-        ([_wish(3, 0, 0.1), _wish(3, 1, 0.2)], 1),
-        ([_wish(3, 1, 0.2), _wish(3, 0, 0.1)], 0),
-        ([_wish(4, 0, 0.1), _wish(3, 1, 0.2)], 0),
-        ([_wish(3, 1, 0.1, epoch=1), _wish(3, 1, 0.2, epoch=2)], 1),
-        ([_wish(3, 1, 0.2), _wish(3, 1, 0.1)], 1),
-        ([_wish(2, 7, 0.1), _wish(1, 9, 0.2)], None),
-        ([_wish(3, 1, schema="e" * 16)], None),
-        ([_wish(3, 1, 0.1, 0.2)], None),
-    ],
-    ids=[
-        "none",
-        "one",
-        "the greater rank",
-        "in any order",
-        "the greater number",
-        "the later incarnation",
-        "two of one incarnation",
-        "heard before",
-        "of another run",
-        "for another number of groups",
-    ],
-)
+HEARD = {
+    "none": ([], None),
+    "one": ([_wish(3, 0)], 0),
+    "the greater rank": ([_wish(3, 0), _wish(3, 1, 0.2)], 1),
+    "in any order": ([_wish(3, 1, 0.2), _wish(3, 0)], 0),
+    "the greater number": ([_wish(4, 0), _wish(3, 1, 0.2)], 0),
+    "the later incarnation": ([_wish(3, 1), _wish(3, 1, 0.2, epoch=2)], 1),
+    "two of one incarnation": ([_wish(3, 1, 0.2), _wish(3, 1, 0.1)], 1),
+    "heard before": ([_wish(2, 7), _wish(1, 9, 0.2)], None),
+    "of another run": ([_wish(3, 1, schema="e" * 16)], None),
+    "for another number of groups": ([_wish(3, 1, 0.1, 0.2)], None),
+}
+
+
+@pytest.mark.parametrize(("wishes", "heard"), HEARD.values(), ids=HEARD)
 def test_the_rate_that_a_record_takes(wishes, heard):
     listing = [_delta(0).key, *(wish.key for wish in wishes), "deltas/00000003/lr.x"]
     assert rate_of(LAST, listing, _SCHEMA) == (LAST if heard is None else wishes[heard].rate)
@@ -334,12 +264,8 @@ def test_after_a_rollback_only_states_after_it_count():
     rollback = Rollback(6, (1, 4), (3, 5), {0: 1}, run="f" * 16)
     keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
     assert done_states(keys, 2, [rollback]) == [{1}, {4, 2}]
-    assert done_states(
-        [*keys, done_key(7, 0)], 2, [rollback, Rollback(9, (7, 2), (8,), {0: 1}, run="f" * 16)]
-    ) == [
-        {1, 7},
-        {2},
-    ]
+    again = Rollback(9, (7, 2), (8,), {0: 1}, run="f" * 16)
+    assert done_states([*keys, done_key(7, 0)], 2, [rollback, again]) == [{1, 7}, {2}]
     assert kept_from([*keys, done_key(7, 0)], 2, last=9, rollback=6) == [0, 0]
     assert kept_from([*keys, done_key(7, 0), done_key(9, 0)], 2, last=9, rollback=6) == [7, 0]
 
@@ -347,7 +273,7 @@ def test_after_a_rollback_only_states_after_it_count():
 @given(
     st.integers(1, 3),
     st.integers(1, 5),
-    st.lists(st.integers(0, 40), max_size=3, unique=True),
+    st.sets(st.integers(1, 40), max_size=3),
     st.integers(1, 40),
     st.data(),
 )
@@ -356,29 +282,17 @@ def test_what_an_encoded_state_is_made_of(count, every, at, last, data):
     whatever was given up.
     """
     rollbacks = []
+
+    def counting(index, end):
+        syncs = range(index + 1, end, count)
+        return [0, *(sync for sync in syncs if in_force(sync, index, rollbacks))]
+
     for number in sorted(at):
-        if not number:
-            continue
-        counts = [
-            [
-                0,
-                *(
-                    s
-                    for s in range(1, number)
-                    if (s - 1) % count == i and in_force(s, i, rollbacks)
-                ),
-            ]
-            for i in range(count)
-        ]
-        states = tuple(data.draw(st.sampled_from(each[-3:])) for each in counts)
+        states = tuple(data.draw(st.sampled_from(counting(i, number)[-3:])) for i in range(count))
         given_up = tuple(s for s in range(1, number) if s > states[(s - 1) % count])
         rollbacks.append(Rollback(number, states, given_up, {}, run="f" * 16))
     for index in range(count):
-        own = [0] + [
-            s
-            for s in range(1, last + 1)
-            if (s - 1) % count == index and in_force(s, index, rollbacks)
-        ]
+        own = counting(index, last + 1)
         for place, sync in enumerate(own):
             made = made_of(sync, index, count, every, rollbacks)
             assert made == own[place + 1 - len(made) : place + 1]
@@ -409,17 +323,7 @@ def test_what_is_deleted_of_encoded_states_is_needed_by_nobody(count, every, ret
     keys += [shard_key(0, index, 0, _NONCE) for index in range(count)]
     kept = kept_from(keys, count, last=last)
     states_kept = states_kept_from(keys, count, kept, every=every)
-    gone = set(
-        collectable(
-            keys,
-            last=last,
-            kept=kept,
-            states_kept=states_kept,
-            retention=retention,
-            keep_deltas=False,
-            initial=_NONCE,
-        )
-    )
+    gone = set(_collect(keys, last, kept, retention, states_kept=states_kept))
     for index in range(count):
         newest = sorted({0, *(s for s in complete if (s - 1) % count == index)}, reverse=True)[:2]
         needed = {part for sync in newest for part in made_of(sync, index, count, every)}

@@ -52,91 +52,80 @@ def _look(*seen, overdue=False, expired=False, **changes):
 _ALL = (_delta(0), _delta(1), _delta(2))
 
 
-class TestLook:
-    def test_when_all_have_contributed_it_decides(self):
-        assert _look(*_ALL) == Create(_ALL)
+_FAR = tuple(_delta(rank, base=_OTHER) for rank in (1, 2))
+_JOIN = Hint(3, 5, 1, "join")
+_LEFT = [Hint(3, rank, 1, "leave") for rank in (1, 2)]
+_PAIR = {"members": {0: 1, 1: 1}}
+LOOKS = {
+    "all have contributed": (_ALL, {}, Create(_ALL)),
+    "who is expected is waited for": (_ALL[:2], {}, KeepWaiting()),
+    "until a grace has passed": (_ALL[:2], {"overdue": True}, Create(_ALL[:2])),
+    "who has announced itself": ((*_ALL, _JOIN), {}, KeepWaiting()),
+    "and left": ((*_ALL, _JOIN, Hint(3, 5, 1, "leave")), {}, Create(_ALL)),
+    "who did not do its part": (_ALL[:2], {"absent": {2}}, Create(_ALL[:2])),
+    "below the quorum": (_ALL[:1], {"overdue": True}, KeepWaiting()),
+    "for too long": (_ALL[:1], {"overdue": True, "expired": True}, Expired()),
+    "one rank twice": ((_ALL[0], _delta(0, epoch=2, start=5)), {"overdue": True}, KeepWaiting()),
+    "without its own": (_ALL[1:], {"overdue": True}, KeepWaiting()),
+    "at the last moment": (_ALL, {"expired": True, "overdue": True}, Create(_ALL)),
+    "one has left": ((_ALL[0], _LEFT[0]), {"may_leave": True}, KeepWaiting()),
+    "all others have left": ((_ALL[0], *_LEFT), {"may_leave": True}, Leave(just_looked=False)),
+    "in a sync that is not the last": ((_ALL[0], *_LEFT), {}, KeepWaiting()),
+    "enough have stayed": ((*_ALL[:2], _LEFT[1]), {"may_leave": True}, Create(_ALL[:2])),
+    "more of another state": ((_ALL[0], *_FAR), {}, Differ(_OTHER)),
+    "fewer of another state": ((*_ALL[:2], _FAR[1]), {}, Create(_ALL[:2])),
+    "as many of another state": ((_ALL[0], _FAR[0]), _PAIR, Differ(_OTHER)),
+    "once more": ((_ALL[0], _FAR[0]), {**_PAIR, "differed": True}, KeepWaiting()),
+    "once more, and enough": (
+        (_ALL[0], _FAR[0]),
+        {**_PAIR, "differed": True, "min_replicas": 1},
+        Create(_ALL[:1]),
+    ),
+    "before all are there": ((_ALL[0], *_FAR, _JOIN), {}, KeepWaiting()),
+    "though not all are there": ((_ALL[0], *_FAR, _JOIN), {"overdue": True}, Differ(_OTHER)),
+    "a later incarnation with another": (
+        (_ALL[0], *_FAR, _delta(1, 2, base="2" * 16)),
+        {"members": {0: 1}},
+        Differ("2" * 16),
+    ),
+    "a later incarnation with the same": (
+        (_ALL[0], *_FAR, _delta(1, 2)),
+        {"members": {0: 1}},
+        Create((_ALL[0], _delta(1, 2))),
+    ),
+}
 
-    def test_who_is_expected_is_waited_for_until_a_grace_has_passed(self):
-        assert _look(*_ALL[:2]) == KeepWaiting()
-        assert _look(*_ALL[:2], overdue=True) == Create(_ALL[:2])
 
-    def test_who_has_announced_itself_is_expected(self):
-        join = Hint(3, 5, 1, "join")
-        assert _look(*_ALL, join) == KeepWaiting()
-        assert _look(*_ALL, join, Hint(3, 5, 1, "leave")) == Create(_ALL)
-
-    def test_who_did_not_do_its_part_is_not_waited_for(self):
-        assert _look(*_ALL[:2], absent={2}) == Create(_ALL[:2])
-
-    def test_nothing_is_decided_below_the_quorum(self):
-        assert _look(_ALL[0], overdue=True) == KeepWaiting()
-        assert _look(_ALL[0], overdue=True, expired=True) == Expired()
-        assert _look(_ALL[0], _delta(0, epoch=2, start=5), overdue=True) == KeepWaiting()
-
-    def test_whose_rank_has_not_contributed_does_not_decide(self):
-        assert _look(*_ALL[1:], overdue=True) == KeepWaiting()
-
-    def test_what_can_be_decided_is_decided_at_the_last_moment_too(self):
-        assert _look(*_ALL, expired=True, overdue=True) == Create(_ALL)
-
-    @pytest.mark.parametrize(
-        ("may_leave", "then"), [(False, Expired()), (True, Leave(just_looked=True))]
-    )
-    def test_without_a_listing_only_the_time_counts(self, may_leave, then):
-        at = replace(_ROUND, may_leave=may_leave)
-        assert on_look(at, None, overdue=True, expired=False) == KeepWaiting()
-        assert on_look(at, None, overdue=True, expired=True) == then
-
-    def test_a_last_sync_is_left_when_nobody_is_left_to_wait_for(self):
-        left = [Hint(3, rank, 1, "leave") for rank in (1, 2)]
-        assert _look(_ALL[0], *left[:1], may_leave=True) == KeepWaiting()
-        assert _look(_ALL[0], *left, may_leave=True) == Leave(just_looked=False)
-        assert _look(_ALL[0], *left) == KeepWaiting()
-        assert _look(_ALL[0], _ALL[1], left[1], may_leave=True) == Create(_ALL[:2])
+@pytest.mark.parametrize(("seen", "changes", "decided"), LOOKS.values(), ids=LOOKS)
+def test_what_is_decided_by_what_is_seen(seen, changes, decided):
+    assert _look(*seen, **changes) == decided
 
 
-class TestStatesThatDiffer:
-    def test_the_others_are_more(self):
-        assert _look(_delta(0), *(_delta(rank, base=_OTHER) for rank in (1, 2))) == Differ(_OTHER)
-
-    def test_the_others_are_fewer_and_are_not_waited_for(self):
-        assert _look(_delta(0), _delta(1), _delta(2, base=_OTHER)) == Create(_ALL[:2])
-
-    def test_without_a_majority_everybody_starts_again_once(self):
-        seen = _delta(0), _delta(1, base=_OTHER)
-        assert _look(*seen, members={0: 1, 1: 1}) == Differ(_OTHER)
-        assert _look(*seen, members={0: 1, 1: 1}, differed=True) == KeepWaiting()
-        assert _look(*seen, members={0: 1, 1: 1}, differed=True, min_replicas=1) == Create(_ALL[:1])
-
-    def test_it_is_not_asked_before_all_are_there(self):
-        others = [_delta(rank, base=_OTHER) for rank in (1, 2)]
-        joins = Hint(3, 5, 1, "join")
-        assert _look(_delta(0), *others, joins) == KeepWaiting()
-        assert _look(_delta(0), *others, joins, overdue=True) == Differ(_OTHER)
-
-    def test_a_later_incarnation_of_a_rank_speaks_for_it(self):
-        seen = [_delta(0), _delta(1, 1, base=_OTHER), _delta(2, base=_OTHER)]
-        assert _look(*seen, _delta(1, 2, base="2" * 16), members={0: 1}) == Differ("2" * 16)
-        assert _look(*seen, _delta(1, 2), members={0: 1}) == Create((*_ALL[:1], _delta(1, 2)))
+@pytest.mark.parametrize(
+    ("may_leave", "then"), [(False, Expired()), (True, Leave(just_looked=True))]
+)
+def test_without_a_listing_only_the_time_counts(may_leave, then):
+    at = replace(_ROUND, may_leave=may_leave)
+    assert on_look(at, None, overdue=True, expired=False) == KeepWaiting()
+    assert on_look(at, None, overdue=True, expired=True) == then
 
 
 def _commit(*members, base=_BASE, previous="a" * 16):
     return Commit(3, 0, base, previous, members, {m.rank: m.stop for m in members}, 3, run="b" * 16)
 
 
-class TestRecord:
-    def test_it_is_obeyed_whoever_is_in_it(self):
-        assert on_record(_ROUND, _commit(*_ALL[1:]), follows=True) == Obey()
-
-    def test_of_another_state(self):
-        assert on_record(_ROUND, _commit(*_ALL, base=_OTHER), follows=True) == Differ(_OTHER)
-
-    def test_of_another_log(self):
-        assert (
-            on_record(_ROUND, _commit(*_ALL, base=_OTHER, previous="c" * 16), follows=False)
-            == NotNext()
-        )
-        assert on_record(_ROUND, _commit(*_ALL), follows=False) == NotNext()
+@pytest.mark.parametrize(
+    ("record", "follows", "decided"),
+    [
+        (_commit(*_ALL[1:]), True, Obey()),
+        (_commit(*_ALL, base=_OTHER), True, Differ(_OTHER)),
+        (_commit(*_ALL, base=_OTHER, previous="c" * 16), False, NotNext()),
+        (_commit(*_ALL), False, NotNext()),
+    ],
+    ids=["whoever is in it", "of another state", "of another log", "not the next"],
+)
+def test_what_becomes_of_a_record(record, follows, decided):
+    assert on_record(_ROUND, record, follows=follows) == decided
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,7 @@ from diloco_core._run._round._shares import (
 )
 
 _SHARES = Shares(sync=4, members=(0, 2, 3), rank=2, grace=10.0)
-
-
-def _seen(pending, elapsed=0.0, patience=30.0, shares=_SHARES):
-    return on_pending(shares, pending, elapsed=elapsed, patience=patience)
+_MENDING = Shares(4, (0, 2, 3), 2, 10.0, mending=True)
 
 
 def test_every_shard_has_one_owner():
@@ -35,36 +32,30 @@ def test_the_next_member_does_the_work_of_one_that_is_late_and_a_bystander_comes
     assert Shares(4, (0, 2, 3), 0, 10.0).turn(0) < 10.0, "an owner that has looked for it first"
 
 
+PATIENCE = _SHARES.patience((0, 2))
+SEEN = {
+    "what is published comes first": (Pending((0, 2), published=(2,)), 60.0, Adopt((2,))),
+    "its owner has time": (Pending((0, 2)), 9.9, KeepWaiting()),
+    "its owner is late": (Pending((0, 2)), 10.0, Compute((0,))),
+    "and then the others": (Pending((0, 2)), 60.0, Compute((0, 2))),
+    "something has come": (Pending((0,), arrived=True), 0.0, LookAgain()),
+    "all has come": (Pending((), arrived=True), 0.0, Complete()),
+    "unreadable, which others have": (Pending((0,), readable=False), PATIENCE - 0.1, KeepWaiting()),
+    "unreadable for long": (Pending((0,), readable=False), PATIENCE, GiveUp()),
+    "but not all": (Pending((0,), arrived=True, readable=False), PATIENCE, LookAgain()),
+}
+
+
+@pytest.mark.parametrize(("pending", "elapsed", "decided"), SEEN.values(), ids=SEEN)
+def test_what_is_done_about_pending_shards(pending, elapsed, decided):
+    assert 20.0 + _SHARES.turn(2) - 10.0 == PATIENCE
+    assert on_pending(_SHARES, pending, elapsed=elapsed, patience=PATIENCE) == decided
+
+
 def test_what_was_published_once_is_for_whoever_comes_first():
-    mending = Shares(4, (0, 2, 3), 2, 10.0, mending=True)
-    assert mending.own(range(6)) == []
-    assert _seen(Pending((0, 1)), shares=mending) == Compute((0, 1))
-
-
-def test_what_is_published_comes_first():
-    assert _seen(Pending((0, 2), published=(2,)), elapsed=60.0) == Adopt((2,))
-
-
-def test_then_what_its_owner_is_late_with():
-    assert _seen(Pending((0, 2)), elapsed=9.9) == KeepWaiting()
-    assert _seen(Pending((0, 2)), elapsed=10.0) == Compute((0,))
-    assert _seen(Pending((0, 2)), elapsed=60.0) == Compute((0, 2))
-
-
-def test_where_something_has_come_it_looks_again_at_once():
-    assert _seen(Pending((0,), arrived=True)) == LookAgain()
-    assert _seen(Pending((), arrived=True)) == Complete()
-
-
-def test_what_it_cannot_compute_is_left_to_others_for_a_while():
-    shares = Shares(4, (0, 2, 3), 2, 10.0)
-    patience = shares.patience((0, 2))
-    assert patience == 20.0 + shares.turn(2) - 10.0
-    unreadable = Pending((0,), readable=False)
-    assert _seen(unreadable, elapsed=patience - 0.1, patience=patience) == KeepWaiting()
-    assert _seen(unreadable, elapsed=patience, patience=patience) == GiveUp()
-    seen = Pending((0,), arrived=True, readable=False)
-    assert _seen(seen, elapsed=patience, patience=patience) == LookAgain()
+    assert _MENDING.own(range(6)) == []
+    mended = on_pending(_MENDING, Pending((0, 1)), elapsed=0.0, patience=30.0)
+    assert mended == Compute((0, 1))
 
 
 def test_owners_that_are_late_are_not_waited_for_in_the_next_sync():

@@ -1,14 +1,11 @@
 """The log around a rollback: records that are lost, and earlier incarnations that stand at them."""
 
-from dataclasses import replace
-
 import pytest
 from damage_lab import run_of
-from rollback_lab import rollbacks_in
 from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic, FencedError
-from diloco_core._run._records._keys import Delta, commit_key, shard_key
+from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import Rollback
 
 KEY = commit_key(3)
@@ -94,47 +91,3 @@ def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
     assert isinstance(outcome.results[0, 1], FencedError)
     assert "began before that, so it stops" in str(outcome.results[0, 1])
     assert [report.sync for report in training.reports[0, 1]] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("trace", ["state", "deltas"])
-def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
-    """Whoever has seen that record would decide the next number, so the rollback takes that one,
-    and both are closed.
-    """
-    settings = replace(SHARDED, retention=4)
-    before, store = SimulatedTraining(syncs=4, sizes=(40,)), SimulatedStore()
-    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
-    del store.decided[commit_key(4)]
-    store.remove(commit_key(4))
-    for key in list(store.objects):
-        if key.startswith(("state/00000004/", "deltas/00000004/")):
-            store.damage(key, b"") if trace == "state" else store.remove(key)
-    if trace == "deltas":
-        store.write(Delta(5, 0, 1, 8, 10, "0" * 16, "0" * 16).key, b"of an incarnation that slept")
-        store.damage(shard_key(3, 0, 0, ""), b"")
-        for key in [key for key in store.objects if key.startswith("deltas/00000003/")]:
-            store.damage(key, b"")
-    training = SimulatedTraining(syncs=5, sizes=(40,), salts=dict(before.salts))
-    outcome = simulate(
-        training,
-        Schedule(1, latency=0.01),
-        replace(settings, resume="newest-whole"),
-        store=store,
-        most_incarnations=1,
-    )
-    assert violations(outcome, training) == []
-    kept = 3 if trace == "state" else 2
-    fence = {0: 2}
-    assert rollbacks_in(store)[-2:] == [
-        Rollback(5, (kept,), tuple(range(kept + 1, 5)), fence, run=run_of(store)),
-        Rollback(4, (kept,), (), fence, run=run_of(store)),
-    ]
-    later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
-    outcome = simulate(
-        later,
-        Schedule(1, latency=0.01),
-        replace(settings, resume=True),
-        store=store,
-        most_incarnations=1,
-    )
-    assert violations(outcome, later) == []

@@ -7,12 +7,10 @@ and log say what is lost.
 """
 
 import logging
-from collections import Counter
 
 import pytest
 from damage_lab import flip
 from simulated import (
-    Connection,
     Schedule,
     SimulatedStore,
     SimulatedTraining,
@@ -151,21 +149,3 @@ def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(
     assert _final(outcome) == undamaged[True]
     assert [report.inner_steps for report in training.reports[0, 1]] == [2, 4, 4, 2]
     assert not any(report.reloaded for report in training.reports[0, 1])
-
-
-def test_a_start_reads_no_outer_state_twice(run):
-    """Who will update a shard has its outer state from the start, and nobody else reads it."""
-    opened = Counter()
-    open_object = Connection.open
-
-    def counted(self, key, size=None):
-        opened[key] += 1
-        return open_object(self, key) if size is None else open_object(self, key, size)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "open", counted)
-        run.resumed({})
-    # Both ranks read all values, and one of them the rest.
-    assert {
-        opened[_key(fragment, shard)] for fragment in range(_FRAGMENTS) for shard in range(2)
-    } == {3}
