@@ -8,18 +8,13 @@ from simulated import (
     Schedule,
     SimulatedStore,
     SimulatedTraining,
+    once,
     simulate,
     violations,
 )
 
 from diloco_core import Elastic, FencedError
-from diloco_core._run._records._keys import (
-    Hint,
-    claim_key,
-    commit_key,
-    highest_epochs,
-    inner_key,
-)
+from diloco_core._run._records._keys import Hint, claim_key, commit_key, highest_epochs, inner_key
 
 
 def _next(store):
@@ -28,7 +23,7 @@ def _next(store):
     """
     training = SimulatedTraining(syncs=0, sizes=(40,), save_every=1)
     settings, schedule = Elastic(2, grace=5.0, resume=True), Schedule(2, starts=[0.0, 1e6])
-    simulate(training, schedule, settings, store=store, most_incarnations=1, limit=5000.0)
+    once(training, schedule, settings, store=store, limit=5000.0)
     return highest_epochs(store.objects).get(0)
 
 
@@ -120,7 +115,7 @@ def _sleeper(meddle, seconds=20.0, syncs=6):
         return training(node)
 
     settings = Elastic(1, grace=5.0, topology="sharded")
-    outcome = simulate(train, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1)
+    outcome = once(train, 1, settings, store=store)
     return outcome, store
 
 

@@ -14,6 +14,8 @@ from simulated import (
     Schedule,
     SimulatedStore,
     SimulatedTraining,
+    flawless,
+    once,
     simulate,
     violations,
 )
@@ -55,8 +57,7 @@ class _Run:
         self.settings = Elastic(2, grace=5.0, topology=topology, publish_every=every)
         self.training = SimulatedTraining(_SYNCS, save_every=2, **self.options)
         store = _Watched()
-        outcome = simulate(self.training, Schedule(2, latency=0.01), self.settings, store=store)
-        assert violations(outcome, self.training) == []
+        flawless(self.training, 2, self.settings, store=store)
         self.objects = store.then if end == "killed" else store.objects
         self.needed = [key for key in self.objects if self._is_needed(key)]
 
@@ -94,7 +95,7 @@ class _Run:
         store.remove(key) if data is None else store.damage(key, data)
         training = SimulatedTraining(_SYNCS + 2, salts=dict(self.training.salts), **self.options)
         schedule = Schedule(2, seed=1, latency=0.01)
-        outcome = simulate(training, schedule, self.settings, store=store, most_incarnations=1)
+        outcome = once(training, schedule, self.settings, store=store)
         return outcome.errors(), _but(violations(outcome, training), " raised ", "not every rank")
 
 
@@ -141,17 +142,12 @@ def _damages(number, data):
     yield None
 
 
-def test_one_object_at_rest_sampled(run):
-    """Every object is damaged in one of three ways, another one in each kind of run."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_one_object_at_rest(run, whole):
+    """Every object is damaged in one of three ways, or in each; another one in each kind of run."""
     for number, key in enumerate(_kinds(run)):
         damages = list(_damages(number, run.objects[key]))
-        _check(run, key, damages[(number + run.number) % 3])
-
-
-@pytest.mark.slow
-def test_one_object_at_rest(run):
-    for number, key in enumerate(_kinds(run)):
-        for damaged in _damages(number, run.objects[key]):
+        for damaged in damages if whole else [damages[(number + run.number) % 3]]:
             _check(run, key, damaged)
 
 
@@ -212,13 +208,10 @@ def test_the_first_state_is_made_again_from_the_initial_one(publishing):
     """Nothing of a failed loading may stay: the first outer step begins without momentum."""
     settings = publishing(2, grace=5.0)
     before, store = SimulatedTraining(syncs=1, sizes=(40,)), SimulatedStore()
-    simulate(before, Schedule(2, latency=0.01), settings, store=store)
+    simulate(before, 2, settings, store=store)
     store.damage("state/00000001/000.00001.safetensors", b"")
     training = SimulatedTraining(syncs=3, sizes=(40,), salts=dict(before.salts))
-    outcome = simulate(
-        training, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1
-    )
-    assert violations(outcome, training) == []
+    flawless(training, 2, settings, store=store, most_incarnations=1)
 
 
 class _HarmsOnce(SimulatedStore):
@@ -240,8 +233,7 @@ def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
     key = "commits/00000002.json"
     training, store = SimulatedTraining(4, (40,)), _HarmsOnce(key, lambda data: data[:30])
     settings = Elastic(2, grace=5.0, topology=topology)
-    outcome = simulate(training, Schedule(3, latency=0.01), settings, store=store)
-    assert violations(outcome, training) == []
+    outcome = flawless(training, 3, settings, store=store)
     assert len(outcome.results) == 3, "nobody had to start again"
     assert store.objects[key] == store.decided[key]
 
@@ -258,7 +250,6 @@ def test_values_that_are_damaged_before_others_adopt_them(members, coding):
     )
     training = SimulatedTraining(6, (70, 40), **coding)
     settings, schedule = Elastic(2, grace=5.0, topology="sharded"), Schedule(members, latency=0.01)
-    outcome = simulate(training, schedule, settings, store=store, most_incarnations=1)
-    assert violations(outcome, training) == []
+    flawless(training, schedule, settings, store=store, most_incarnations=1)
     reloaded = [report.reloaded for each in training.reports.values() for report in each]
     assert not (coding and any(reloaded))

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from simulated import Schedule, SimulatedTraining, simulate, violations
+from simulated import Schedule, SimulatedTraining, flawless, once, simulate
 
 from diloco_core import DiLoCo, Elastic, StoreExchange
 from diloco_core._store._open import open_store
@@ -15,8 +15,7 @@ from diloco_core._store._open import open_store
 def run(schedule, elastic, **training):
     """A simulated run in which nothing went wrong: its outcome and its training."""
     trained = SimulatedTraining(**{"sync_every": 6, "delay": 1, "alpha": 0.5, **training})
-    outcome = simulate(trained, schedule, elastic)
-    assert violations(outcome, trained) == []
+    outcome = flawless(trained, schedule, elastic)
     return outcome, trained
 
 
@@ -60,9 +59,7 @@ def test_nobody_waits_long_for_those_who_have_left(steps):
         ended[node.rank] = node.connection.clock() - seconds[node.rank]
         return outer.committed
 
-    outcome = simulate(
-        train, Schedule(2, latency=0.01), Elastic(2, grace=10.0), most_incarnations=1
-    )
+    outcome = once(train, 2, Elastic(2, grace=10.0))
     assert outcome.errors() == {}
     assert set(outcome.results.values()) == {1}
     assert ended[0] < 25.0, "two graces, and not the 600 s of sync_timeout"

@@ -14,6 +14,7 @@ from simulated import (
     SimulatedStore,
     SimulatedTraining,
     broken_promises,
+    once,
     simulate,
     violations,
 )
@@ -149,17 +150,6 @@ def test_an_older_change_that_is_lost_is_said_and_a_run_can_go_back_before_it(st
     assert rollback.given_up == (7, 9)
 
 
-def test_damage_of_older_outer_state_costs_nothing(stopped):
-    """Of the objects before the newest one, only values and changes are read."""
-    key = shard_key(7, 0, 1, "")
-
-    def damage(store):
-        store.damage(key, late_bit(store.objects[key]))
-
-    outcome, wrong, _ = _resumed(stopped, damage, most_incarnations=1)
-    assert (wrong, outcome.errors()) == ([], {})
-
-
 def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
     """A replica that sleeps through that may still delete it."""
 
@@ -217,18 +207,8 @@ def test_what_changed_in_memory_is_read_again(what, reloads, message, caplog):
     store = Spoiling()
     settings = Elastic(2, grace=20.0, topology="sharded")
     with caplog.at_level(logging.ERROR, "diloco_core"):
-        outcome = simulate(
-            train, Schedule(3, latency=0.01), settings, store=store, most_incarnations=1
-        )
+        outcome = once(train, 3, settings, store=store)
     assert violations(outcome, training) == []
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == reloads
     assert message in caplog.text
     assert not any(each.getMessage().startswith(("rank 0", "rank 2")) for each in caplog.records)
-
-
-def test_nothing_is_loaded_after_a_change_that_is_missing(stopped):
-    """A state is not there as long as any object that it is made of is not."""
-    key = shard_key(7, 0, 0, "")
-    outcome, _, _ = _resumed(stopped, lambda store: store.remove(key), most_incarnations=1)
-    assert all(isinstance(error, CorruptedObjectError) for error in outcome.errors().values())
-    assert any(key in str(error) for error in outcome.errors().values())

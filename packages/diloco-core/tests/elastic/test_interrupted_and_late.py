@@ -5,17 +5,19 @@ who stands for whom.
 import pytest
 import torch
 from safetensors.torch import load
-from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import (
+    OtherTraining,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    flawless,
+    once,
+    simulate,
+    violations,
+)
 
 from diloco_core import Elastic, StoreUnavailableError
-from diloco_core._run._records._keys import (
-    MANIFEST,
-    Delta,
-    commit_key,
-    deltas,
-    done_key,
-    shard_key,
-)
+from diloco_core._run._records._keys import MANIFEST, Delta, commit_key, deltas, done_key, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit
 
@@ -33,14 +35,6 @@ class Watched(SimulatedStore):
         self.act(key)
 
 
-class Other(SimulatedTraining):
-    """The same model, and other gradients."""
-
-    @staticmethod
-    def gradient(rank, incarnation, step, size):
-        return SimulatedTraining.gradient(rank + 1, incarnation, step, size)
-
-
 class Failing(SimulatedTraining):
     """Training that fails in its fourth step."""
 
@@ -49,42 +43,6 @@ class Failing(SimulatedTraining):
         if step == 3:
             raise ZeroDivisionError
         return SimulatedTraining.gradient(rank, incarnation, step, size)
-
-
-def _run(training, trouble, *args, **options):
-    """A simulated run in which ``trouble(node)`` prepares every incarnation."""
-
-    def train(node):
-        trouble(node)
-        return training(node)
-
-    return simulate(train, *args, **options)
-
-
-def _before(node, request, act):
-    """Have ``act(key)`` called before every request of a kind."""
-    real = getattr(node.connection, request)
-
-    def first_act(key, *args, **options):
-        act(key)
-        return real(key, *args, **options)
-
-    setattr(node.connection, request, first_act)
-
-
-def _fault(node, request, prefix, kind, seconds=0.0):
-    """Something goes wrong at the first request of a kind for a key that begins so."""
-    due = [prefix]
-
-    def act(key):
-        if due and key.startswith(prefix):
-            due.clear()
-            number = node.connection.operations + 1
-            node.connection._faults[number] = Fault(
-                node.rank, node.incarnation, number, kind, seconds
-            )
-
-    _before(node, request, act)
 
 
 def _commit(store, sync):
@@ -117,8 +75,7 @@ def test_an_update_that_is_interrupted_starts_again_from_the_published_values(ho
 
     training = SimulatedTraining(syncs=4, sizes=(400,))
     elastic = Elastic(2, grace=30.0, topology="sharded")
-    outcome = _run(training, trouble, Schedule(3), elastic, chunk_bytes=64)
-    assert violations(outcome, training) == []
+    outcome = flawless(training, Schedule(3), elastic, chunk_bytes=64, prepare=trouble)
     assert set(interrupted) == {1, 2, 3, 4}
     assert len(outcome.results) == 3  # nobody had to start again
 
@@ -128,14 +85,14 @@ def test_only_one_replica_does_the_work_of_an_owner_that_is_late():
 
     def trouble(node):
         if node.rank == 3 and node.incarnation == 1:
-            _fault(node, "create", key, "kill before")
+            node.fault("create", key, "kill before")
         who = node.rank, node.incarnation
-        _before(node, "create", lambda other: publishers.extend([who] * (other == key)))
+        node.before("create", lambda other: publishers.extend([who] * (other == key)))
 
     training = SimulatedTraining(syncs=4, sizes=(400,))
     schedule = Schedule(4, restart_after=60.0, latency=0.005)
-    outcome = _run(training, trouble, schedule, Elastic(2, grace=10.0, topology="sharded"))
-    assert violations(outcome, training) == []
+    elastic = Elastic(2, grace=10.0, topology="sharded")
+    outcome = flawless(training, schedule, elastic, prepare=trouble)
     assert list(_epochs(outcome.store, 2)) == [0, 1, 2, 3]
     assert publishers == [(3, 1), (0, 1)]  # the owner tried, and the one after it did it
 
@@ -147,12 +104,11 @@ class TestIncarnationsOfARank:
     ):
         def trouble(node):
             if (node.rank, node.incarnation) == (1, 1):
-                _fault(node, "put", deltas(2), "zombie", 2.5)
+                node.fault("put", deltas(2), "zombie", 2.5)
 
         training = SimulatedTraining(syncs=6, sizes=(40,))
         elastic = Elastic(2, grace=30.0, topology=topology)
-        outcome = _run(training, trouble, Schedule(3, restart_after=0.5), elastic)
-        assert violations(outcome, training) == []
+        outcome = flawless(training, Schedule(3, restart_after=0.5), elastic, prepare=trouble)
         first = training.reports[1, 2][0]
         assert (first.sync, first.inner_steps, first.contribution) == (2, 2, "dropped")
         assert _epochs(outcome.store, 2) == {0: 1, 1: 1, 2: 1}
@@ -161,34 +117,18 @@ class TestIncarnationsOfARank:
     def test_what_the_incarnation_before_has_contributed_is_not_learned_again(self, topology):
         def trouble(node):
             if (node.rank, node.incarnation) == (1, 1):
-                _fault(node, "put", deltas(2), "kill after")
+                node.fault("put", deltas(2), "kill after")
 
         training, store = SimulatedTraining(syncs=6, sizes=(40,), pauses={(0, 3): 9.0}), Watched()
         elastic = Elastic(2, grace=30.0, topology=topology)
-        outcome = _run(training, trouble, Schedule(3, restart_after=0.5), elastic, store=store)
-        assert violations(outcome, training) == []
+        schedule = Schedule(3, restart_after=0.5)
+        flawless(training, schedule, elastic, store=store, prepare=trouble)
         assert (1, 2) in {(rank, incarnation) for rank, incarnation, _ in training.entered[2]}
         first = training.reports[1, 2][0]
         assert (first.sync, first.inner_steps, first.contribution) == (3, 2, "counted")
         assert _epochs(store, 2) == {0: 1, 1: 1, 2: 1}
         made = [delta for delta in map(Delta.parse, store.written) if delta is not None]
         assert [delta.epoch for delta in made if (delta.sync, delta.rank) == (2, 1)] == [1]
-
-
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_the_grace_is_met_to_the_point(topology):
-    def trouble(node):
-        if node.rank == 2 and node.incarnation == 1:
-            _fault(node, "put", deltas(2), "kill before")
-
-    training, schedule = SimulatedTraining(syncs=3, sizes=(40,)), Schedule(3, restart_after=100.0)
-    outcome = _run(training, trouble, schedule, Elastic(2, grace=13.0, topology=topology))
-    assert violations(outcome, training) == []
-    assert list(_epochs(outcome.store, 2)) == [0, 1]
-    waited = [training.reports[rank, 1][1].wait_seconds for rank in (0, 1)]
-    # One may have come later; the usual looks are 5 s apart.
-    assert 12.0 <= min(waited) <= max(waited) < 14.5
-    assert max(waited) >= 13.0
 
 
 class TestPublishedState:
@@ -208,8 +148,7 @@ class TestPublishedState:
         training, store = SimulatedTraining(syncs=2, sizes=(40,)), Watched()
         elastic = Elastic(2, grace=5.0, retention=50)  # so that nobody collects it
         # Rank 0 comes when another one has just lost its patience, and begins at once.
-        outcome = simulate(training, Schedule(3, starts=[5.27]), elastic, store=store)
-        assert violations(outcome, training) == []
+        flawless(training, Schedule(3, starts=[5.27]), elastic, store=store)
         written = {key.split("/")[1] for key in store.written if key.startswith("initial/")}
         assert len(written) == 2
         initial = Manifest.from_json(store.objects[MANIFEST], "").initial
@@ -225,7 +164,9 @@ class TestPublishedState:
             if key.startswith((MANIFEST, "initial/")):
                 store.write(key, data)
                 course.write(key, data)
-        assert simulate(Other(syncs=3, sizes=(400,)), Schedule(3), elastic, store=course).finished
+        assert simulate(
+            OtherTraining(syncs=3, sizes=(400,)), Schedule(3), elastic, store=course
+        ).finished
         key = shard_key(3, 0, 0, "")
         return key, course.objects[key]
 
@@ -234,15 +175,11 @@ class TestPublishedState:
         elastic, store = Elastic(2, grace=30.0, topology=topology), SimulatedStore()
         foreign = self._begun(elastic, store)
         first = SimulatedTraining(syncs=3, sizes=(400,))
-        outcome = simulate(first, Schedule(3), elastic, store=store)
-        assert violations(outcome, first) == []
+        outcome = flawless(first, Schedule(3), elastic, store=store)
         assert outcome.store.objects[foreign[0]] != foreign[1]
         outcome.store.write(*foreign)
         again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
-        outcome = simulate(
-            again, Schedule(3), elastic, store=outcome.store, most_incarnations=1, limit=200.0
-        )
-        assert violations(outcome, again) == []
+        flawless(again, Schedule(3), elastic, store=outcome.store, limit=200.0, most_incarnations=1)
         assert "its checksums are not those in the record of its state" in caplog.text
         assert f"writing {foreign[0]} again with the same content" in caplog.text
 
@@ -251,11 +188,11 @@ class TestPublishedState:
         store = Watched(lambda key: store.write(*foreign) if key == commit_key(3) else None)
         foreign = self._begun(elastic, store)
         first = SimulatedTraining(syncs=3, sizes=(400,))
-        assert violations(simulate(first, Schedule(3), elastic, store=store), first) == []
+        flawless(first, Schedule(3), elastic, store=store)
         assert shard_key(3, 0, 1, "") in store.objects
         assert done_key(3, 0) not in store.objects
         again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
-        assert violations(simulate(again, Schedule(3), elastic, store=store), again) == []
+        flawless(again, Schedule(3), elastic, store=store)
 
     def test_a_valid_contribution_under_the_key_of_another_is_refused(self, caplog):
         def swap(key):
@@ -265,9 +202,7 @@ class TestPublishedState:
 
         training, store = SimulatedTraining(syncs=4, sizes=(400,)), Watched(swap)
         elastic = Elastic(2, grace=30.0, topology="sharded")
-        outcome = simulate(
-            training, Schedule(3), elastic, store=store, most_incarnations=1, limit=200.0
-        )
+        outcome = once(training, Schedule(3), elastic, store=store, limit=200.0)
         assert "a checksum is wrong" in caplog.text
         assert outcome.errors() == {}, "its author does what the others cannot"
         assert violations(outcome, training) == []
@@ -285,10 +220,10 @@ def test_an_incarnation_that_ends_lets_go_of_its_store(kind, is_away):
 
     def trouble(node):
         node.connection.close = lambda: closed.append(node.rank)
-        _before(node, "put", gone)
+        node.before("put", gone)
 
     settings = Elastic(1, grace=5.0)
-    outcome = _run(kind(3, (40,)), trouble, Schedule(2), settings, most_incarnations=1)
+    outcome = once(kind(3, (40,)), Schedule(2), settings, prepare=trouble)
     assert sorted(closed) == [0, 1]
     if not is_away:
         wanted = ZeroDivisionError if kind is Failing else int
@@ -302,28 +237,29 @@ def test_an_incarnation_is_overtaken_by_what_the_one_before_sent_late_with_sever
 ):
     def trouble(node):
         if (node.rank, node.incarnation) == (1, 1):
-            _fault(node, "put", f"{deltas(sync)}00001.", "zombie", seconds)
+            node.fault("put", f"{deltas(sync)}00001.", "zombie", seconds)
 
     training = SimulatedTraining(syncs=9, sizes=(40, 30), sync_every=4, pauses={(1, step): 13.0})
-    outcome = _run(training, trouble, Schedule(3, restart_after=0.1), Elastic(2, grace=10.0))
-    assert violations(outcome, training) == []
+    schedule = Schedule(3, restart_after=0.1)
+    flawless(training, schedule, Elastic(2, grace=10.0), prepare=trouble)
 
 
 def test_an_initial_state_that_is_left_over_late_does_not_stay_for_good():
     store, left = SimulatedStore(), shard_key(0, 0, 0, "f" * 16)
 
-    def train(node):
-        begin = node.exchange.begin
+    def noticed(key):
+        if key.startswith(deltas(7)):
+            store.write(left, b"whatever")
 
-        def noticed(*args, **options):
-            if node.exchange.position.sync == 6:
-                store.write(left, b"whatever")
-            return begin(*args, **options)
-
-        node.exchange.begin = noticed
-        return SimulatedTraining(syncs=66, sizes=(12,), sync_every=1)(node)
-
+    training = SimulatedTraining(syncs=66, sizes=(12,), sync_every=1)
     settings = Elastic(1, grace=30.0, topology="sharded", retention=1)
-    assert simulate(train, Schedule(1), settings, store=store, most_incarnations=1).errors() == {}
+    outcome = simulate(
+        training,
+        Schedule(1),
+        settings,
+        store=store,
+        prepare=lambda node: node.before("put", noticed),
+    )
+    assert outcome.errors() == {}
     assert left not in store.objects
     assert not store.below("initial")

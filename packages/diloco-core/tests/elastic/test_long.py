@@ -8,50 +8,35 @@ from simulated import (
     SimulatedStore,
     SimulatedTraining,
     broken_promises,
-    simulate,
-    violations,
+    flawless,
 )
 
 from diloco_core import Elastic
 
 
 class Measured(SimulatedTraining):
-    """Takes the store's counters at every sync of rank 0."""
+    """Takes the store's counters at every sync of rank 0: requests, bytes sent and received, bytes
+    and objects held.
+    """
 
     def __call__(self, node):
-        store, add = self.store, self.samples.append
-        reports = self.reports.setdefault((node.rank, node.incarnation), [])
+        store, samples = self.store, self.samples
 
-        class Samples(list):
+        class Reports(list):
             def append(self, report):
                 super().append(report)
-                if node.rank == 0:
-                    payload = sum(
-                        len(data)
-                        for key, data in store.objects.items()
-                        if not key.startswith("commits/")
-                    )
-                    objects = sum(not key.startswith("commits/") for key in store.objects)
-                    add(
-                        (
-                            sum(store.requests.values()),
-                            sum(store.sent.values()),
-                            sum(store.received.values()),
-                            payload,
-                            objects,
-                        )
-                    )
+                held = [data for key, data in store.objects.items() if key[:8] != "commits/"]
+                counters = (store.requests, store.sent, store.received)
+                totals = [sum(counter.values()) for counter in counters]
+                samples.append((*totals, sum(map(len, held)), len(held)))
 
-        self.reports[node.rank, node.incarnation] = Samples(reports)
+        if node.rank == 0:
+            self.reports[node.rank, node.incarnation] = Reports()
         return super().__call__(node)
 
 
 def _run(replicas, syncs, topology, elements):
-    training, store, broken = (
-        Measured(syncs=syncs, sizes=(elements,), sync_every=1),
-        SimulatedStore(),
-        [],
-    )
+    training, store, broken = Measured(syncs, (elements,), 1), SimulatedStore(), []
     training.samples, training.store = [], store
     deletions = itertools.count()
 
@@ -61,14 +46,8 @@ def _run(replicas, syncs, topology, elements):
             broken.extend(broken_promises(store, keys))
 
     store.after_delete = check
-    outcome = simulate(
-        training,
-        Schedule(replicas),
-        Elastic(replicas // 2, grace=30.0, topology=topology),
-        store=store,
-        limit=1e7,
-    )
-    assert violations(outcome, training) == []
+    settings = Elastic(replicas // 2, grace=30.0, topology=topology)
+    flawless(training, Schedule(replicas), settings, store=store, limit=10000000.0)
     assert broken == []
     return training.samples
 
@@ -106,16 +85,14 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     requests = _rate(samples, quarter, end, 0) / replicas
     sent = _rate(samples, quarter, end, 1) / replicas / delta
     received = _rate(samples, quarter, end, 2) / replicas / delta
-    if topology == "sharded":
-        assert (1 + 2 / replicas) * least <= sent < 1 + 2 / replicas + 0.2
-        assert 2 * others / replicas * least <= received < 2 * others / replicas + 0.1
-        assert 2 * others * least <= requests < 2 * others + 24
-    else:
-        assert (1 + 2 / replicas / 4) * least <= sent < 1 + 2 / replicas / 4 + 0.2
-        assert others * least <= received < others + 0.1
-        assert (
-            others * least <= requests < others + 24
-        )  # every contribution is read once, whatever the number of shards
+    sharded = topology == "sharded"
+    up = 1 + 2 / replicas / (1 if sharded else 4)
+    down = 2 * others / replicas if sharded else others
+    # With gather every contribution is read once, whatever the number of shards.
+    objects = 2 * others if sharded else others
+    assert up * least <= sent < up + 0.2
+    assert down * least <= received < down + 0.1
+    assert objects * least <= requests < objects + 24
 
     # The store holds a few syncs, however long the run. (When the last sample is taken, others are
     # leaving and save what belongs to them alone.)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from damage_lab import run_of
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
 from diloco_core import Elastic, FencedError
 from diloco_core._run._records._keys import commit_key, commit_sync
@@ -20,31 +20,19 @@ def _run(syncs, sizes=(40,), settings=_SETTINGS, ranks=1):
     """A run that dies after so many syncs."""
     training, store = SimulatedTraining(syncs=syncs, sizes=sizes), SimulatedStore()
 
-    def train(node):
+    def dies(node):
         node.exchange.leave = lambda: None
-        training(node)
 
-    simulate(train, Schedule(ranks, latency=0.01), settings, store=store, most_incarnations=1)
+    options = {"store": store, "most_incarnations": 1, "prepare": dies}
+    simulate(training, ranks, settings, **options)
     return training, store
 
 
-def _resume(before, store, syncs, resume, settings=_SETTINGS, before_open=None):
+def _resume(before, store, syncs, resume, settings=_SETTINGS, prepare=None):
     training = SimulatedTraining(syncs=syncs, sizes=before.sizes, salts=dict(before.salts))
-
-    def train(node):
-        real = node.connection.open
-
-        def acting(key, *args):
-            before_open(key)
-            return real(key, *args)
-
-        if before_open is not None:
-            node.connection.open = acting
-        return training(node)
-
     schedule, settings = Schedule(1, latency=0.01), replace(settings, resume=resume)
-    outcome = simulate(train, schedule, settings, store=store, most_incarnations=1)
-    return outcome, training
+    options = {"store": store, "most_incarnations": 1, "prepare": prepare}
+    return simulate(training, schedule, settings, **options), training
 
 
 def _lose(store, *syncs):
@@ -138,7 +126,9 @@ def test_two_incarnations_that_go_back_at_the_same_time():
                 record = Rollback(sync, (3,), given_up, {0: 2}, run=run_of(store))
                 store.write(commit_key(sync), record.to_json())
 
-    outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED, before_open=meanwhile)
+    outcome, training = _resume(
+        before, store, 5, "newest-whole", _SHARDED, lambda node: node.before("open", meanwhile)
+    )
     assert violations(outcome, training) == []
     assert opened
     assert [record.sync for record in _rollbacks(store)] == [4, 5]
@@ -173,7 +163,7 @@ def test_an_incarnation_that_begins_meanwhile_stops_unless_it_has_agreed(agreed)
         return training(node)
 
     schedule = Schedule(2, latency=0.01, starts=[0.0, 1.0])
-    outcome = simulate(train, schedule, _SHARDED, store=store, most_incarnations=1)
+    outcome = once(train, schedule, _SHARDED, store=store)
     assert [record.sync for record in _rollbacks(store)] == [7]
     wrong = violations(outcome, training)
     assert all("not every rank came to the end" in what for what in wrong)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 from keys_lab import sealed_again
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import SimulatedStore, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, FormatError, RunExistsError
 from diloco_core._run._records._keys import MANIFEST, commit_key
@@ -29,72 +29,27 @@ class _Meddled(SimulatedStore):
             meddle(self)
 
 
-def _run(meddle=None, sync=4, syncs=9, grace=5.0, store=None, before=None, train=None, **options):
-    """A run, and its training; with ``train``, that is called with every node first."""
+def _run(
+    meddle=None, sync=4, syncs=9, grace=5.0, store=None, before=None, before_create=None, **options
+):
+    """A run, and its training; with ``before_create``, that is called before each attempt to create
+    the manifest.
+    """
     salts = {} if before is None else dict(before.salts)
     training = SimulatedTraining(syncs=syncs, sizes=(12,), salts=salts)
     store = _Meddled(sync, meddle) if store is None else store
     settings = Elastic(2, grace=grace, topology="sharded", **options)
 
-    def meddled(node):
-        if train is not None:
-            train(node)
-        return training(node)
+    def prepare(node):
+        if before_create is not None:
+            node.before("create", lambda key: before_create() if key == MANIFEST else None)
 
-    outcome = simulate(
-        meddled, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1, limit=500.0
-    )
-    return outcome, training
-
-
-def _before_create(node, act):
-    """Have ``act()`` called before each attempt to create the manifest."""
-    create = node.connection.create
-
-    def slow(key, data):
-        if key == MANIFEST:
-            act()
-        return create(key, data)
-
-    node.connection.create = slow
+    options = {"store": store, "most_incarnations": 1, "limit": 500.0, "prepare": prepare}
+    return simulate(training, 2, settings, **options), training
 
 
 def _errors(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-
-
-@pytest.mark.parametrize(
-    ("meddle", "told"),
-    [
-        (lambda store: store.remove(MANIFEST), "manifest.json is gone"),
-        (
-            lambda store: store.damage(MANIFEST, store.objects[MANIFEST][:90]),
-            "does not end with a checksum",
-        ),
-        (lambda store: store.damage(MANIFEST, b""), "truncated or damaged"),
-    ],
-    ids=["gone", "cut short", "empty"],
-)
-@pytest.mark.parametrize("sync", [4, 9])
-def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
-    """Within a grace, at the next eighth sync, or when the replicas leave."""
-    outcome, training = _run(meddle, sync)
-    assert violations(outcome, training) == []
-    assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
-    assert _errors(caplog)
-    assert all(
-        told in text and "Writing it again with the same content" in text
-        for text in _errors(caplog)
-    )
-    outcome, again = _run(syncs=11, store=outcome.store, before=training)
-    assert violations(outcome, again) == []
-
-
-def test_it_is_written_again_where_a_grace_is_shorter_than_reading_it_several_times(caplog):
-    outcome, training = _run(lambda store: store.damage(MANIFEST, b""), grace=1.0)
-    assert violations(outcome, training) == []
-    assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
-    assert len(_errors(caplog)) <= 2
 
 
 COPY = "manifest.copy.json"
@@ -106,14 +61,26 @@ _HARMS = {
 }
 
 
+@pytest.mark.parametrize("key", [MANIFEST, COPY])
 @pytest.mark.parametrize("harm", _HARMS)
 @pytest.mark.parametrize("sync", [4, 9])
-def test_so_is_its_copy(harm, sync, caplog):
-    outcome, training = _run(lambda store: _HARMS[harm](store, COPY), sync)
+def test_it_and_its_copy_are_written_again_with_the_same_content(key, harm, sync, caplog):
+    """Within a grace, at the next eighth sync, or when the replicas leave."""
+    outcome, training = _run(lambda store: _HARMS[harm](store, key), sync)
     assert violations(outcome, training) == []
-    assert outcome.store.objects[COPY] == outcome.store.decided[MANIFEST]
-    told = "is gone" if harm == "gone" else "is damaged"
-    assert {f"{COPY} {told}. Writing it again" in text for text in _errors(caplog)} == {True}
+    assert outcome.store.objects[key] == outcome.store.decided[MANIFEST]
+    assert _errors(caplog)
+    told = f"{key} is gone" if harm == "gone" else key
+    assert all(told in text and "Writing it again" in text for text in _errors(caplog))
+    outcome, again = _run(syncs=11, store=outcome.store, before=training)
+    assert violations(outcome, again) == []
+
+
+def test_it_is_written_again_where_a_grace_is_shorter_than_reading_it_several_times(caplog):
+    outcome, training = _run(lambda store: store.damage(MANIFEST, b""), grace=1.0)
+    assert violations(outcome, training) == []
+    assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
+    assert len(_errors(caplog)) <= 2
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -148,10 +115,7 @@ def test_nothing_is_written_over_what_another_run_has_written_meanwhile():
     store, foreign = (_run(syncs=1)[0].store for _ in range(2))
     manifest = foreign.objects[MANIFEST]
     store.remove(MANIFEST)
-    outcome, _ = _run(
-        store=store,
-        train=lambda node: _before_create(node, lambda: store.damage(MANIFEST, manifest)),
-    )
+    outcome, _ = _run(store=store, before_create=lambda: store.damage(MANIFEST, manifest))
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == manifest
 
@@ -184,38 +148,28 @@ def test_who_dies_before_it_has_written_the_copy_leaves_no_other_one():
     assert seen == [False]
 
 
-def test_where_another_run_stands_nobody_goes_on(caplog):
-    first, _ = _run(syncs=1)
-    foreign = first.store.objects[MANIFEST]
-
-    def replaced(store):
-        assert foreign != store.objects[MANIFEST]
-        store.damage(MANIFEST, foreign)
-
-    outcome, _ = _run(replaced)
-    for rank in (0, 1):
-        error = outcome.results[rank, 1]
-        assert isinstance(error, RunExistsError)
-        assert "now belongs to another run" in str(error)
-    assert outcome.store.objects[MANIFEST] == foreign
-    assert commit_key(9) not in outcome.store.objects
-
-
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
+        (lambda data: _run(syncs=1)[0].store.objects[MANIFEST], RunExistsError),
         (lambda data: sealed_again(MANIFEST, data, membership="strict"), RunExistsError),
         (lambda data: b'{"kind": "manifest", "format": 2}', FormatError),
     ],
-    ids=["strict", "another format"],
+    ids=["another", "strict", "another format"],
 )
-def test_what_it_cannot_read_of_another_run_stays_too(change, kind):
+def test_where_another_run_stands_nobody_goes_on(change, kind):
+    foreign = []
+
     def meddle(store):
-        store.damage(MANIFEST, change(store.objects[MANIFEST]))
+        foreign.append(change(store.objects[MANIFEST]))
+        store.damage(MANIFEST, foreign[0])
 
     outcome, _ = _run(meddle)
     assert {type(error) for error in outcome.errors().values()} == {kind}
-    assert outcome.store.objects[MANIFEST] == change(outcome.store.decided[MANIFEST])
+    assert [outcome.store.objects[MANIFEST]] == foreign
+    assert commit_key(9) not in outcome.store.objects
+    if kind is RunExistsError:
+        assert "now belongs to another run" in str(outcome.results[0, 1])
 
 
 def test_somebody_else_is_faster():
@@ -229,7 +183,7 @@ def test_somebody_else_is_faster():
         if commit_key(4) in store.objects:
             store.damage(MANIFEST, foreign)
 
-    outcome, _ = _run(store=store, train=lambda node: _before_create(node, faster))
+    outcome, _ = _run(store=store, before_create=faster)
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == foreign
 
@@ -238,18 +192,12 @@ def test_somebody_else_is_faster():
 def test_it_is_read_every_eighth_sync_once_in_a_grace_and_at_the_end_only(grace):
     reads = []
 
-    def train(node):
-        get = node.connection.get
+    def counting(node):
+        clock = node.connection.clock
+        node.before("get", lambda key: reads.extend([clock()] * (key == MANIFEST)))
 
-        def counted(key, *args, **options):
-            if key == MANIFEST:
-                reads.append(node.connection.clock())
-            return get(key, *args, **options)
-
-        node.connection.get = counted
-        return SimulatedTraining(syncs=20, sizes=(12,))(node)
-
-    simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=grace), most_incarnations=1)
+    training, settings = SimulatedTraining(syncs=20, sizes=(12,)), Elastic(1, grace=grace)
+    simulate(training, 1, settings, prepare=counting)
     begun = sum(time < 1.0 for time in reads)
     assert begun in {2, 3}, "reading it until it is there"
     if grace > 100.0:

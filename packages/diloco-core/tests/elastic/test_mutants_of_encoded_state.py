@@ -40,11 +40,7 @@ def _wrong_encoded(policy, number):
     chance = random.Random(number)
     faults = [
         Fault(
-            chance.randrange(3),
-            1,
-            chance.randint(10, 130),
-            chance.choice((*HARMFUL, "flip")),
-            30.0,
+            chance.randrange(3), 1, chance.randint(10, 130), chance.choice((*HARMFUL, "flip")), 30.0
         )
         for _ in range(5)
     ]

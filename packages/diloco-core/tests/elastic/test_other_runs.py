@@ -6,7 +6,16 @@ import itertools
 
 import pytest
 from damage_lab import run_of
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import (
+    OtherTraining,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    flawless,
+    once,
+    simulate,
+    violations,
+)
 
 from diloco_core import CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._run._records._keys import commit_sync
@@ -14,14 +23,6 @@ from diloco_core._run._records._records import read_record
 
 # When the prefix is emptied and used again, and when a replica of the new run comes late.
 _EMPTIED, _LATE = 30.0, 44.0
-
-
-class _Other(SimulatedTraining):
-    """The same model, and other gradients."""
-
-    @staticmethod
-    def gradient(rank, incarnation, step, size):
-        return SimulatedTraining.gradient(rank + 1, incarnation, step, size)
 
 
 class _Remembering(SimulatedStore):
@@ -51,7 +52,7 @@ class _Reused:
         self.requests = itertools.count()
         self.hang, self.seconds = hang, seconds
         self.new = SimulatedTraining(syncs=14, sizes=(12, 9), save_every=1)
-        self.old = _Other(syncs=60, sizes=(12, 9), save_every=1)
+        self.old = OtherTraining(syncs=60, sizes=(12, 9), save_every=1)
         every = 1 if topology == "gather" else None
         settings = Elastic(1, grace=3.0, topology=topology, publish_every=every)
         schedule = Schedule(3, starts=[_EMPTIED, _LATE, 0.0], latency=0.01, restart_after=1.0)
@@ -187,10 +188,9 @@ def two(request):
     every = 1 if request.param == "gather" else None
     settings = Elastic(2, grace=5.0, topology=request.param, publish_every=every)
     runs = []
-    for kind, syncs in ((SimulatedTraining, 4), (_Other, 6)):
+    for kind, syncs in ((SimulatedTraining, 4), (OtherTraining, 6)):
         training, store = kind(syncs=syncs, sizes=(12, 9), save_every=2), _Remembering()
-        outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store)
-        assert violations(outcome, training) == []
+        flawless(training, 2, settings, store=store)
         runs.append((training, store))
     (training, store), (_, other) = runs
     return settings, training, dict(store.objects), other.written
@@ -224,9 +224,7 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
     for key, data in copied.items():
         store.damage(key, data)
     training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
-    outcome = simulate(
-        training, Schedule(2, seed=1, latency=0.01), settings, store=store, most_incarnations=1
-    )
+    outcome = once(training, Schedule(2, seed=1, latency=0.01), settings, store=store)
     for error in outcome.errors().values():
         assert isinstance(error, (RunExistsError, CorruptedObjectError)), error
     wrong = violations(outcome, training)
@@ -251,7 +249,7 @@ def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own(e
     """
     store, other = SimulatedStore(), SimulatedStore()
     settings = Elastic(1, grace=50.0, topology="sharded")
-    simulate(_Other(syncs=4, sizes=(12,)), Schedule(1), settings, store=other)
+    simulate(OtherTraining(syncs=4, sizes=(12,)), Schedule(1), settings, store=other)
 
     class Meddled(SimulatedTraining):
         @staticmethod
@@ -262,7 +260,7 @@ def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own(e
             return SimulatedTraining.gradient(rank, incarnation, step, size)
 
     training = Meddled(syncs=6, sizes=(12,), save_every=0)
-    outcome = simulate(training, Schedule(1), settings, store=store, most_incarnations=1)
+    outcome = once(training, Schedule(1), settings, store=store)
     assert isinstance(outcome.results[0, 1], RunExistsError)
     assert any(key.endswith(".leave") for key in store.objects) != emptied
     assert not getattr(outcome.results[0, 1], "__notes__", [])

@@ -1,46 +1,19 @@
 """Elastic runs in situations that are easy to get wrong, one by one."""
 
-import shutil
-
 import pytest
 import torch
-from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
-
-from diloco_core import (
-    CoreError,
-    CorruptedObjectError,
-    DiLoCo,
-    Elastic,
-    RunExistsError,
-    StoreUnavailableError,
-    connect,
+from simulated import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    flawless,
+    once,
 )
+
+from diloco_core import CoreError, CorruptedObjectError, DiLoCo, Elastic, StoreUnavailableError
 from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import Commit
-
-
-def _until(syncs, exchange, step=lambda: None, **options):
-    net = torch.nn.Linear(2, 1)
-    inner = torch.optim.SGD(net.parameters(), lr=0.1)
-    with DiLoCo(net, inner, exchange, sync_every=2, **options) as outer:
-        start = outer.inner_steps, outer.batches_to_skip
-        while outer.committed < syncs:
-            step()
-            net(torch.ones(1, 2)).sum().backward()
-            inner.step()
-            inner.zero_grad()
-    return start
-
-
-@pytest.mark.parametrize("seconds", [0.8, 1.5, 2.2])
-def test_an_incarnation_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
-    # Incarnation 1 was late, and carries steps 0 to 4; while they are sent, incarnation 2 begins at
-    # step 0 and trains two.
-    training = SimulatedTraining(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
-    schedule = Schedule(
-        3, faults=[Fault(1, 1, 41, "zombie", seconds)], restart_after=0.1, latency=0.01
-    )
-    assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
 
 
 def test_fragments_whose_newest_states_lie_far_apart_are_caught_up_with():
@@ -50,23 +23,7 @@ def test_fragments_whose_newest_states_lie_far_apart_are_caught_up_with():
         training = SimulatedTraining(syncs=9, sizes=(40, 40), pauses={(2, 0): 1.5})
         schedule = Schedule(3, faults=[Fault(1, 1, step, "kill before")], restart_after=0.1)
         settings = Elastic(2, grace=1.0, topology="gather", publish_every=2)
-        assert violations(simulate(training, schedule, settings), training) == []
-
-
-def test_a_rank_that_comes_back_before_anything_was_saved_learns_no_batch_twice(tmp_path):
-    count = iter(range(11))
-
-    def crash():
-        if next(count) == 10:
-            raise KeyboardInterrupt
-
-    def exchange():
-        return connect(str(tmp_path / "run"), rank=0, world_size=1, min_replicas=1)
-
-    with pytest.raises(KeyboardInterrupt):
-        _until(9, exchange(), crash)
-    shutil.rmtree(tmp_path / "run" / "inner")
-    assert _until(6, exchange()) == (10, 10)
+        flawless(training, schedule, settings)
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -80,7 +37,7 @@ def test_gather_leaving_while_others_collect_what_was_just_published(step):
         def train(node, short=short, long=long):
             return (short if node.rank == 2 else long)(node)
 
-        outcome = simulate(train, schedule, settings, most_incarnations=1)
+        outcome = once(train, schedule, settings)
         assert outcome.errors() == {}
 
 
@@ -105,9 +62,7 @@ def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
 
         return net[0].detach().clone()
 
-    outcome = simulate(
-        train, Schedule(2), Elastic(2, grace=5.0, topology="sharded"), most_incarnations=1
-    )
+    outcome = once(train, Schedule(2), Elastic(2, grace=5.0, topology="sharded"))
     first = Commit.from_json(outcome.store.objects[commit_key(1)], 1, "")
     assert (first.members[0].start, first.members[0].stop) == (0, 1)
     assert fates[0] == "open"
@@ -132,19 +87,9 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout():
         return SimulatedTraining(syncs=9)(node)
 
     settings = Elastic(1, grace=10.0)
-    outcome = simulate(train, Schedule(1), settings, sync_timeout=100.0, most_incarnations=1)
+    outcome = once(train, Schedule(1), settings, sync_timeout=100.0)
     assert isinstance(outcome.results[0, 1], CoreError)
     assert down[-1] - down[0] < 200
-
-
-def test_a_replica_with_fixed_membership_is_told_that_the_run_is_elastic(tmp_path):
-    _until(1, connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, grace=0.2))
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunExistsError, match="holds a run with elastic membership"):
-        _until(1, connect(str(tmp_path / "run"), rank=1, world_size=2))
-    assert [path for path in sorted(tmp_path.rglob("*")) if "claims" in str(path)] == [
-        path for path in before if "claims" in str(path)
-    ]
 
 
 def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(publishing):
@@ -158,12 +103,8 @@ def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(publi
                 data = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
             SimulatedStore.write(self, key, data)
 
-    outcome = simulate(
-        SimulatedTraining(syncs=6, sizes=(40,)),
-        Schedule(3, latency=0.01),
-        publishing(2, grace=5.0),
-        store=Damaging(),
-        most_incarnations=1,
+    outcome = once(
+        SimulatedTraining(syncs=6, sizes=(40,)), 3, publishing(2, grace=5.0), store=Damaging()
     )
     errors = [each for each in outcome.errors().values() if isinstance(each, CorruptedObjectError)]
     assert errors, outcome.errors()

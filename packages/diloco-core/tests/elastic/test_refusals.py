@@ -6,7 +6,7 @@ import pytest
 import torch
 from keys_lab import sealed_again
 from members_lab import members_in
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate
+from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate
 
 from diloco_core import (
     ConfigurationError,
@@ -33,9 +33,7 @@ class TestRefusals:
         training = SimulatedTraining(
             syncs=5, sizes=options.pop("sizes", (40,)), sync_every=options.pop("sync_every", 2)
         )
-        outcome = simulate(
-            training, Schedule(world_size), settings, store=store, most_incarnations=1, **options
-        )
+        outcome = once(training, Schedule(world_size), settings, store=store, **options)
         return list(outcome.errors().values())
 
     @pytest.fixture
@@ -135,7 +133,7 @@ class TestRefusals:
                 return torch.full((size,), float("nan") if rank == 1 and step == 3 else 0.5)
 
         training = Bad(syncs=4, sizes=(40,))
-        outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0), most_incarnations=1)
+        outcome = once(training, Schedule(3), Elastic(2, grace=5.0))
         assert isinstance(outcome.results[1, 1], NonFiniteDeltaError)
         assert outcome.results[1, 1].rank == 1
         assert members_in(outcome.store) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
@@ -148,5 +146,5 @@ class TestRefusals:
             outer = DiLoCo(model, inner, node.exchange, sync_every=1)
             outer.load_state_dict({})
 
-        outcome = simulate(train, Schedule(1), Elastic(1, grace=5.0), most_incarnations=1)
+        outcome = once(train, Schedule(1), Elastic(1, grace=5.0))
         assert "resumed from its store" in str(outcome.results[0, 1])

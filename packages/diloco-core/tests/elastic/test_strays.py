@@ -4,22 +4,17 @@ import os
 
 import pytest
 import torch
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import SimulatedStore, SimulatedTraining, once, violations
 
 from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
-    RunExistsError,
     StoreExchange,
     StoreUnavailableError,
     Timing,
 )
-from diloco_core._run._records._keys import (
-    Hint,
-    claim_key,
-    commit_key,
-)
+from diloco_core._run._records._keys import Hint, claim_key, commit_key
 from diloco_core._run._records._rules import collectable
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -72,11 +67,11 @@ def test_other_files_are_ignored_and_stay(folder, publishing):
         store.write(f"{folder}/{name}", b"mine")
     settings = publishing(2, grace=5.0, retention=1)
     first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
-    outcome = simulate(first, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
+    outcome = once(first, 2, settings, store=store)
     assert outcome.errors() == {}
     assert violations(outcome, first) == []
     again = SimulatedTraining(syncs=7, sizes=(12, 9), save_every=1, salts=dict(first.salts))
-    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_incarnations=1)
+    outcome = once(again, 2, settings, store=store)
     assert outcome.errors() == {}
     assert violations(outcome, again) == []
     assert [
@@ -85,25 +80,6 @@ def test_other_files_are_ignored_and_stay(folder, publishing):
     assert "deltas/00000001/" not in {
         key[:16] for key in store.objects if key.endswith(".safetensors")
     }, "collected"
-
-
-@pytest.mark.parametrize(
-    ("key", "told"),
-    [
-        ("claims/00000/0001.json", "holds objects of an earlier run"),
-        ("claims/00000.json", "that an earlier version of diloco-core has begun"),
-        (commit_key(1), "holds objects of an earlier run"),
-    ],
-)
-def test_what_is_of_a_run_is_no_stray_file(key, told):
-    store = SimulatedStore()
-    store.write(key, b"")
-    training = SimulatedTraining(syncs=2, sizes=(12,))
-    outcome = simulate(
-        training, Schedule(1), Elastic(1, grace=5.0), store=store, most_incarnations=1
-    )
-    assert isinstance(outcome.results[0, 1], RunExistsError)
-    assert told in str(outcome.results[0, 1])
 
 
 def test_only_what_the_run_has_written_is_collected():

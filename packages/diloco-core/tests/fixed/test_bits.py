@@ -13,13 +13,7 @@ from keys_lab import kept, keys_of, of
 from safetensors.torch import load_file
 from training_lab import identical
 
-from diloco_core import (
-    CorruptedObjectError,
-    FormatError,
-    ReplicaLostError,
-    Timing,
-    export,
-)
+from diloco_core import CorruptedObjectError, FormatError, ReplicaLostError, Timing, export
 from diloco_core._arithmetic._layout import Group, Layout, Rule
 from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._wire._published import Shard
@@ -136,26 +130,6 @@ def test_in_a_run(harming, kind, when, step):
     below and beside this file.
     """
     check(harming, kind, when, step)
-
-
-@pytest.mark.parametrize("when", ["written", "read"])
-@pytest.mark.parametrize("byte", [0, 7, 15, 20])
-def test_norms_decide_nothing_before_they_are_verified(harming, when, byte):
-    """Two norms and their checksum, with which a contribution begins."""
-    results = run(harming(), clip="median")
-    harmed = run(
-        harming(
-            KINDS["contribution of rank 1"],
-            lambda data: flip(data, 8 * (int.from_bytes(data[:8], "little") + 8 + byte)),
-            when,
-        ),
-        clip="median",
-    )
-    if when == "read":
-        assert identical([*results, *harmed])
-    else:
-        assert CorruptedObjectError in {type(error) for error in harmed}
-        assert any("section norms" in str(error) for error in harmed)
 
 
 @pytest.fixture

@@ -5,14 +5,12 @@ In whole runs: ``test_bits``.
 
 import keys_lab
 import pytest
+import torch
 from damage_lab import flip, late_bit
 from strict_lab import Means, Run
 from training_lab import identical
 
-from diloco_core import (
-    CorruptedObjectError,
-    ReplicaLostError,
-)
+from diloco_core import CorruptedObjectError, ObjectStoreAllReduce, ReplicaLostError
 
 HARMS = {"flip": late_bit, "cut": lambda data: data[: len(data) // 3], "empty": lambda data: b""}
 
@@ -74,6 +72,22 @@ def test_a_shard_whose_owner_is_alive_is_written_again(harming, harm, fragments,
     assert identical([*run.live(), *Run(2, fragments).live()])
     assert store.harmed[0] in caplog.text
     assert run.store.differing == []
+
+
+def test_tensors_that_have_changed_since_are_not_taken_for_the_shard(harming):
+    class Changed(Means):
+        def train(self, exchange, until):
+            with ObjectStoreAllReduce(exchange) as reduce:
+                tensor = torch.ones(64)
+                reduce.mean([tensor])
+                tensor += 1
+                reduce.mean([tensor])
+            return {"mean": tensor}
+
+    store = harming(keys_lab.of("state", sync=1, rank=1), late_bit)
+    results = {type(result) for result in Changed(2, store=store).live(until=2)}
+    assert CorruptedObjectError in results
+    assert results <= {CorruptedObjectError, ReplicaLostError}
 
 
 def test_of_one_that_has_left_a_damaged_note_still_ends_the_wait(harming):

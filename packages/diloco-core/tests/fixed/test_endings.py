@@ -151,6 +151,20 @@ def test_who_learns_it_from_a_messenger_names_the_first_one_too(make, lab):
     assert "resume=True" not in str(results[2]), "means cannot be resumed"
 
 
+def test_unequal_numbers_of_syncs_are_a_named_error_and_no_hang(make, lab):
+    def replica(exchange):
+        model = lab.fill(lab.small_model())
+        outer, optimizer = lab.outer_loop(model, exchange)
+        with outer:
+            for _ in range(3 + 2 * exchange.rank):
+                lab.small_step(model, optimizer)
+
+    first, second = run_replicas(replica, make(2))
+    assert first is None
+    assert isinstance(second, UnequalSyncsError)
+    assert second.rank == 0
+
+
 def test_a_flush_meets_the_regular_sync_of_another(make, lab):
     """A replica whose gradient scaler skipped a step has one step less, and as many syncs."""
 

@@ -90,21 +90,6 @@ def test_whoever_waits_no_longer_for_a_rank_that_is_gone_ends_the_run_too(operat
         assert "rank 1 has shown no sign of life for" in str(outcome.results[rank, 1])
 
 
-class Failing(SimulatedTraining):
-    """Training of which one incarnation fails when it first opens an object of the state."""
-
-    def __call__(self, node):
-        real = node.connection.open
-
-        def failing(key, *args):
-            if (node.rank, node.incarnation) == self.fails and key.startswith(self.opens):
-                raise ValueError("bad disk")
-            return real(key, *args)
-
-        node.connection.open = failing
-        return super().__call__(node)
-
-
 @pytest.mark.parametrize(
     ("fails", "opens", "faults"),
     [((1, 2), "state/", [Fault(1, 1, 75, "kill after")]), ((1, 1), "state/00000002/", [])],
@@ -112,9 +97,16 @@ class Failing(SimulatedTraining):
 )
 def test_one_that_fails_says_why_to_those_who_wait_for_it(fails, opens, faults):
     """It says so at the sync at which they wait, although it has not come that far."""
-    training = Failing(5, (40, 30), 2)
-    training.fails, training.opens = fails, opens
-    outcome, _ = lived(*faults, most_incarnations=fails[1], training=training)
+
+    def failing(key):
+        if key.startswith(opens):
+            raise ValueError("bad disk")
+
+    def prepare(node):
+        if (node.rank, node.incarnation) == fails:
+            node.before("open", failing)
+
+    outcome, _ = lived(*faults, most_incarnations=fails[1], prepare=prepare)
     assert str(outcome.results[fails]) == "bad disk"
     (end,) = ends(outcome)
     assert end.sync > 2
@@ -151,7 +143,7 @@ def test_an_ended_run_is_not_joined_without_resume_and_goes_on_with_it():
     assert refused.store.objects == objects
     # Of a reason no more is shown than is ever written.
     (end,) = ends(first)
-    endless = replace(end, end=replace(end.end, why="x" * 10**6))
+    endless = replace(end, end=end.end._replace(why="x" * 10**6))
     first.store.damage(commit_key(end.sync), endless.to_json())
     shown, _ = lived(store=first.store, most_incarnations=1)
     assert all(len(str(result)) < 2500 for result in shown.results.values())

@@ -26,15 +26,6 @@ def errors(results):
     return [type(result) for result in results if not isinstance(result, dict)]
 
 
-def test_a_run_that_is_not_disturbed():
-    run = Generations(3, fragments=2)
-    results = run.live()
-    assert identical(results)
-    assert len(run.begun()) == 1
-    assert run.store.differing == []
-    assert not [key for key in run.store.objects if key.startswith("meetings/")]
-
-
 @pytest.mark.parametrize("operation", range(8, 200, 12))
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_ends_the_run_and_all_ranks_together_continue_it(rank, operation):
@@ -78,16 +69,6 @@ def test_it_is_resumed_again_and_again_and_one_earlier_generation_is_kept():
     assert {key.split("/")[1] for key in run.store.objects if key.startswith("generations/")} == {
         folder.split("/")[1] for folder in run.begun()
     }
-
-
-def test_who_does_not_resume_an_earlier_run_is_told_and_writes_nothing():
-    run = Generations(2)
-    run.live(until=3)
-    before = dict(run.store.objects)
-    for error in run.live():
-        assert isinstance(error, RunExistsError)
-        assert "start all of its ranks again with resume=True" in str(error)
-    assert run.store.objects == before
 
 
 def test_a_run_that_is_alive_is_not_taken_over():
@@ -139,14 +120,6 @@ def test_a_process_that_died_while_it_met_the_others_is_waited_for_only_until_it
     assert "was about to meet the others" in caplog.text
 
 
-def test_a_rank_that_does_not_come_is_named():
-    run = Generations(3)
-    for result in run.live(ranks=[0, 2]):
-        assert isinstance(result, RendezvousTimeoutError)
-        assert result.missing == (1,) or result.missing == [1]
-        assert "only 2 of 3 replicas met" in str(result)
-
-
 def test_one_that_finds_that_the_store_decides_and_one_that_does_not():
     run = Generations(2)
 
@@ -169,33 +142,6 @@ class TestDamage:
         run.live(until=4)
         return run
 
-    def newest_shard(self, run, generation=0):
-        return next(
-            key for key in reversed(run.keys("state/", generation)) if key.endswith(".safetensors")
-        )
-
-    def test_a_damaged_state_is_named_with_the_way_out(self, run):
-        key = self.newest_shard(run)
-        run.store.damage(key, flip(run.store.objects[key], 800))
-        results = run.live(resume=True)
-        assert any(
-            isinstance(result, CorruptedObjectError)
-            and key.split("/", 2)[2] in str(result)
-            and 'resume="newest-whole"' in str(result)
-            for result in results
-        ), results
-        assert len(run.begun()) == 1
-
-    @pytest.mark.parametrize("how", ["damaged", "gone"])
-    def test_newest_whole_goes_back_to_the_state_before(self, run, how):
-        key = self.newest_shard(run)
-        if how == "gone":
-            run.store.remove(key)
-        else:
-            run.store.damage(key, flip(run.store.objects[key], 800))
-        again = run.live(resume="newest-whole")
-        assert identical([*again, *whole()])
-
     def test_and_to_the_generation_before(self, run):
         run.live(until=5, resume=True)
         for key in run.keys("state/"):
@@ -203,11 +149,6 @@ class TestDamage:
         assert all(isinstance(result, CorruptedObjectError) for result in run.live(resume=True)[:1])
         again = run.live(resume="newest-whole")
         assert identical([*again, *whole()])
-
-    @pytest.mark.parametrize("name", ["manifest.json", "manifest.copy.json"])
-    def test_a_lost_manifest_is_read_from_its_copy(self, run, name):
-        run.store.remove(run.begun()[0] + name)
-        assert identical([*run.live(resume=True), *whole()])
 
     def test_the_manifest_of_an_earlier_generation_says_the_same(self, run):
         run.live(until=5, resume=True)

@@ -5,7 +5,7 @@ that sync already.
 from dataclasses import replace
 
 import pytest
-from simulated import Fixed, Schedule, SimulatedTraining, simulate
+from simulated import Fixed, Schedule, SimulatedStore, SimulatedTraining, simulate
 
 from diloco_core import FencedError, ReplicaLostError
 from diloco_core._run._records._keys import claim_key, commit_key
@@ -34,23 +34,20 @@ def replaces(store, commit):
 
 @pytest.mark.parametrize(("meddle", "error"), [(ends, ReplicaLostError), (replaces, FencedError)])
 def test_what_was_decided_meanwhile_is_obeyed(meddle, error):
-    training, meddled = SimulatedTraining(6, (40, 30), 2), []
+    training, store, meddled = SimulatedTraining(6, (40, 30), 2), SimulatedStore(), []
 
-    def train(node):
-        real, store = node.connection.open, node.connection._shared
+    def opened(key):
+        if key.startswith(f"state/{SYNC:08}/"):
+            if not meddled:
+                meddle(store, Commit.from_json(store.objects[commit_key(SYNC)], SYNC, ""))
+            meddled.append(key)
 
-        def opened(key, *args):
-            if (node.rank, node.incarnation) == (0, 1) and key.startswith(f"state/{SYNC:08}/"):
-                if not meddled:
-                    meddle(store, Commit.from_json(store.objects[commit_key(SYNC)], SYNC, ""))
-                meddled.append(key)
-            return real(key, *args)
+    def prepare(node):
+        if (node.rank, node.incarnation) == (0, 1):
+            node.before("open", opened)
 
-        node.connection.open = opened
-        return training(node)
-
-    settings = Fixed(90.0, return_within=100.0)
-    outcome = simulate(train, Schedule(2), settings, most_incarnations=2)
+    settings, options = Fixed(90.0, return_within=100.0), {"most_incarnations": 2}
+    outcome = simulate(training, Schedule(2), settings, store=store, prepare=prepare, **options)
     assert meddled
     assert isinstance(outcome.results[0, 1], error), outcome.results
     assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]

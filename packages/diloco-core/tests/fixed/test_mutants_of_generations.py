@@ -11,7 +11,6 @@ from training_lab import identical
 from diloco_core._run._generations import _carrying, _entering
 from diloco_core._run._generations._gathering import Gathering
 from diloco_core._run._generations._names import folder
-from diloco_core._run._sync import _sync
 
 
 def _wrong(run, results, whole):
@@ -22,17 +21,6 @@ def _wrong(run, results, whole):
     found = list(run.store.differing)
     if not identical(ended):
         found.append("replicas have ended with other values")
-    return found
-
-
-def two_launches_that_resume():
-    """All ranks are started twice, at nearly the same time."""
-    found, whole = [], Generations(2).live()
-    for gap in (0.0, 0.05, 0.4):
-        run = Generations(2)
-        run.live(until=2)
-        launches = [(rank, start, [], True) for start in (0.0, gap) for rank in range(2)]
-        found += _wrong(run, run.simulate(launches, until=6), whole)
     return found
 
 
@@ -87,23 +75,11 @@ def _bytes(reader):
     return bytes(data)
 
 
-def a_sync_is_decided_without_all(monkeypatch):
-    on_look = _sync.rounds.on_look
-
-    def mutant(at, folder, *, overdue, expired):
-        if folder is not None and at.rank in folder.chosen:
-            return _sync.rounds.Create(tuple(folder.chosen.values()))
-        return on_look(at, folder, overdue=overdue, expired=expired)
-
-    monkeypatch.setattr(_sync.rounds, "on_look", mutant)
-
-
 @pytest.mark.parametrize(
     ("mutant", "scenario"),
     [
         (nobody_asks_whether_the_others_have_ended, a_launch_beside_a_run_that_is_alive),
         (what_is_carried_is_not_verified, a_state_that_is_damaged),
-        (a_sync_is_decided_without_all, two_launches_that_resume),
     ],
     ids=lambda argument: argument.__name__,
 )

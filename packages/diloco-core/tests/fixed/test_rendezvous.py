@@ -14,6 +14,7 @@ from diloco_core import (
     ReplicaLostError,
     RunExistsError,
     StoreExchange,
+    SyncError,
     in_process,
 )
 from diloco_core._exchange._base import Schema
@@ -69,6 +70,23 @@ def test_another_model_is_refused_and_the_tensor_named(lab, tmp_path, exchanges_
         assert "tensor '0.weight'" in str(results[0])
         assert "float32[4, 3]" in str(results[0])
         assert "float32[5, 3]" in str(results[0])
+
+
+def test_check_refuses_other_initial_values(lab, tmp_path, exchanges_in):
+    def replica(exchange):
+        outer, _ = lab.outer_loop(lab.small_model(exchange.rank), exchange, init="check")
+        with outer:
+            pass
+
+    results = run_replicas(replica, exchanges_in(tmp_path, 2))
+    assert lab.kinds(results) == [MismatchError] * 2
+    assert "values" in str(results[0])
+
+
+def test_join_comes_first(tmp_path, exchanges_in):
+    for exchange in (*exchanges_in(tmp_path, 1), *in_process(1)):
+        with pytest.raises(SyncError, match="join"):
+            exchange.sync(None)
 
 
 def test_another_world_size_is_refused(lab, tmp_path, exchanges_in):

@@ -9,7 +9,7 @@ from generations_lab import Overwriting
 from strict_lab import Run
 from training_lab import identical
 
-from diloco_core import RendezvousTimeoutError, ReplicaLostError, RunExistsError
+from diloco_core import RunExistsError
 
 #: Some are started long after the others, which must not give them up meanwhile.
 PATIENT = {rank: {"return_within": 300.0} for rank in range(3)}
@@ -146,16 +146,6 @@ def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):
         assert same(later, Run(ranks, fragments, syncs=8, options=run.options).live())
     run.syncs += 1
     assert identical(run.live(resume=True))
-
-
-def test_ranks_may_have_had_different_numbers_of_incarnations(new_store):
-    """One rank was alone at first, one was killed while it began, and then all came."""
-    run = Run(3, store=new_store())
-    run.live(until=2)
-    (alone,) = run.live(resume=True, ranks=[0])
-    assert isinstance(alone, (ReplicaLostError, RendezvousTimeoutError))
-    run.live((1, 25, "kill after"), (2, 30, "kill before"), (0, 30, "kill after"), resume=True)
-    assert same(run.live(resume=True), Run(3).live())
 
 
 @pytest.mark.parametrize("until", [3, -1], ids=["later", "before the first sync"])

@@ -77,13 +77,6 @@ class TestState:
         assert identical([*stopped.live(resume="newest-whole", seen=seen), *Run(2).live()])
         assert seen == dict.fromkeys(range(2), (2, 4, 0))
 
-    def test_nothing_older_is_left(self, stopped):
-        for key in kept(stopped, "state"):
-            harm(stopped, key, 0.9)
-        results = stopped.live(resume="newest-whole")
-        assert any(isinstance(result, CorruptedObjectError) for result in results)
-        assert not [result for result in results if isinstance(result, dict)]
-
     @pytest.mark.parametrize("same", [True, False])
     def test_a_part_of_the_initial_one_is_gone(self, same):
         """Who has built the same model has it in memory."""

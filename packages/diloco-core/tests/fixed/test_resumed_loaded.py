@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from damage_lab import flip
-from keys_lab import kept, keys_of, newest
+from keys_lab import keys_of
 from strict_lab import Run
 from training_lab import identical, push, values
 
@@ -87,27 +87,6 @@ def test_it_keeps_the_learning_rate_that_was_asked_for_before_it_was_saved(new_s
     plain = Loaded(2)
     plain.live(until=3)
     assert not identical([*Loaded(2, saved=plain.saved).live(until=5, load=True), *wanted])
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(
-    fragments, new_store
-):
-    """Killed before anything else is saved: the outer state lies with the published values."""
-    first = Loaded(2, fragments)
-    first.live(until=3)
-    run = Loaded(2, fragments, saved=first.saved, store=new_store())
-    run.live(until=3, load=True)
-    for key in keys_of(run.store.objects, "inner"):
-        del run.store.objects[key]
-    seen = run.live(until=3, resume=True)
-    assert identical([*seen, *run.live(until=3, resume=True)])
-    momenta = {
-        kept(key).fragment
-        for key in keys_of(newest(run.store.objects), "state")
-        if b"momentum_buffer" in run.store.objects[key]
-    }
-    assert len(momenta) == fragments
 
 
 def test_no_single_damaged_object_ends_it():

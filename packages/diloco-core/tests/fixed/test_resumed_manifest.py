@@ -4,7 +4,7 @@ or that of another run.
 
 import keys_lab
 import pytest
-from damage_lab import flip
+from damage_lab import flip, late_bit
 from keys_lab import MANIFEST, copy_key
 from safetensors.torch import load_file
 from strict_lab import Run, in_folder
@@ -112,11 +112,11 @@ def test_the_newest_state_is_exported(run, tmp_path):
     assert identical([load_file(tmp_path / "model"), run.weights])
 
 
-@pytest.mark.parametrize(("how", "shard"), [("damaged", 0), ("gone", 1)])
+@pytest.mark.parametrize(("how", "shard"), [("damaged", 0), ("zeros", 1)])
 def test_the_one_before_where_the_newest_one_is_not_whole(run, tmp_path, how, shard):
     keys = keys_lab.newest(run.store.objects)
     (key,) = keys_lab.keys_of(keys, "state", sync=6, rank=shard)
-    harm(run, key, how)
+    run.store.damage(key, late_bit(run.store.objects[key] if how == "damaged" else bytes(99)))
     assert export(in_folder(run, tmp_path / "run"), tmp_path / "model") == 5
     weights, other = run.live(resume="newest-whole", until=5)
     assert identical([load_file(tmp_path / "model"), weights, other])

@@ -102,19 +102,6 @@ class TestWhatIsAlive:
             with pytest.raises(RunExistsError, match=r"rank 1 of the run at .* is alive"):
                 raise result
 
-    def test_an_earlier_attempt_that_beats_less_often_is_watched_for_longer(self, left):
-        def before(process, kind, key):
-            if kind != "put" and keys_lab.keys_of(left.store.objects, "meeting"):
-                process.die()
-
-        left.before = before
-        left.limits = {0: SELDOM}
-        (attempt,) = left.live(resume=True, ranks=[0])
-        assert isinstance(attempt, Killed)
-        left.before = None
-        left.limits = PATIENT
-        assert self.seconds(left) > 1200.0
-
     def test_who_has_left_a_note_need_not_be_watched(self, left):
         assert self.seconds(left) < 0.3 * LOST_AFTER
 

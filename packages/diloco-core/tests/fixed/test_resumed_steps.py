@@ -146,8 +146,7 @@ def test_a_step_that_only_some_optimizers_have_taken_is_not_taken_again(new_stor
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
-    [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")],
+    ("options", "told"), [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")]
 )
 def test_what_becomes_of_steps_before_the_first_sync_is_said(new_store, caplog, options, told):
     run = Batches(1, options=options, store=new_store())

@@ -4,13 +4,13 @@ Their training has results that follow from the log alone, so that the checks sa
 has done wrong.
 """
 
-from ._checks import broken_promises, read_log, violations
+from ._checks import broken_promises, flawless, read_log, violations
 from ._connection import Connection
 from ._recomputed import decoded, sent_of
 from ._scheduler import DAMAGES, KINDS, Fault, Killed, Scheduler
-from ._simulation import Fixed, Schedule, simulate
+from ._simulation import Fixed, Schedule, once, simulate
 from ._store import SimulatedStore
-from ._training import SimulatedTraining
+from ._training import OtherTraining, SimulatedTraining
 
 __all__ = [
     "DAMAGES",
@@ -19,12 +19,15 @@ __all__ = [
     "Fault",
     "Fixed",
     "Killed",
+    "OtherTraining",
     "Schedule",
     "Scheduler",
     "SimulatedStore",
     "SimulatedTraining",
     "broken_promises",
     "decoded",
+    "flawless",
+    "once",
     "read_log",
     "sent_of",
     "simulate",

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
+from typing import Any
 
 import torch
 
-from diloco_core import FencedError, Seconds
+from diloco_core import Elastic, FencedError, Seconds
 from diloco_core._run._records._keys import MANIFEST, Delta, commit_key, commit_sync, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Rollback, digest, read_record
 from diloco_core._run._records._rules import done_states, made_of
 
 from ._recomputed import Recomputed, contributed, is_plain, lost_parts, recompute, was_passed
-from ._simulation import Outcome
+from ._simulation import Fixed, Outcome, Schedule, simulate
 from ._store import SimulatedStore
 from ._training import SimulatedTraining
 
@@ -118,6 +119,15 @@ def violations(
     problems += learning_rates(log, training) + ignored_wishes(log, training)
     problems += wrong_steps(log, training) + wrong_windows(outcome.store, training)
     return problems + ignored_rollbacks(log, training) + learned_twice(log, training)
+
+
+def flawless(
+    training: SimulatedTraining, schedule: Schedule | int, settings: Elastic | Fixed, **options: Any
+) -> Outcome:
+    """Simulate a run in which nothing must go wrong; see :func:`.simulate`."""
+    outcome = simulate(training, schedule, settings, **options)
+    assert violations(outcome, training) == []
+    return outcome
 
 
 def wrong_steps(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:

@@ -55,10 +55,7 @@ epoch, sync).
 
 
 def recompute(
-    store: SimulatedStore,
-    log: Sequence[Commit | Rollback],
-    fragments: Sequence[Fragment],
-    own: Own,
+    store: SimulatedStore, log: Sequence[Commit | Rollback], fragments: Sequence[Fragment], own: Own
 ) -> Recomputed:
     """Compute every published shard again from the state before it and the contributions, as they
     were published.

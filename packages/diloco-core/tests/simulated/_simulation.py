@@ -77,6 +77,29 @@ class Node:
         """Spend virtual time, training say."""
         self.connection.sleep(seconds)
 
+    def before(self, request: str, act: Callable[[Any], object]) -> None:
+        """Call ``act(key)`` before each request of a kind, which is a method of the connection."""
+        real = getattr(self.connection, request)
+
+        def act_first(key: Any, *args: Any, **options: Any) -> Any:
+            act(key)
+            return real(key, *args, **options)
+
+        setattr(self.connection, request, act_first)
+
+    def fault(self, request: str, prefix: str, kind: str, seconds: float = 0.0) -> None:
+        """Let something go wrong at the first request of a kind for a key that begins so."""
+        due = [prefix]
+
+        def act(key: str) -> None:
+            if due and key.startswith(prefix):
+                due.clear()
+                number = self.connection.operations + 1
+                fault = Fault(self.rank, self.incarnation, number, kind, seconds)
+                self.connection._faults[number] = fault
+
+        self.before(request, act)
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -103,9 +126,19 @@ class Outcome:
         }
 
 
+def once(
+    train: Callable[[Node], Any],
+    schedule: Schedule | int,
+    settings: Elastic | Fixed,
+    **options: Any,
+) -> Outcome:
+    """Let every rank live once: nobody is started again; see :func:`simulate`."""
+    return simulate(train, schedule, settings, most_incarnations=1, **options)
+
+
 def simulate(
     train: Callable[[Node], Any],
-    schedule: Schedule,
+    schedule: Schedule | int,
     settings: Elastic | Fixed,
     *,
     store: SimulatedStore | None = None,
@@ -113,6 +146,7 @@ def simulate(
     limit: float = 20_000.0,
     most_incarnations: int = 6,
     chunk_bytes: int | None = None,
+    prepare: Callable[[Node], object] | None = None,
 ) -> Outcome:
     """Run ``train(node)`` for every rank of a run, in virtual time and deterministically.
 
@@ -122,14 +156,17 @@ def simulate(
 
     Args:
         train: The training function; it uses ``node.exchange`` and spends time by ``node.sleep``.
-        schedule: What happens.
+        schedule: What happens; or how many ranks there are, to which nothing happens, and whose
+            requests take 10 ms.
         settings: Of the run's membership.
         store: To go on with; a fresh one if left out.
         sync_timeout: Of the exchanges, in virtual seconds.
         limit: Virtual seconds after which the run counts as stuck.
         most_incarnations: How many incarnations a rank may have.
         chunk_bytes: Of the exchanges, in bytes; their default if left out.
+        prepare: Called with each node before it trains.
     """
+    schedule = Schedule(schedule, latency=0.01) if isinstance(schedule, int) else schedule
     scheduler = Scheduler()
     outcome = Outcome(store or SimulatedStore())
     done: set[int] = set()
@@ -176,9 +213,10 @@ def simulate(
                 resume=settings.resume if isinstance(settings, Fixed) else False,
                 **({} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}),
             )
-            outcome.results[rank, incarnation] = train(
-                Node(rank, incarnation, exchange, connection, chance)
-            )
+            node = Node(rank, incarnation, exchange, connection, chance)
+            if prepare is not None:
+                prepare(node)
+            outcome.results[rank, incarnation] = train(node)
             exchange.leave()
         except BaseException as error:
             outcome.results[rank, incarnation] = error

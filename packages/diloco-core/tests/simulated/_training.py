@@ -472,3 +472,12 @@ class SimulatedTraining:
                 steps[record.sync, record.fragment] = now[record.fragment]
             counts[record.sync] = sum(now)
         return counts
+
+
+class OtherTraining(SimulatedTraining):
+    """Training of the same model with other gradients."""
+
+    @staticmethod
+    def gradient(rank: int, incarnation: int, step: int, size: int) -> torch.Tensor:
+        """The gradient of the next rank."""
+        return SimulatedTraining.gradient(rank + 1, incarnation, step, size)

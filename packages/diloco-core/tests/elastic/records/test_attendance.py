@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from keys_lab import sealed_again
-from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
+from simulated import Fault, Schedule, SimulatedTraining, flawless, once, simulate
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._run._records._attendance import Attendance
@@ -156,8 +156,7 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
     caplog.set_level(logging.INFO, "diloco_core")
     training = SimulatedTraining(syncs=12, sizes=(40,))
     schedule = Schedule(3, 1, faults=[Fault(2, 1, 59, "kill before")], restart_after=12.0)
-    outcome = simulate(training, schedule, Elastic(2, grace=10.0, topology=topology))
-    assert violations(outcome, training) == []
+    flawless(training, schedule, Elastic(2, grace=10.0, topology=topology))
     for rank in (0, 1):
         ((level, text),) = [
             each
@@ -181,13 +180,12 @@ def test_without_trouble_nothing_is_told(caplog):
 def test_below_the_quorum_everybody_is_told_apart():
     """Rank 1 leaves after two syncs, rank 2 dies, and rank 3 never starts."""
     short, long = (SimulatedTraining(syncs=syncs, sizes=(40,)) for syncs in (2, 9))
-    outcome = simulate(
+    outcome = once(
         lambda node: (short if node.rank == 1 else long)(node),
-        Schedule(4, starts=[0.0, 0.0, 0.0, 1e6], faults=[Fault(2, 1, 60, "kill before")]),
+        Schedule(4, starts=[0.0, 0.0, 0.0, 1000000.0], faults=[Fault(2, 1, 60, "kill before")]),
         Elastic(2, grace=5.0, topology="sharded"),
         sync_timeout=50.0,
         limit=1000.0,
-        most_incarnations=1,
     )
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
@@ -214,7 +212,7 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
             raise
 
     caplog.set_level(logging.INFO, "diloco_core")
-    simulate(train, Schedule(3), SETTINGS, most_incarnations=1)
+    once(train, Schedule(3), SETTINGS)
     said = said_in(caplog, "rank 1 has")
     assert [level for level, _ in said] == [WARNING] * 2, said
     told = "sync 4 goes on without it. Its error: RuntimeError: no space for s3://"
@@ -226,13 +224,12 @@ def test_the_log_tells_who_is_waited_for(caplog):
     """Two of three come to a run that needs three: the log says so after a grace, and once a minute
     until it gives up.
     """
-    simulate(
+    once(
         SimulatedTraining(syncs=3, sizes=(40,)),
-        Schedule(3, starts=[0.0, 0.0, 1e6]),
+        Schedule(3, starts=[0.0, 0.0, 1000000.0]),
         Elastic(3, grace=10.0),
         sync_timeout=150.0,
         limit=1000.0,
-        most_incarnations=1,
     )
     for rank in (0, 1):
         said = [text for text in caplog.messages if text.startswith(f"rank {rank}: sync")]

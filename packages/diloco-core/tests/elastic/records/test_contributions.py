@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import SimulatedStore, SimulatedTraining, once, violations
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import Delta
@@ -24,21 +24,12 @@ class Moved(SimulatedStore):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{}, {"epoch": 9}, {"stop": 9}, {"tokens": 99}, {"rate": 16 * "1"}],
-    ids=str,
+    "change", [{}, {"epoch": 9}, {"stop": 9}, {"tokens": 99}, {"rate": 16 * "1"}], ids=str
 )
 def test_under_another_key_it_is_refused(change):
     training, store = SimulatedTraining(4, (640,), clip=True, weight="tokens"), Moved(change)
     settings = Elastic(3, grace=5.0, topology="sharded")
-    outcome = simulate(
-        training,
-        Schedule(4, latency=0.01),
-        settings,
-        store=store,
-        most_incarnations=1,
-        limit=2000.0,
-    )
+    outcome = once(training, 4, settings, store=store, limit=2000.0)
     errors = outcome.errors().values()
     if not change:
         assert violations(outcome, training) == []

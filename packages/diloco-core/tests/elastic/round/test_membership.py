@@ -5,7 +5,7 @@ read the record.
 from dataclasses import replace
 
 import pytest
-from simulated import Schedule, SimulatedTraining, simulate
+from simulated import Schedule, SimulatedTraining, once
 
 from diloco_core import Elastic
 from diloco_core._run._records._keys import Delta, Hint
@@ -160,13 +160,12 @@ def test_what_an_incarnation_decides_in_the_last_moment_it_obeys():
         return training(node)
 
     training = SimulatedTraining(syncs=1, sizes=(40,), sync_every=1, pauses={(1, 0): 30.0})
-    outcome = simulate(
+    outcome = once(
         train,
         Schedule(2, latency=0.001),
         Elastic(2, grace=5.0, topology="gather"),
         sync_timeout=33.0,
         limit=500.0,
-        most_incarnations=1,
     )
     assert outcome.results[0, 1] == 1
     assert max(report.wait_seconds for report in training.reports[0, 1]) >= 33.0

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 from damage_lab import run_of
 from rollback_lab import rollbacks_in
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import (
+    OtherTraining,
+    SimulatedStore,
+    SimulatedTraining,
+    flawless,
+    once,
+    simulate,
+    violations,
+)
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import commit_key, inner_key
@@ -21,10 +29,7 @@ def _go_on(store, syncs, before=None, resume="newest-whole"):
     salts = {} if before is None else before.salts
     training = SimulatedTraining(syncs=syncs, sizes=(40,), save_every=1, salts=salts)
     settings = Elastic(**_ELASTIC, resume=resume)
-    outcome = simulate(
-        training, Schedule(1, latency=0.01), settings, store=store, most_incarnations=1
-    )
-    assert violations(outcome, training) == []
+    flawless(training, 1, settings, store=store, most_incarnations=1)
     return training
 
 
@@ -152,7 +157,7 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
 
     store = Hung()
     before = SimulatedTraining(syncs=4, sizes=(40,))
-    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
+    assert simulate(before, 1, settings, store=store).finished
     hangs.clear()
     keep = f"state/{state:08}/" if state else "initial/"
     for key in list(store.objects):
@@ -160,14 +165,9 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
             store.damage(key, store.objects[key][:50])
     planned += [key for key in store.objects if key.startswith(keep)]
     training = SimulatedTraining(syncs=7, sizes=(40,), salts=dict(before.salts))
-    outcome = simulate(
-        training,
-        Schedule(1, latency=0.01),
-        replace(settings, resume="newest-whole"),
-        store=store,
-        most_incarnations=1,
+    flawless(
+        training, 1, replace(settings, resume="newest-whole"), store=store, most_incarnations=1
     )
-    assert violations(outcome, training) == []
     assert [record.states for record in rollbacks_in(store)] == [(state,)]
     assert not planned
     assert not [key for key in store.objects if key.startswith("kept/")], (
@@ -178,13 +178,9 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
 
 
 def _of_another_run(key):
-    class Other(SimulatedTraining):
-        @staticmethod
-        def gradient(rank, incarnation, step, size):
-            return SimulatedTraining.gradient(rank + 1, incarnation, step, size)
-
     settings, store = Elastic(**_ELASTIC, retention=4), SimulatedStore()
-    simulate(Other(syncs=6, sizes=(40,)), Schedule(1, latency=0.01), settings, store=store)
+    training = OtherTraining(syncs=6, sizes=(40,))
+    simulate(training, 1, settings, store=store)
     return store.objects[key]
 
 
@@ -204,7 +200,7 @@ def _of_another_run(key):
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
     settings = Elastic(**_ELASTIC, retention=4)
-    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
+    assert simulate(before, 1, settings, store=store).finished
     for key in list(store.objects):
         if key.startswith(("state/00000005/000.0", "state/00000006/000.0")):
             store.damage(key, b"")
@@ -212,9 +208,7 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
             store.remove(key)
     training = SimulatedTraining(syncs=0, sizes=(40,), salts=dict(before.salts))
     going_back = replace(settings, resume="newest-whole")
-    assert simulate(
-        training, Schedule(1, latency=0.01), going_back, store=store, most_incarnations=1
-    ).finished
+    assert once(training, 1, going_back, store=store).finished
     key = f"state/00000004/{what}"
     whole = store.objects[key]
     assert store.objects[f"kept/{key}"] == whole
@@ -249,13 +243,7 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
         node.connection.open = huge
         return later(node)
 
-    outcome = simulate(
-        train,
-        Schedule(1, latency=0.01),
-        replace(settings, resume=True),
-        store=store,
-        most_incarnations=1,
-    )
+    outcome = once(train, 1, replace(settings, resume=True), store=store)
     assert sum(store.received.values()) < 2 * RECORD_BYTES, "what is huge is not read whole"
     if how in copies and what.endswith("safetensors"):
         assert isinstance(outcome.results[0, 1], CorruptedObjectError)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from simulated import Fault, Schedule, SimulatedStore, simulate
+from simulated import Fault, Schedule, SimulatedStore, once, simulate
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic
 
@@ -41,11 +41,10 @@ def killed_early(topology):
     """
     for operation in range(24, 300, 4):
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
-        outcome = simulate(
+        outcome = once(
             train(30, 1.0),
             Schedule(2, 1, faults=faults),
             Elastic(2, topology=topology, **SETTINGS),
-            most_incarnations=1,
             sync_timeout=100.0,
         )
         store = outcome.store
@@ -121,12 +120,11 @@ class Rotten(SimulatedStore):
 @pytest.mark.parametrize("which", range(4))
 def test_who_cannot_read_it_where_a_run_begins_asks_those_that_can_write_it_again(which, caplog):
     with caplog.at_level(logging.ERROR):
-        outcome = simulate(
+        outcome = once(
             train(6, 1.0, 2.0),
             Schedule(2, 3, starts=[0.0, 1.0]),
             Elastic(2, **SETTINGS),
             store=Rotten(which, HARMS["values"]),
-            most_incarnations=1,
             sync_timeout=100.0,
         )
     assert outcome.finished, outcome.errors()

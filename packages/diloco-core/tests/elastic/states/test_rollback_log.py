@@ -2,7 +2,7 @@
 
 import pytest
 from damage_lab import run_of
-from simulated import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import SimulatedStore, SimulatedTraining, once, violations
 
 from diloco_core import Elastic, FencedError
 from diloco_core._run._records._keys import commit_key
@@ -65,7 +65,7 @@ def test_an_incarnation_that_slept_looks_what_has_become_of_its_record(meddle):
         node.exchange.begin = slow
         return training(node)
 
-    outcome = simulate(train, Schedule(1, latency=0.01), SHARDED, store=store, most_incarnations=1)
+    outcome = once(train, 1, SHARDED, store=store)
     if meddle is lost:
         assert violations(outcome, training) == []
         assert store.objects[KEY] == held[0]
@@ -85,9 +85,7 @@ def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
                 super().write(commit_key(4), back_to(2, 4, self))
 
     training = SimulatedTraining(syncs=9, sizes=(40,), sync_every=6, delay=3)
-    outcome = simulate(
-        training, Schedule(1, latency=0.01), SHARDED, store=Meddled(), most_incarnations=1
-    )
+    outcome = once(training, 1, SHARDED, store=Meddled())
     assert isinstance(outcome.results[0, 1], FencedError)
     assert "began before that, so it stops" in str(outcome.results[0, 1])
     assert [report.sync for report in training.reports[0, 1]] == [1, 2, 3]

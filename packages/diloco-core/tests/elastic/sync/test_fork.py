@@ -9,6 +9,7 @@ from simulated import (
     Schedule,
     SimulatedStore,
     SimulatedTraining,
+    once,
     read_log,
     simulate,
     violations,
@@ -121,9 +122,7 @@ def test_a_state_that_was_published_for_another_record_is_not_taken(publishing):
         Commit.from_json(store.objects[commit_key(3)], 3, ""), positions={0: 6, 1: 6, 2: 1}
     )
     store.damage(commit_key(3), other.to_json())
-    outcome = simulate(
-        training, Schedule(2), replace(settings, resume=True), store=store, most_incarnations=1
-    )
+    outcome = once(training, Schedule(2), replace(settings, resume=True), store=store)
     errors = outcome.errors().values()
     assert {type(error) for error in errors} == {CorruptedObjectError}
     assert all("was published for another record" in str(error) for error in errors)

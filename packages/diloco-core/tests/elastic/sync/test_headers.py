@@ -10,14 +10,7 @@ import logging
 
 import pytest
 from damage_lab import flip
-from simulated import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    read_log,
-    simulate,
-    violations,
-)
+from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate, violations
 
 from diloco_core import Elastic
 
@@ -36,7 +29,7 @@ class _Run:
         self.settings = Elastic(min_replicas, grace=5.0, topology="sharded")
         self.first = SimulatedTraining(syncs=_SYNCS, sizes=_SIZES, sync_every=4)
         store = SimulatedStore()
-        simulate(self.first, Schedule(ranks, latency=0.01), self.settings, store=store)
+        simulate(self.first, ranks, self.settings, store=store)
         self.objects = dict(store.objects)
 
     def resumed(self, damage, *, alone=False):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from members_lab import members_in
-from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
 from diloco_core import DivergedError, Elastic
 from diloco_core._run._records._keys import Delta, deltas
@@ -30,7 +30,7 @@ def reloads(training, rank):
 def test_nobody_waits_for_it_and_it_reloads(rounds_otherwise, syncs, caplog):
     rounds_otherwise(1, first_of(*syncs))
     training = SimulatedTraining(syncs=8, sizes=(400,))
-    outcome = simulate(training, Schedule(3), gathering(grace=100.0), most_incarnations=1)
+    outcome = once(training, Schedule(3), gathering(grace=100.0))
     assert outcome.errors() == {}
     assert reloads(training, 1) == len(syncs)
     assert members_in(outcome.store)[2] == [0, 2]
@@ -57,9 +57,7 @@ def test_it_does_not_decide_by_itself_though_one_is_a_quorum(rounds_otherwise):
 
 def test_one_that_always_differs_stops_and_says_what_to_do(rounds_otherwise):
     rounds_otherwise(1, lambda epoch, sync: sync > 1)
-    outcome = simulate(
-        SimulatedTraining(syncs=8, sizes=(40,)), Schedule(3), gathering(), most_incarnations=1
-    )
+    outcome = once(SimulatedTraining(syncs=8, sizes=(40,)), Schedule(3), gathering())
     error = outcome.results[1, 1]
     assert isinstance(error, DivergedError)
     assert "topology='sharded'" in str(error)
@@ -71,21 +69,13 @@ def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(rounds_other
     training, store = SimulatedTraining(syncs=6, sizes=(400,)), SimulatedStore()
     made = set()
 
-    def train(node):
-        put = node.connection.put
+    def noting(node):
+        node.before("put", lambda key: made.add(Delta.parse(key)))
+        if (node.rank, node.incarnation) == (1, 1):
+            node.fault("put", deltas(5), "kill before")
 
-        def noting(key, parts):
-            made.add(Delta.parse(key))
-            if key.startswith(deltas(5)) and (node.rank, node.incarnation) == (1, 1):
-                number = node.connection.operations + 1
-                node.connection._faults[number] = Fault(1, 1, number, "kill before")
-            return put(key, parts)
-
-        node.connection.put = noting
-        return training(node)
-
-    settings = gathering(grace=10.0, publish_every=9)
-    outcome = simulate(train, Schedule(3), settings, store=store, most_incarnations=2)
+    settings, options = gathering(grace=10.0, publish_every=9), {"most_incarnations": 2}
+    outcome = simulate(training, Schedule(3), settings, store=store, prepare=noting, **options)
     assert isinstance(outcome.results[1, 2], DivergedError)
     assert (1, 1) in {(delta.rank, delta.epoch) for delta in made - {None}}
     assert (1, 2) not in {(delta.rank, delta.epoch) for delta in made - {None}}
@@ -100,7 +90,7 @@ def test_of_two_that_differ_the_wrong_one_does_not_win(rounds_otherwise, quorum)
     """
     rounds_otherwise(0, first_of(2))
     training = SimulatedTraining(syncs=6, sizes=(40,))
-    outcome = simulate(training, Schedule(2, latency=0.01), gathering(quorum, grace=5.0))
+    outcome = simulate(training, 2, gathering(quorum, grace=5.0))
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 2"}
 
@@ -110,7 +100,7 @@ def test_who_computes_other_values_mends_nothing(rounds_otherwise):
     rounds differently.
     """
     first, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
-    simulate(first, Schedule(2, latency=0.01), gathering(grace=5.0), store=store)
+    simulate(first, 2, gathering(grace=5.0), store=store)
     store.damage("state/00000003/000.00001.safetensors", b"")
 
     def decided():
@@ -120,10 +110,7 @@ def test_who_computes_other_values_mends_nothing(rounds_otherwise):
     for rank in (0, 1):
         rounds_otherwise(rank, lambda epoch, sync: sync == 3)
     again = SimulatedTraining(syncs=4, sizes=(40,), salts=dict(first.salts))
-    outcome = simulate(
-        again, Schedule(2, latency=0.01), gathering(grace=5.0), store=store,
-        most_incarnations=1, limit=500.0,
-    )  # fmt: skip
+    outcome = once(again, 2, gathering(grace=5.0), store=store, limit=500.0)  # fmt: skip
     errors = list(outcome.errors().values())
     assert len(errors) == 2
     assert all("different kinds of processors round differently" in str(error) for error in errors)

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from simulated import Schedule, SimulatedTraining, simulate, violations
+from simulated import Schedule, SimulatedTraining, flawless, once, violations
 
 from diloco_core import DivergedError, Elastic
 
@@ -67,8 +67,7 @@ def gathering(quorum=2, publish_every=1):
 
 def test_values_that_changed_are_noticed_before_anything_is_sent(caplog, publishing):
     training = Remembering(6, (40,), flip=flip_copy, steps=[4])
-    outcome = simulate(training, Schedule(3), publishing(2, grace=20.0))
-    assert violations(outcome, training) == []
+    flawless(training, Schedule(3), publishing(2, grace=20.0))
     (message,) = errors_in(caplog)
     told = "rank 1: the global copy of fragment 0 has changed in memory since sync 2 (shard 1"
     assert told in message
@@ -77,7 +76,7 @@ def test_values_that_changed_are_noticed_before_anything_is_sent(caplog, publish
 
 def test_memory_that_is_bad_for_good_ends_a_replica():
     training = Remembering(6, (40,), flip=flip_copy, steps=range(4, 99))
-    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0), most_incarnations=1)
+    outcome = once(training, Schedule(3), Elastic(2, grace=20.0))
     assert isinstance(outcome.results[1, 1], DivergedError)
     assert "memory is faulty" in str(outcome.results[1, 1])
     assert (outcome.results[0, 1], outcome.results[2, 1]) == (6, 6)
@@ -93,7 +92,7 @@ def test_memory_that_is_bad_for_good_ends_a_replica():
 )  # fmt: skip
 def test_gather_what_one_replica_alone_holds_is_not_gone_on_from(flip, step, told, caplog):
     training = Remembering(8, (40,), flip=flip, steps=[step])
-    outcome = simulate(training, Schedule(3), gathering(), most_incarnations=1)
+    outcome = once(training, Schedule(3), gathering())
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
     assert told in caplog.text
@@ -118,7 +117,7 @@ def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
         node.exchange.leave = late
         training(node)
 
-    outcome = simulate(train, Schedule(3), gathering(3, publish_every=8), most_incarnations=1)
+    outcome = once(train, Schedule(3), gathering(3, publish_every=8))
     assert outcome.errors() == {}
     told = "state/00000003/000.done.json describes is not what this replica has computed"
     assert all(told in message for message in errors_in(caplog))
@@ -135,10 +134,7 @@ def test_sharded_outer_state_that_changed_is_read_again(caplog, chunk_bytes):
 
     training = Remembering(6, (40,), flip=flip, steps=[6])
     settings = Elastic(2, grace=20.0, topology="sharded")
-    outcome = simulate(
-        training, Schedule(3), settings, most_incarnations=1, chunk_bytes=chunk_bytes
-    )
-    assert violations(outcome, training) == []
+    flawless(training, Schedule(3), settings, chunk_bytes=chunk_bytes, most_incarnations=1)
     (message,) = errors_in(caplog)
     assert message.startswith(
         "rank 1: the outer optimizer's state of shard 1 of fragment 0 has changed in memory since "
