@@ -2,16 +2,7 @@
 
 import pytest
 from keys_lab import sealed_again
-from simulated import (
-    Connection,
-    Fault,
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    once,
-    simulate,
-    violations,
-)
+from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
 from diloco_core import Elastic, FencedError
 from diloco_core._run._records._keys import Hint, claim_key, commit_key, highest_epochs, inner_key
@@ -40,9 +31,8 @@ def test_a_claim_vanishes_while_its_incarnation_sleeps(topology):
 
     fault = Fault(0, 1, 42, "zombie", 12.0)
     schedule = Schedule(2, faults=[fault], restart_after=9.0, latency=0.01)
-    outcome = simulate(
-        train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_incarnations=3
-    )
+    settings, options = Elastic(1, grace=5.0, topology=topology), {"most_incarnations": 3}
+    outcome = simulate(train, schedule, settings, store=store, **options)
     assert violations(outcome, training) == []
     assert isinstance(outcome.results[0, 1], FencedError)
     assert highest_epochs(store.objects) == {0: 2, 1: 1}
@@ -60,28 +50,26 @@ def ended():
     return store.objects
 
 
-@pytest.mark.parametrize("trace", ["inner", "contribution", "hint", "wish", "record"])
+@pytest.mark.parametrize("trace", ["none", "inner", "contribution", "hint", "wish", "record"])
 def test_each_trace_of_an_earlier_incarnation_counts(ended, trace):
     store = SimulatedStore()
     for key, data in ended.items():
-        if key.startswith("inner/") and trace != "inner":
-            continue
         # The number of the newest record is known from what the other rank has contributed.
-        if (
-            key.startswith("deltas/")
-            and trace != "contribution"
-            and ("record" not in trace or "/00001." not in key)
-        ):
-            continue
-        if key.startswith("commits/") and "record" not in trace:
-            continue
-        if not key.startswith("claims/00000") and "hint" not in key:
+        other = trace == "record" and "/00001." in key
+        traces = {
+            "inner/": trace == "inner",
+            "deltas/": trace == "contribution" or other,
+            "commits/": trace == "record",
+            "claims/00000": False,
+        }
+        kept = all(left for folder, left in traces.items() if key.startswith(folder))
+        if kept and "hint" not in key:
             store.write(key, data)
     if trace == "hint":
         store.write(Hint(4, 0, 1, "leave").key, b"")
     if trace == "wish":
         store.write(WISH, b"\n")
-    assert _next(store) == 2
+    assert _next(store) == (1 if trace == "none" else 2)
 
 
 def test_there_are_no_gaps_that_would_hide_a_later_incarnation_from_an_earlier_one(ended):
@@ -99,24 +87,24 @@ def test_there_are_no_gaps_that_would_hide_a_later_incarnation_from_an_earlier_o
 
 
 def _sleeper(meddle, seconds=20.0, syncs=6):
-    """One replica that stands still after its third sync, while ``meddle(store)`` is called."""
+    """One replica that stands still after its third sync, while ``meddle(store, node)`` is
+    called.
+    """
     store, training = SimulatedStore(), SimulatedTraining(syncs=syncs, sizes=(12,), save_every=100)
 
-    def train(node):
+    def prepare(node):
         begin = node.exchange.begin
 
         def slow(*args, **options):
             if commit_key(3) in store.objects and commit_key(4) not in store.objects:
                 node.sleep(seconds)
-                meddle(store)
+                meddle(store, node)
             return begin(*args, **options)
 
         node.exchange.begin = slow
-        return training(node)
 
     settings = Elastic(1, grace=5.0, topology="sharded")
-    outcome = once(train, 1, settings, store=store)
-    return outcome, store
+    return once(training, 1, settings, store=store, prepare=prepare), store
 
 
 KEY = claim_key(0, 1)
@@ -127,61 +115,40 @@ def _other(store):
     return sealed_again(KEY, store.objects[KEY], nonce="f" * 16, host="elsewhere", pid=1)
 
 
-def test_another_incarnation_has_taken_the_same_epoch():
-    """Nothing of this one was left when it did."""
-    outcome, store = _sleeper(lambda store: store.damage(KEY, _other(store)))
+def taken(store, node):
+    store.damage(KEY, _other(store))
+
+
+def taken_at_once(store, node):
+    other = _other(store)
+    store.remove(KEY)
+    node.before("create", lambda key: store.write(KEY, other) if key == KEY else None)
+
+
+@pytest.mark.parametrize("meddle", [taken, taken_at_once])
+def test_another_incarnation_has_taken_the_same_epoch(meddle):
+    """Nothing of this one was left when it did, or it does in the very moment."""
+    outcome, store = _sleeper(meddle)
     assert isinstance(outcome.results[0, 1], FencedError)
     assert "another incarnation of rank 0" in str(outcome.results[0, 1])
     assert commit_key(4) not in store.objects
     assert b"elsewhere" in store.objects[KEY]
 
 
-def test_somebody_takes_it_in_the_very_moment():
-    def meddle(store):
-        other = _other(store)
-        store.remove(KEY)
-        real = Connection.create
-
-        def create(self, key, data):
-            if key == KEY:
-                store.write(KEY, other)
-            return real(self, key, data)
-
-        patch.setattr(Connection, "create", create)
-
-    with pytest.MonkeyPatch.context() as patch:
-        outcome, store = _sleeper(meddle)
-    assert isinstance(outcome.results[0, 1], FencedError)
-    assert b"elsewhere" in store.objects[KEY]
-
-
-@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
-def test_a_claim_that_was_lost_is_written_again(how, caplog):
+@pytest.mark.parametrize(
+    ("how", "seconds"), [("gone", 20.0), ("cut", 20.0), ("flipped", 20.0), ("gone", 0.0)]
+)
+def test_a_claim_that_was_lost_is_written_again(how, seconds, caplog):
+    """At once by one that has slept, and at the latest with the eighth sync."""
     whole = []
 
-    def meddle(store):
+    def meddle(store, node):
         data = store.objects[KEY]
         whole.append(data)
-        if how == "gone":
-            store.remove(KEY)
-        else:
-            store.damage(
-                KEY, data[:20] if how == "cut" else data.replace(b'"epoch": 1', b'"epoch": 3')
-            )
+        harmed = data[:20] if how == "cut" else data.replace(b'"epoch": 1', b'"epoch": 3')
+        store.remove(KEY) if how == "gone" else store.damage(KEY, harmed)
 
-    outcome, store = _sleeper(meddle)
+    outcome, store = _sleeper(meddle, seconds, syncs=9)
     assert outcome.errors() == {}
     assert [store.objects[KEY]] == whole
     assert "Writing it again with the same content" in caplog.text
-
-
-def test_a_claim_is_written_again_at_the_latest_with_the_eighth_sync():
-    whole = []
-
-    def meddle(store):
-        whole.append(store.objects[KEY])
-        store.remove(KEY)
-
-    outcome, store = _sleeper(meddle, seconds=0.0, syncs=9)
-    assert outcome.errors() == {}
-    assert [store.objects[KEY]] == whole

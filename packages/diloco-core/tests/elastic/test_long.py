@@ -3,13 +3,7 @@
 import itertools
 
 import pytest
-from simulated import (
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    broken_promises,
-    flawless,
-)
+from simulated import Schedule, SimulatedStore, SimulatedTraining, broken_promises, flawless
 
 from diloco_core import Elastic
 

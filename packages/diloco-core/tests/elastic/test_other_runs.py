@@ -2,8 +2,6 @@
 still runs, not of copies.
 """
 
-import itertools
-
 import pytest
 from damage_lab import run_of
 from simulated import (
@@ -42,56 +40,43 @@ class _Reused:
     one there.
 
     Args:
-        hang: At which of its requests from the 20th second on it stands still: a number, or an
-            operation and a part of its key.
-        seconds: For how long.
+        operation: At which of its requests from the 20th second on it stands still for 15 seconds,
+            with ``part`` of its key; "" for none.
     """
 
-    def __init__(self, topology, hang, seconds):
-        self.store, self.late, self.times = SimulatedStore(), [], []
-        self.requests = itertools.count()
-        self.hang, self.seconds = hang, seconds
+    def __init__(self, topology, operation="", part=""):
+        self.store, self.late, self.hang = SimulatedStore(), [], (operation, part)
         self.new = SimulatedTraining(syncs=14, sizes=(12, 9), save_every=1)
         self.old = OtherTraining(syncs=60, sizes=(12, 9), save_every=1)
         every = 1 if topology == "gather" else None
         settings = Elastic(1, grace=3.0, topology=topology, publish_every=every)
         schedule = Schedule(3, starts=[_EMPTIED, _LATE, 0.0], latency=0.01, restart_after=1.0)
-        self.outcome = simulate(
-            self.train, schedule, settings, store=self.store, limit=2000.0, most_incarnations=2
-        )
+        options = {"store": self.store, "limit": 2000.0, "most_incarnations": 2}
+        self.outcome = simulate(self.train, schedule, settings, **options)
 
     def train(self, node):
-        if (node.rank, node.incarnation) == (2, 1):
-            if isinstance(self.hang, tuple):
-                self.stand_still(node, *self.hang)
-            real = node.connection._request
-
-            def request(kind, act, *options):
-                if node.connection.clock() >= 20.0 and next(self.requests) == self.hang:
-                    node.sleep(self.seconds)
-                if kind in {"put", "create", "delete"} and node.connection.clock() > _EMPTIED:
-                    self.late.append(kind)
-                    self.times.append((node.connection.clock(), kind))
-                return real(kind, act, *options)
-
-            node.connection._request = request
-            return self.old(node)
         if (node.rank, node.incarnation) == (0, 1):
             for key in list(self.store.objects):
                 self.store.remove(key)
             self.store.decided.clear()
-        return self.new(node)
+        if (node.rank, node.incarnation) != (2, 1):
+            return self.new(node)
+        hung, clock = [], node.connection.clock
 
-    def stand_still(self, node, operation, part):
-        real = getattr(node.connection, operation)
+        def stand_still(keys):
+            if clock() >= 20.0 and self.hang[1] in str(keys) and not hung:
+                hung.append(keys)
+                node.sleep(15.0)
 
-        def hung(keys, *args, **options):
-            if node.connection.clock() >= 20.0 and part in str(keys):
-                setattr(node.connection, operation, real)
-                node.sleep(self.seconds)
-            return real(keys, *args, **options)
+        for kind in ("put", "create", "delete"):
+            node.before(kind, lambda _, kind=kind: self.late.append((kind, clock())))
+        if self.hang[0]:
+            node.before(self.hang[0], stand_still)
+        return self.old(node)
 
-        setattr(node.connection, operation, hung)
+    def written(self):
+        """When rank 2 wrote something to the prefix of the new run, and how."""
+        return [(kind, time) for kind, time in self.late if time > _EMPTIED]
 
     def errors(self):
         """Of the incarnations of the new run."""
@@ -121,27 +106,6 @@ def _named(errors):
     )
 
 
-def _stops(topology, hang):
-    """An incarnation that stands still for longer than a grace, and wakes up when its prefix is
-    that of another run.
-    """
-    reused = _Reused(topology, hang, 15.0)
-    assert reused.wrong() == []
-    error = reused.outcome.results[2, 1]
-    assert isinstance(error, RunExistsError)
-    assert "now belongs to another run" in str(error)
-    # One request may have been under way. What it has written is found out, or does not matter.
-    assert len(reused.late) <= 1
-    assert all(
-        isinstance(error, (RunExistsError, CorruptedObjectError))
-        for error in reused.errors().values()
-    )
-    if not reused.late:
-        assert reused.errors() == {}
-        assert {0, 1} <= {rank for rank, _ in reused.outcome.results}
-    return reused
-
-
 @pytest.mark.parametrize(
     ("topology", "operation", "part", "late"),
     [
@@ -157,8 +121,18 @@ def _stops(topology, hang):
 def test_an_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more(
     topology, operation, part, late
 ):
-    reused = _stops(topology, (operation, part))
-    assert reused.late == late
+    reused = _Reused(topology, operation, part)
+    assert reused.wrong() == []
+    error = reused.outcome.results[2, 1]
+    assert isinstance(error, RunExistsError)
+    assert "now belongs to another run" in str(error)
+    # One request may have been under way. What it has written is found out, or does not matter.
+    assert [kind for kind, _ in reused.written()] == late
+    kinds = (RunExistsError, CorruptedObjectError)
+    assert all(isinstance(error, kinds) for error in reused.errors().values())
+    if not late:
+        assert reused.errors() == {}
+        assert {0, 1} <= {rank for rank, _ in reused.outcome.results}
     if part in {"commits/", ".done.json"}:  # the new run comes to that sync
         assert _named({(0, 1): reused.errors()[0, 1]})
 
@@ -170,12 +144,11 @@ def test_an_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_record
     """For a grace it does not look, and goes on with its own log: what it decides becomes part of
     no other model.
     """
-    reused = _Reused(topology, None, 0.0)
+    reused = _Reused(topology)
     assert reused.wrong() == []
     assert isinstance(reused.outcome.results[2, 1], RunExistsError)
-    assert max(time for time, _ in reused.times) < _EMPTIED + 3.0 + 3.0, (
-        "a grace and the sync under way"
-    )
+    # A grace and the sync under way.
+    assert max(time for _, time in reused.written()) < _EMPTIED + 3.0 + 3.0
     assert reused.errors(), "it has written records of syncs that the new run comes to"
     assert _named(reused.errors())
 

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from simulated import (
-    Fault,
-    Schedule,
-    SimulatedStore,
-    SimulatedTraining,
-    flawless,
-    once,
-)
+from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, flawless, once
 
 from diloco_core import CoreError, CorruptedObjectError, DiLoCo, Elastic, StoreUnavailableError
 from diloco_core._run._records._keys import commit_key

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from simulated import SimulatedStore, SimulatedTraining, once, violations
+from simulated import SimulatedStore, SimulatedTraining, flawless
 
 from diloco_core import (
     CorruptedObjectError,
@@ -19,45 +19,18 @@ from diloco_core._run._records._rules import collectable
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
+_NONCE = "0123456789abcdef"
 _STRAYS = {
-    "claims": [
-        "notes.txt",
-        "a.json",
-        "00000.json.bak",
-        "00000/README",
-        "00000/0001.json.bak",
-        "00000/001.json",
-    ],
-    "commits": ["notes.txt", "00000001.json.bak", "1.json", "00000001/a", "00000001.json/a"],
-    "deltas": [
-        "notes.txt",
-        "00000001/",
-        "00000001/notes.txt",
-        "00000001/hint.00000.0001.dance",
-        "00000002/a/b",
-    ],
-    "state": [
-        "notes.txt",
-        "00000001/a",
-        "00000001/000.done.json.bak",
-        "00000001/0.0.safetensors",
-        "99999999/a",
-    ],
-    "initial": [
-        "notes.txt",
-        "a/000.00000.safetensors",
-        "0123456789abcdef/notes.txt",
-        "0123456789abcdef/000.0.safetensors",
-    ],
-    "kept": ["notes.txt", "000.bak", "state/00000001/000.bak", "state/00000001/a"],
-    "inner": [
-        "notes.txt",
-        "00000/notes.txt",
-        "00000/1.1.safetensors",
-        "00000/9999.99999999.safetensors.bak",
-    ],
-    "unsynced": ["notes.txt"],
+    "claims": "a.json 00000.json.bak 00000/README 00000/0001.json.bak 00000/001.json",
+    "commits": "00000001.json.bak 1.json 00000001/a 00000001.json/a",
+    "deltas": "00000001/ 00000001/notes.txt 00000001/hint.00000.0001.dance 00000002/a/b",
+    "state": "00000001/a 00000001/000.done.json.bak 00000001/0.0.safetensors 99999999/a",
+    "initial": f"a/000.00000.safetensors {_NONCE}/notes.txt {_NONCE}/000.0.safetensors",
+    "kept": "000.bak state/00000001/000.bak state/00000001/a",
+    "inner": "00000/notes.txt 00000/1.1.safetensors 00000/9999.99999999.safetensors.bak",
+    "unsynced": "",
 }
+_STRAYS = {folder: ["notes.txt", *names.split()] for folder, names in _STRAYS.items()}
 
 
 @pytest.mark.parametrize("folder", _STRAYS)
@@ -67,13 +40,9 @@ def test_other_files_are_ignored_and_stay(folder, publishing):
         store.write(f"{folder}/{name}", b"mine")
     settings = publishing(2, grace=5.0, retention=1)
     first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
-    outcome = once(first, 2, settings, store=store)
-    assert outcome.errors() == {}
-    assert violations(outcome, first) == []
+    flawless(first, 2, settings, store=store, most_incarnations=1)
     again = SimulatedTraining(syncs=7, sizes=(12, 9), save_every=1, salts=dict(first.salts))
-    outcome = once(again, 2, settings, store=store)
-    assert outcome.errors() == {}
-    assert violations(outcome, again) == []
+    flawless(again, 2, settings, store=store, most_incarnations=1)
     assert [
         name for name in _STRAYS[folder] if store.objects.get(f"{folder}/{name}") != b"mine"
     ] == []
@@ -84,28 +53,14 @@ def test_other_files_are_ignored_and_stay(folder, publishing):
 
 def test_only_what_the_run_has_written_is_collected():
     keys = [f"{folder}/{name}" for folder in _STRAYS for name in _STRAYS[folder]]
-    options = {
-        "last": 9,
-        "kept": [9, 8],
-        "retention": 1,
-        "keep_deltas": False,
-        "initial": "0123456789abcdef",
-    }
-    assert collectable(keys, **options) == []
-    hint = Hint(3, 1, 1, "join").key
-    assert collectable([hint], **options) == [hint]
+    hint, options = Hint(3, 1, 1, "join").key, {"last": 9, "kept": [9, 8], "initial": _NONCE}
+    assert collectable([*keys, hint], retention=1, keep_deltas=False, **options) == [hint]
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        commit_key(2),
-        claim_key(0, 1),
-        claim_key(0, 2),
-        "manifest.json",
-        "state/00000002/000.00000.safetensors",
-    ],
-)
+RECORDS = [commit_key(2), claim_key(0, 1), claim_key(0, 2), "manifest.json"]
+
+
+@pytest.mark.parametrize("key", [*RECORDS, "state/00000002/000.00000.safetensors"])
 def test_a_pipe_where_an_object_should_be_is_refused_by_name_and_never_opened(lab, tmp_path, key):
     path = tmp_path / "run" / key
     path.parent.mkdir(parents=True)

@@ -11,7 +11,6 @@ from strict_lab import STORES
 from training_lab import PATIENCE
 
 from diloco_core import (
-    DiLoCo,
     ManagerExchange,
     MismatchError,
     MockManager,
@@ -163,22 +162,6 @@ def test_unequal_numbers_of_syncs_are_a_named_error_and_no_hang(make, lab):
     assert first is None
     assert isinstance(second, UnequalSyncsError)
     assert second.rank == 0
-
-
-def test_a_flush_meets_the_regular_sync_of_another(make, lab):
-    """A replica whose gradient scaler skipped a step has one step less, and as many syncs."""
-
-    def replica(exchange):
-        model = lab.fill(torch.nn.Linear(3, 2))
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=2) as outer:
-            for step in range(6 - exchange.rank):
-                lab.push(model, inner, exchange.rank, step)
-        return lab.values(model), outer.committed
-
-    results = lab.run(replica, make(2))
-    assert lab.identical([values for values, _ in results])
-    assert [committed for _, committed in results] == [3, 3]
 
 
 def test_runs_without_a_step_end_in_peace(make, lab):

@@ -162,14 +162,6 @@ class TestWhatReplicasMeetBy:
             raise result
         assert identical([*run.live(resume=True), *Run(2).live()]), "that does no harm later"
 
-    def test_it_rots_between_the_first_look_at_it_and_the_next_one(self, run):
-        def rot():
-            if MEETING in run.store.objects:
-                harm(run, MEETING)
-
-        results = run.live(resume=True, starts=[1.0, 0.0], events={0.9: rot})
-        assert identical([*results, *Run(2).live()])
-
     def test_it_is_damaged_after_its_writer_has_met(self, run, monkeypatch):
         """Rank 0 cannot read that rank 1 names it."""
         write, harmed = SimulatedStore.write, []

@@ -66,19 +66,19 @@ def test_records_survive_being_stored():
 
 
 @pytest.mark.parametrize(
-    "read",
+    ("read", "record", "place"),
     [
-        lambda: read_record(COMMIT.to_json(), 4, "here"),
-        lambda: read_record(ROLLBACK.to_json(), 8, "here"),
-        lambda: Done.from_json(DONE.to_json(), 3, 0, "here"),
-        lambda: Done.from_json(DONE.to_json(), 4, 1, "here"),
-        lambda: Manifest.from_json(COMMIT.to_json(), "here"),
+        (read_record, COMMIT, (4,)),
+        (read_record, ROLLBACK, (8,)),
+        (Done.from_json, DONE, (3, 0)),
+        (Done.from_json, DONE, (4, 1)),
+        (Manifest.from_json, COMMIT, ()),
     ],
     ids=range(5),
 )
-def test_records_under_other_keys_are_refused(read):
+def test_records_under_other_keys_are_refused(read, record, place):
     with pytest.raises(CorruptedObjectError, match="here"):
-        read()
+        read(record.to_json(), *place, "here")
 
 
 def _refused(read, key, record, *place, under=None, **changes):
@@ -87,9 +87,11 @@ def _refused(read, key, record, *place, under=None, **changes):
         read(sealed_again(key, record, under, **changes), *place, "here")
 
 
+MEMBERS = COMMIT.fields()["members"]
+
+
 def _member(**changes):
-    first, second = COMMIT.fields()["members"]
-    return {"members": [{**first, **changes}, second]}
+    return {"members": [{**MEMBERS[0], **changes}, MEMBERS[1]]}
 
 
 @pytest.mark.parametrize(
@@ -103,11 +105,8 @@ def _member(**changes):
         *(_member(**{name: 77}) for name in ("rank", "epoch", "from", "to", "key")),
         _member(key=_delta(0, sync=4).key),
         _member(key=_delta(0).key.replace("0-5", f"0-{'9' * 5000}")),
-        {"members": []},
-        {"members": COMMIT.fields()["members"][::-1]},
-        {"members": COMMIT.fields()["members"][:1] * 2},
-        {"positions": [[0, 5], [4, 6]]},
-        {"positions": [[4, 5], [0, 5]]},
+        *({"members": wrong} for wrong in ([], MEMBERS[::-1], MEMBERS[:1] * 2)),
+        *({"positions": wrong} for wrong in ([[0, 5], [4, 6]], [[4, 5], [0, 5]])),
         {"rollback": 3},
         {"outer_steps": 0},
         {"outer_steps": 4},

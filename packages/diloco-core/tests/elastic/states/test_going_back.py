@@ -91,10 +91,8 @@ def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
     store.write(older, kept[older])  # as where a replica dies while it saves
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
-    assert (
-        "rank 0: restored the inner state that was saved after sync 2 instead. Skip 2 batches"
-        in caplog.text
-    )
+    told = "rank 0: restored the inner state that was saved after sync 2 instead. Skip 2 batches"
+    assert told in caplog.text
     assert _learned(training) == [*range(6, 12)]
 
 
@@ -165,14 +163,11 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
             store.damage(key, store.objects[key][:50])
     planned += [key for key in store.objects if key.startswith(keep)]
     training = SimulatedTraining(syncs=7, sizes=(40,), salts=dict(before.salts))
-    flawless(
-        training, 1, replace(settings, resume="newest-whole"), store=store, most_incarnations=1
-    )
+    going_back = replace(settings, resume="newest-whole")
+    flawless(training, 1, going_back, store=store, most_incarnations=1)
     assert [record.states for record in rollbacks_in(store)] == [(state,)]
     assert not planned
-    assert not [key for key in store.objects if key.startswith("kept/")], (
-        "later it is not needed any more"
-    )
+    assert not store.below("kept/"), "later it is not needed any more"
     # Who has loaded it holds the outer state of its shards, too, and needs nothing of it any more.
     assert ("again from its copy" in caplog.text) == (when == "commits/00000005")
 
@@ -184,19 +179,11 @@ def _of_another_run(key):
     return store.objects[key]
 
 
+HOW = ["damaged", "gone", "its header", "its copy too", "the header of its copy too"]
+
+
 @pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        "damaged",
-        "gone",
-        "its header",
-        "its copy too",
-        "the header of its copy too",
-        "its copy is huge",
-        "its copy is of another run",
-    ],
-)
+@pytest.mark.parametrize("how", [*HOW, "its copy is huge", "its copy is of another run"])
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
     settings = Elastic(**_ELASTIC, retention=4)
@@ -212,11 +199,9 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     key = f"state/00000004/{what}"
     whole = store.objects[key]
     assert store.objects[f"kept/{key}"] == whole
-    for other in list(store.objects):  # it cannot be made again otherwise
-        if other.startswith(("state/00000003/", "deltas/00000004/")) or (
-            other == key and how == "gone"
-        ):
-            store.remove(other)
+    made_of = ("state/00000003/", "deltas/00000004/", *([key] * (how == "gone")))
+    for other in [other for other in store.objects if other.startswith(made_of)]:
+        store.remove(other)  # it cannot be made again otherwise
     header = whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]
     if how != "gone":
         store.damage(key, header if how == "its header" else whole[:40])
@@ -231,7 +216,7 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     store.received.clear()
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
 
-    def train(node):
+    def prepare(node):
         real = node.connection.open
 
         def huge(key, *args):
@@ -241,9 +226,8 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
             return reader
 
         node.connection.open = huge
-        return later(node)
 
-    outcome = once(train, 1, replace(settings, resume=True), store=store)
+    outcome = once(later, 1, replace(settings, resume=True), store=store, prepare=prepare)
     assert sum(store.received.values()) < 2 * RECORD_BYTES, "what is huge is not read whole"
     if how in copies and what.endswith("safetensors"):
         assert isinstance(outcome.results[0, 1], CorruptedObjectError)
