@@ -11,7 +11,6 @@ from simulated import (
     SimulatedStore,
     SimulatedTraining,
     broken_promises,
-    flawless,
     read_log,
     simulate,
     violations,
@@ -132,15 +131,3 @@ def test_a_wish_stands_until_a_sync_counts_its_maker():
     assert left_out[-1] < len(rates)
     back = left_out[-1]
     assert rates == [0.7] * back + [0.25] * (len(rates) - back)
-
-
-def test_the_report_of_an_incarnation_that_was_left_out_says_the_records_rate():
-    """It takes the published shards, and no outer step of its own; the simulation compares every
-    report with its record.
-    """
-    training = SimulatedTraining(8, (40,), pauses={(0, 2): 7.0}, lr=of_its_own)
-    settings = Elastic(2, grace=3.0, topology="sharded", retention=9)
-    flawless(training, Schedule(3), settings)
-    carried = [report for report in training.reports[0, 1] if report.contribution == "carried"]
-    assert carried
-    assert all(report.outer_lr != of_its_own(0, 1, report.sync) for report in carried)

@@ -6,18 +6,9 @@ import random
 
 import pytest
 import torch
-from simulated import (
-    KINDS,
-    Connection,
-    Fault,
-    Schedule,
-    Scheduler,
-    SimulatedStore,
-    SimulatedTraining,
-    flawless,
-)
+from simulated import KINDS, Fault, Schedule, SimulatedTraining, flawless, simulate
 
-from diloco_core import DiLoCo, Elastic, MismatchError, StoreExchange, connect
+from diloco_core import DiLoCo, Elastic, MismatchError, connect
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
 
@@ -30,11 +21,12 @@ _SIZES = "diloco_core._arithmetic._shard_sizes"
 def test_no_shard_is_larger_than_the_limit(size, shards, tmp_path):
     """16 MiB, and four times as much in a folder."""
     folder = connect(str(tmp_path), rank=0, world_size=4, min_replicas=2)
-    elsewhere = StoreExchange(Connection(SimulatedStore(), Scheduler()), 0, 4, Elastic(2))
+    outcome = simulate(lambda node: node.exchange.shards(size), 4, Elastic(2, grace=5.0))
+    (elsewhere,) = set(outcome.results.values())
     assert folder.shards(size) == shards
     assert size / shards <= 2**26
-    assert shards <= elsewhere.shards(size) < 4 * shards + 4
-    assert size / elsewhere.shards(size) <= 2**24
+    assert shards <= elsewhere < 4 * shards + 4
+    assert size / elsewhere <= 2**24
     folder.leave()
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 from damage_lab import flip
 from generations_lab import Generations
-from keys_lab import kept, keys_of, newest
+from keys_lab import keys_of, newest
 from strict_lab import Run
 from training_lab import identical
 
@@ -59,16 +59,3 @@ def test_of_a_run_that_was_killed_in_the_middle_of_a_sync(make, fragments, opera
     run.live((0, operation, "kill before"), (1, operation - 2, "kill before"), until=40)
     assert len(published(run)) >= 2 * (fragments + 1)
     survives(run, fragments, 10)
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-def test_however_often_it_is_resumed_nothing_piles_up(make, fragments):
-    run, counts = make(2, fragments), []
-    for incarnation in range(8):
-        run.live(resume=incarnation > 0, until=4 + incarnation)
-        counts.append(len(published(run)))
-    assert not published(run, copies=True), "they are deleted with the first states"
-    assert max(counts) <= 2 * 2 * fragments
-    assert len(set(counts[2:])) == 1
-    run.live(resume=True, until=11 + 3 * fragments)
-    assert len({kept(key).sync for key in published(run)}) == 2 * fragments

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from damage_lab import flip
-from keys_lab import keys_of
 from strict_lab import Run
 from training_lab import identical, push, values
 
@@ -87,16 +85,3 @@ def test_it_keeps_the_learning_rate_that_was_asked_for_before_it_was_saved(new_s
     plain = Loaded(2)
     plain.live(until=3)
     assert not identical([*Loaded(2, saved=plain.saved).live(until=5, load=True), *wanted])
-
-
-def test_no_single_damaged_object_ends_it():
-    """After one outer step before the run, its first turns are not in order of the fragments."""
-    first = Loaded(2, 2)
-    first.live(until=1)
-    run = Loaded(2, 2, saved=first.saved)
-    run.live(until=2, load=True)
-    run.live(until=3, resume=True)
-    for key in keys_of(run.store.objects, "state"):
-        again = Loaded(2, 2, store=copy.deepcopy(run.store), incarnations=run.incarnations)
-        again.store.objects[key] = flip(again.store.objects[key], 4 * len(run.store.objects[key]))
-        assert identical(again.live(until=4, resume="newest-whole")), key

@@ -119,14 +119,11 @@ def _explore(policy, examples, steps, **options):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_rule_holds_in_any_order(policy):
-    _explore(policy, 50, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_rule_holds_in_many_orders(policy):
-    _explore(policy, 500, 80)
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(50, 40), pytest.param(500, 80, marks=pytest.mark.slow)]
+)
+def test_every_rule_holds_in_any_order(policy, examples, steps):
+    _explore(policy, examples, steps)
 
 
 def _goes_wrong(policy, seed, broken=(), steps=150):
@@ -149,14 +146,11 @@ def _goes_wrong(policy, seed, broken=(), steps=150):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_random_orders_are_right(policy):
-    assert [_goes_wrong(policy, seed) for seed in range(20)] == [""] * 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-def test_many_random_orders_are_right(policy):
-    assert {_goes_wrong(policy, seed, steps=300) for seed in range(500)} == {""}
+@pytest.mark.parametrize(
+    ("seeds", "steps"), [(20, 150), pytest.param(500, 300, marks=pytest.mark.slow)]
+)
+def test_random_orders_are_right(policy, seeds, steps):
+    assert {_goes_wrong(policy, seed, steps=steps) for seed in range(seeds)} == {""}
 
 
 def truncated_contributions_count(monkeypatch):

@@ -117,7 +117,7 @@ def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topo
     assert later.states == {}
     assert outcome.seconds < 25.0, "three times some readings, and a grace for the others to answer"
     *_, wrong = _resume((topology, before, store, 3), "newest-whole", sizes=(40,))
-    assert wrong == []
+    assert all("needs it" in what for what in wrong)
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
