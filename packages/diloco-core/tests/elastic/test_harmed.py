@@ -4,12 +4,14 @@ whoever has made them does what the others cannot.
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from damage_lab import Rotten
 from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
+from diloco_core._run._states import _publish
 
 SHARDED = Elastic(2, grace=5.0, topology="sharded")
 GATHER = Elastic(2, grace=5.0, topology="gather", publish_every=1)
@@ -90,3 +92,18 @@ def test_of_a_gathered_state_all_hold_the_values(which, harm, caplog):
         assert "No replica will begin from this state; a later one takes its place" in caplog.text
     longer, outcome = trained(store, replace(GATHER, resume=True), 2, 8, (40,), training)
     assert violations(outcome, longer) == []
+
+
+@pytest.mark.parametrize("newest", [1, 2])
+def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypatch, newest):
+    """Its space may have been written over while it was read, which looks like damage."""
+    wrote = []
+
+    def read(*_):
+        raise CorruptedObjectError("something else lies there")
+
+    monkeypatch.setattr(_publish, "check_shard", read)
+    monkeypatch.setattr(_publish, "rewrite_shard", lambda *_: wrote.append("again"))
+    incarnation = SimpleNamespace(newest_done=lambda: [newest])
+    assert _publish._whole_sums(incarnation, SimpleNamespace(sync=1, index=0), 0) is None
+    assert wrote == (["again"] if newest == 1 else [])

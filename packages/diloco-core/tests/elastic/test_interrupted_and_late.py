@@ -234,7 +234,7 @@ def test_an_initial_state_that_is_left_over_late_does_not_stay_for_good():
     store, left = SimulatedStore(), shard_key(0, 0, 0, "f" * 16)
 
     def noticed(key):
-        if key.startswith(deltas(7)):
+        if key.startswith(deltas(30)):
             store.write(left, b"whatever")
 
     training = SimulatedTraining(syncs=66, sizes=(12,), sync_every=1)
