@@ -72,7 +72,7 @@ def test_each_trace_of_an_earlier_incarnation_counts(ended, trace):
     assert _next(store) == (1 if trace == "none" else 2)
 
 
-def test_there_are_no_gaps_that_would_hide_a_later_incarnation_from_an_earlier_one(ended):
+def test_there_are_no_gaps_that_hide_a_later_claim(ended):
     store = SimulatedStore()
     for key, data in ended.items():
         store.write(key, data)

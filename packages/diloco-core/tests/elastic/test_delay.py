@@ -66,7 +66,7 @@ def test_nobody_waits_long_for_those_who_have_left(steps):
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_a_new_incarnation_goes_on_after_the_steps_that_no_sync_counts(fragments):
+def test_a_new_incarnation_goes_on_after_uncounted_steps(fragments):
     """It is saved when a sync is adopted, with the steps that were taken while that was under way.
 
     They are not repeated.

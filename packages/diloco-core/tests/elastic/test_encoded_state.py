@@ -120,7 +120,7 @@ def test_a_whole_state_is_made_again_from_the_changes_before_it(stopped):
     assert store.objects.get(key, whole) == whole
 
 
-def test_an_older_change_that_is_lost_is_said_and_a_run_can_go_back_before_it(stopped):
+def test_a_run_can_go_back_before_a_lost_change(stopped):
     """Its contributions are gone, so nothing can make it again; a run that goes on publishes whole
     values again.
     """

@@ -95,7 +95,7 @@ def test_of_a_gathered_state_all_hold_the_values(which, harm, caplog):
 
 
 @pytest.mark.parametrize("newest", [1, 2])
-def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypatch, newest):
+def test_what_was_collected_meanwhile_is_not_written_again(monkeypatch, newest):
     """Its space may have been written over while it was read, which looks like damage."""
     wrote = []
 

@@ -53,7 +53,7 @@ def _epochs(store, sync):
 
 
 @pytest.mark.parametrize("how", ["lost", "damaged"])
-def test_an_update_that_is_interrupted_starts_again_from_the_published_values(how, monkeypatch):
+def test_an_interrupted_update_starts_again(how, monkeypatch):
     interrupted = []
     monkeypatch.setattr("diloco_core._wire._delta.SUMMED_BYTES", 64)
 
@@ -98,9 +98,7 @@ def test_only_one_replica_does_the_work_of_an_owner_that_is_late():
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 class TestIncarnationsOfARank:
-    def test_what_a_new_incarnation_learned_is_dropped_where_the_record_names_the_one_before(
-        self, topology
-    ):
+    def test_what_it_learned_is_dropped_if_the_one_before_is_counted(self, topology):
         def trouble(node):
             if (node.rank, node.incarnation) == (1, 1):
                 node.fault("put", deltas(2), "zombie", 2.5)
@@ -113,7 +111,7 @@ class TestIncarnationsOfARank:
         assert _epochs(outcome.store, 2) == {0: 1, 1: 1, 2: 1}
         assert _epochs(outcome.store, 3) == {0: 1, 1: 2, 2: 1}
 
-    def test_what_the_incarnation_before_has_contributed_is_not_learned_again(self, topology):
+    def test_what_the_one_before_contributed_is_not_learned_again(self, topology):
         def trouble(node):
             if (node.rank, node.incarnation) == (1, 1):
                 node.fault("put", deltas(2), "kill after")
@@ -182,7 +180,7 @@ class TestPublishedState:
         assert "its checksums are not those in the record of its state" in caplog.text
         assert f"writing {foreign[0]} again with the same content" in caplog.text
 
-    def test_gather_a_state_of_which_somebody_published_another_shard_is_not_called_complete(self):
+    def test_gather_a_state_with_a_foreign_shard_is_not_complete(self):
         elastic = Elastic(2, grace=30.0, topology="gather", publish_every=8)
         store = Watched(lambda key: store.write(*foreign) if key == commit_key(3) else None)
         foreign = self._begun(elastic, store)
@@ -218,9 +216,7 @@ def test_an_incarnation_that_ends_lets_go_of_its_store(kind, is_away):
 
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 1.8])
 @pytest.mark.parametrize(("sync", "step"), [(3, 2), (4, 3), (5, 4), (6, 5)])
-def test_an_incarnation_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(
-    seconds, sync, step
-):
+def test_a_late_contribution_overtakes_the_next_incarnation(seconds, sync, step):
     def trouble(node):
         if (node.rank, node.incarnation) == (1, 1):
             node.fault("put", f"{deltas(sync)}00001.", "zombie", seconds)
@@ -230,7 +226,7 @@ def test_an_incarnation_is_overtaken_by_what_the_one_before_sent_late_with_sever
     flawless(training, schedule, Elastic(2, grace=10.0), prepare=trouble)
 
 
-def test_an_initial_state_that_is_left_over_late_does_not_stay_for_good():
+def test_a_late_initial_state_does_not_stay_for_good():
     store, left = SimulatedStore(), shard_key(0, 0, 0, "f" * 16)
 
     def noticed(key):

@@ -134,7 +134,7 @@ def test_two_incarnations_that_go_back_at_the_same_time():
     assert [record.sync for record in _rollbacks(store)] == [4, 5]
 
 
-def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost():
+def test_a_number_that_is_closed_is_no_state():
     before, store = _run(5, settings=_SHARDED)
     _lose(store, 4)
     _damage(store, 4, 5)
@@ -149,7 +149,7 @@ def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost()
 
 
 @pytest.mark.parametrize("agreed", [True, False])
-def test_an_incarnation_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
+def test_who_begins_meanwhile_stops_unless_it_has_agreed(agreed):
     before, store = _run(6, settings=_SHARDED, ranks=2)
     for key in list(store.objects):
         if key.startswith(("state/00000006/00", "deltas/00000006/")):

@@ -76,7 +76,7 @@ def test_it_and_its_copy_are_written_again_with_the_same_content(key, harm, sync
     assert violations(outcome, again) == []
 
 
-def test_it_is_written_again_where_a_grace_is_shorter_than_reading_it_several_times(caplog):
+def test_it_is_written_again_within_a_short_grace(caplog):
     outcome, training = _run(lambda store: store.damage(MANIFEST, b""), grace=1.0)
     assert violations(outcome, training) == []
     assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
@@ -110,7 +110,7 @@ def test_without_both_the_error_says_what_to_do(harm):
         assert "on another prefix" in str(error) or "use another prefix" in str(error)
 
 
-def test_nothing_is_written_over_what_another_run_has_written_meanwhile():
+def test_another_run_that_begins_meanwhile_stays():
     """Another run begins between finding the manifest gone and restoring it from its copy."""
     store, foreign = (_run(syncs=1)[0].store for _ in range(2))
     manifest = foreign.objects[MANIFEST]
@@ -189,7 +189,7 @@ def test_somebody_else_is_faster():
 
 
 @pytest.mark.parametrize("grace", [5.0, 500.0])
-def test_it_is_read_every_eighth_sync_once_in_a_grace_and_at_the_end_only(grace):
+def test_how_often_it_is_read(grace):
     reads = []
 
     def counting(node):

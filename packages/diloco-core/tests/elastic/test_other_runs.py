@@ -118,9 +118,7 @@ def _named(errors):
         ("sharded", "delete", "state/", ["delete"]),
     ],
 )
-def test_an_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more(
-    topology, operation, part, late
-):
+def test_a_sleeper_of_the_run_before_writes_nothing_more(topology, operation, part, late):
     reused = _Reused(topology, operation, part)
     assert reused.wrong() == []
     error = reused.outcome.results[2, 1]
@@ -138,9 +136,7 @@ def test_an_incarnation_of_the_run_before_that_wakes_up_late_writes_nothing_more
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_an_incarnation_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(
-    topology,
-):
+def test_a_replica_of_the_run_before_stops_soon(topology):
     """For a grace it does not look, and goes on with its own log: what it decides becomes part of
     no other model.
     """
@@ -216,7 +212,7 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
 
 
 @pytest.mark.parametrize("emptied", [True, False])
-def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own(emptied):
+def test_who_meets_another_run_says_nothing_there(emptied):
     """An incarnation that has just looked at the manifest finds a record of another run: whose
     prefix is it?
     """

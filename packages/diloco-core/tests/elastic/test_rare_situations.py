@@ -9,7 +9,7 @@ from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import Commit
 
 
-def test_fragments_whose_newest_states_lie_far_apart_are_caught_up_with():
+def test_newest_states_that_lie_far_apart():
     # Gather publishes the state after sync 3 while that after sync 4 is not complete yet, so sync 1
     # is read again, which counted fewer ranks: rank 2 was late for it.
     for step in range(148, 170, 3):
@@ -34,7 +34,7 @@ def test_gather_leaving_while_others_collect_what_was_just_published(step):
         assert outcome.errors() == {}
 
 
-def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
+def test_what_a_flush_left_behind_is_open():
     fates = []
 
     def train(node):
@@ -85,7 +85,7 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout():
     assert down[-1] - down[0] < 200
 
 
-def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(publishing):
+def test_with_two_damaged_contributions_it_says_what_to_do(publishing):
     """Of one alone, its author does what the others cannot."""
 
     class Damaging(SimulatedStore):

@@ -23,7 +23,7 @@ from diloco_core import Elastic, StoreUnavailableError, SyncTimeoutError
 
 
 class TestMembership:
-    def test_a_dead_replica_is_waited_for_once_and_then_left_out_until_it_is_back(self):
+    def test_a_dead_replica_is_waited_for_once(self):
         training = SimulatedTraining(syncs=12, sizes=(40,))
         fault = Fault(2, 1, 54, "kill before")
         outcome = flawless(
@@ -153,7 +153,7 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
     assert sum(wait > 5 for wait in waits) == 1
 
 
-def test_whose_initial_values_were_taken_is_said_to_the_first_incarnation_of_rank_0(caplog):
+def test_rank_0_is_told_whose_initial_values_were_taken(caplog):
     """Rank 1 begins the run, alone; rank 0 comes when it is over, and once more later."""
     store, settings, salts = SimulatedStore(), Elastic(1, grace=5.0), {}
     told = []

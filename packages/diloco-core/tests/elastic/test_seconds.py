@@ -116,7 +116,7 @@ def test_a_replica_that_sleeps_for_ten_windows_wakes_and_goes_on(delay, retentio
     assert sum(seconds > 4.5 for seconds in waited) <= 2, "the others wait for it once or twice"
 
 
-def test_a_step_much_longer_than_the_window_holds_nobody_up_and_is_told(caplog):
+def test_a_step_much_longer_than_the_window(caplog):
     """It contributes nothing without a step, or to a decided sync, and loses nothing it learned."""
     caplog.set_level(logging.WARNING)
     store, training = run((1.0, 1.0, 90.0), Elastic(1, grace=5.0), 20, syncs=8)
@@ -206,7 +206,7 @@ def test_an_optimizer_that_skips_steps_is_waited_for(skipped, sent, caplog):
     assert ("a sync was due after 20 s and comes after 40 s" in caplog.text) == (len(skipped) > 2)
 
 
-def test_who_is_told_to_end_in_a_window_saves_what_the_run_has_counted(tmp_path):
+def test_who_is_told_to_end_in_a_window(tmp_path):
     """SIGTERM after the window's middle: the next incarnation goes on after the last sync, and
     repeats what no sync holds.
     """

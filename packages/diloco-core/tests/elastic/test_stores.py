@@ -39,9 +39,7 @@ def _exchanges(uri, settings, ranks=(0, 1, 2)):
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_replica_dies_the_others_go_on_and_it_comes_back_to_the_same_bytes(
-    lab, tmp_path, kind, topology
-):
+def test_a_replica_dies_and_comes_back_to_the_same_bytes(lab, tmp_path, kind, topology):
     settings, uri = (
         Elastic(
             2, grace=20.0, topology=topology, publish_every=2 if topology == "gather" else None

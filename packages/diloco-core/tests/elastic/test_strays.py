@@ -61,7 +61,7 @@ RECORDS = [commit_key(2), claim_key(0, 1), claim_key(0, 2), "manifest.json"]
 
 
 @pytest.mark.parametrize("key", [*RECORDS, "state/00000002/000.00000.safetensors"])
-def test_a_pipe_where_an_object_should_be_is_refused_by_name_and_never_opened(lab, tmp_path, key):
+def test_a_pipe_in_place_of_an_object_is_never_opened(lab, tmp_path, key):
     path = tmp_path / "run" / key
     path.parent.mkdir(parents=True)
     os.mkfifo(path)

@@ -86,7 +86,7 @@ class Saves(SimulatedTraining):
         return super().__call__(node)
 
 
-def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog):
+def test_nothing_is_saved_after_the_counter_jumped(caplog):
     """Steps of an earlier incarnation are counted that this one never took: its loader does not
     stand where they end.
     """

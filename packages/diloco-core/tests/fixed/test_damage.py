@@ -48,7 +48,7 @@ def test_a_contribution_that_was_cut_short_is_written_again(harming, harm, caplo
     assert f"{store.harmed[0]} is gone or cut short. Writing it again" in caplog.text
 
 
-def test_a_damaged_contribution_is_refused_and_never_gets_into_the_state(harming):
+def test_a_damaged_contribution_is_refused(harming):
     store = harming(keys_lab.of("contribution", sync=3, rank=1), late_bit)
     results = Run(2, store=store).live()
     assert isinstance(results[0], CorruptedObjectError)

@@ -41,7 +41,7 @@ def ends(outcome):
     return [record for record in read_log(outcome.store)[0] if isinstance(record, Rollback)]
 
 
-def test_one_that_does_not_come_back_in_time_ends_the_run_for_all_by_one_record(caplog):
+def test_one_that_does_not_come_back_in_time_ends_the_run(caplog):
     caplog.set_level(logging.WARNING)
     outcome, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1)
     (end,) = ends(outcome)
@@ -75,7 +75,7 @@ def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
 
 
 @pytest.mark.parametrize("operation", [30, 34, 50, 56, 60])
-def test_whoever_waits_no_longer_for_a_rank_that_is_gone_ends_the_run_too(operation, caplog):
+def test_the_limit_of_a_sync_ends_the_run_too(operation, caplog):
     """``sync_timeout`` (600 s here) bounds ``return_within``, for contributions as for shards."""
     outcome, _ = lived(
         Fault(1, 1, operation, "kill after"), most_incarnations=1, return_within=10_000.0
@@ -130,7 +130,7 @@ def test_a_process_that_is_known_to_be_dead_is_lost_sooner(monkeypatch, gone):
     assert set(asked) == {(1, 1)}
 
 
-def test_an_ended_run_is_not_joined_without_resume_and_goes_on_with_it():
+def test_an_ended_run_is_not_joined_without_resume():
     training = SimulatedTraining(5, (40, 30), 2)
     first, _ = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1, training=training)
     objects = dict(first.store.objects)
@@ -180,7 +180,7 @@ def test_of_two_processes_of_a_rank_the_earlier_one_is_fenced():
     assert [(error.rank, error.epoch) for error in fenced] == [(1, 1)]
 
 
-def test_a_rank_that_is_started_again_goes_on_and_what_it_takes_with_it_is_named(caplog):
+def test_a_rank_that_is_started_again_goes_on(caplog):
     caplog.set_level(logging.WARNING)
     for operation in range(8, 60):
         outcome, training = lived(Fault(1, 1, operation, "kill before"))

@@ -133,7 +133,7 @@ def test_many_schedules(run):
 
 
 @pytest.mark.parametrize("operation", range(1, 36))
-def test_no_bit_that_flips_on_its_way_while_an_incarnation_begins_ends_it(operation):
+def test_bits_that_flip_while_an_incarnation_begins_end_nothing(operation):
     fault = Fault(0, 1, operation, "flip")
     schedule = Schedule(2, seed=0, starts=[0.0, 0.0], faults=[fault], latency=0.001)
     _check(schedule, {"sizes": (40,)})

@@ -60,7 +60,7 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(stop, options, f
     assert run.store.differing == []
 
 
-def test_it_is_resumed_again_and_again_and_one_earlier_generation_is_kept():
+def test_one_earlier_generation_is_kept():
     run = Generations(2)
     for until in range(1, 6):
         run.live(until=until, resume=until > 1)
@@ -99,7 +99,7 @@ def test_of_two_processes_of_a_rank_only_one_takes_part(rank, gap):
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.05, 0.4, 2.0])
-def test_of_two_launches_that_resume_at_the_same_time_one_at_most_goes_on(gap):
+def test_of_two_launches_that_resume_one_goes_on(gap):
     run = Generations(2)
     run.live(until=2)
     launches = [(rank, start, [], True) for start in (0.0, gap) for rank in range(2)]
@@ -110,9 +110,7 @@ def test_of_two_launches_that_resume_at_the_same_time_one_at_most_goes_on(gap):
     assert run.store.differing == []
 
 
-def test_a_process_that_died_while_it_met_the_others_is_waited_for_only_until_it_is_known_gone(
-    caplog,
-):
+def test_a_process_that_died_while_it_met_the_others(caplog):
     run = Generations(2)
     run.live((1, 9, "kill before"), until=6)
     assert [key for key in run.store.objects if key.startswith("meetings/00001")]
@@ -158,7 +156,7 @@ class TestDamage:
         assert identical([*run.live(resume=True), *whole()])
 
 
-def test_what_a_generation_that_was_cut_off_completes_later_does_not_count():
+def test_what_is_completed_too_late_does_not_count():
     """Rank 0 hangs before it writes the manifest, as a whole; all ranks are started again, and it
     wakes up in the end.
     """

@@ -143,7 +143,7 @@ def test_of_two_launches_at_the_same_time_one_is_refused(new_store):
 
 @pytest.mark.parametrize("field", ["event", "reason", "cause"])
 @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
-def test_whatever_is_said_about_a_failure_the_rank_that_has_failed_is_named(field, value):
+def test_whatever_is_said_the_rank_that_failed_is_named(field, value):
     whole = (field, value) in [("reason", "x"), ("cause", ...)]
     match = "rank 1 failed after 1 sync: " if whole else "rank 1 has left or failed after 1 sync"
     with pytest.raises(ReplicaLostError, match=match) as it:

@@ -80,9 +80,7 @@ ENCODED = {"state_codec": "bf16", "full_state_every": 3}
 
 @pytest.mark.parametrize("seed", seeds(7, 200))
 @pytest.mark.parametrize("encoded", [False, True], ids=["plain", "encoded"])
-def test_whoever_is_killed_and_wherever_it_ends_as_a_run_that_was_not(
-    seed, encoded, new_store, caplog
-):
+def test_killed_anywhere_it_ends_as_a_run_that_was_not(seed, encoded, new_store, caplog):
     """Inner state is saved after every sync, so it is that of the state that is resumed, or of the
     sync before it.
     """
@@ -177,7 +175,7 @@ def test_nor_is_an_error_before_the_first_sync(resume):
 
 @pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("sync", [2, 4])
-def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_incarnation(kind, sync):
+def test_a_sleeper_leaves_what_the_next_one_has_saved(kind, sync):
     """It hangs before one of the requests with which it saves: it looks who holds its rank, writes,
     and tidies up.
     """
@@ -213,7 +211,7 @@ def newest_saved(run, sync):
     return sorted(saved)[sync - 7]
 
 
-def test_one_that_hangs_before_it_has_chosen_the_state_does_not_choose_once_more():
+def test_one_that_hangs_does_not_choose_the_state_once_more():
     """The other process of its rank sees that it is there."""
     run = Run(1, syncs=30, store=Overwriting())
     run.live((0, 50, "kill after"))

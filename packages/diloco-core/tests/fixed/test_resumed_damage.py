@@ -49,9 +49,7 @@ def corrupted(results):
 
 class TestState:
     @pytest.mark.parametrize(("place", "rank"), [(0.02, 0), (0.5, 1), (0.9, 0), (0.9999, 1)])
-    def test_it_is_named_and_the_one_before_is_taken_if_that_is_asked_for(
-        self, stopped, caplog, place, rank
-    ):
+    def test_it_is_named_and_the_one_before_is_taken_if_asked(self, stopped, caplog, place, rank):
         key = newest(stopped, rank=rank)
         harm(stopped, key, place)
         before, seen = kept(stopped, "state"), {}
@@ -94,9 +92,7 @@ class TestState:
 
 class TestInnerState:
     @pytest.mark.parametrize("place", [0.02, 0.5, 0.999])
-    def test_the_one_before_is_taken_and_the_batches_that_it_lacks_are_said(
-        self, stopped, caplog, place
-    ):
+    def test_the_one_before_is_taken_and_the_log_says_so(self, stopped, caplog, place):
         keys = keys_lab.keys_of(stopped.store.objects, "inner", rank=1)
         assert len(keys) == 2
         harm(stopped, keys[-1], place)

@@ -40,9 +40,7 @@ def killed(kind, folder):
 @pytest.mark.parametrize(
     ("kind", "elsewhere"), [("overwriting", False), ("overwriting", True), ("deciding", True)]
 )
-def test_it_is_not_waited_for_if_it_was_killed_here_or_the_store_decides(
-    tmp_path, caplog, monkeypatch, kind, elsewhere
-):
+def test_who_is_waited_for_after_a_kill(tmp_path, caplog, monkeypatch, kind, elsewhere):
     folder = str(tmp_path / "run")
     status, _, _ = WarmProcess(tmp_path / "out", killed, kind, folder).communicate()
     assert status == -signal.SIGKILL

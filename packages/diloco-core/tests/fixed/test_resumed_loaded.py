@@ -73,7 +73,7 @@ def test_it_ends_as_one_that_was_not_stopped(outer, fragments, spare, new_store)
         assert run.behind == 0
 
 
-def test_it_keeps_the_learning_rate_that_was_asked_for_before_it_was_saved(new_store):
+def test_it_keeps_the_learning_rate_that_was_asked_for(new_store):
     """Stopped before its first sync, it has no other record of that rate than its initial state."""
     first = Loaded(2, asks=0.125)
     first.live(until=3)

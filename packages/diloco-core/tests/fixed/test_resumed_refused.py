@@ -115,7 +115,7 @@ class TestWhatIsAlive:
         dead.before = away
         assert self.seconds(dead) > 220.0 + LOST_AFTER
 
-    def test_one_rank_alone_does_not_come_back_while_another_incarnations(self):
+    def test_one_rank_alone_does_not_come_back(self):
         """Rank 1 was killed; rank 0 waits for it, and has not noticed that yet."""
         run = Generations(2)
         processes = [(0, 0.0, [], False), (1, 0.0, [Fault(1, 1, 40, "kill after")], False)]

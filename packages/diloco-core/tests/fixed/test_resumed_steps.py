@@ -37,9 +37,7 @@ class Batches(Run):
 
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("every", [1, 10])
-def test_steps_that_are_dropped_at_the_end_are_taken_up_when_the_run_is_resumed(
-    fragments, every, new_store
-):
+def test_steps_that_are_dropped_at_the_end_are_taken_up(fragments, every, new_store):
     """However often inner state is saved; the model that is left with holds only what all replicas
     have synced.
     """
@@ -75,7 +73,7 @@ def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
     assert seen == {0: (9, 0), 1: (9, 0)}
 
 
-def test_of_one_sync_that_of_the_newest_incarnation_counts_and_the_one_before_stays(new_store):
+def test_the_newest_save_of_a_sync_counts_and_the_one_before_stays(new_store):
     """Which is what is left where the newest one is damaged."""
     run, seen = Batches(1, options={"save_inner_every": 1}, store=new_store()), {}
     run.live(steps=(8,))
@@ -134,7 +132,7 @@ class Two(Run):
         return values(net)
 
 
-def test_a_step_that_only_some_optimizers_have_taken_is_not_taken_again(new_store):
+def test_a_step_of_some_optimizers_is_not_taken_again(new_store):
     """Neither if the block is left in it, nor if a sync comes in it."""
     for skipped, stops in ((4,), (5,)), (range(12), (7, 8)):
         wanted = Two(1, skipped=skipped).live(steps=12)
@@ -184,9 +182,7 @@ class Scheduled(Run):
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["alone", "with a schedule"])
-def test_what_may_have_changed_since_the_last_save_is_saved_at_the_end_and_nothing_else(
-    monkeypatch, saved
-):
+def test_the_end_saves_only_what_may_have_changed(monkeypatch, saved):
     """A save is as large as the inner state, so that nobody is to make one for nothing."""
     run, saves, seen, write = Scheduled(1, saved=saved), [], [], SimulatedStore.write
 

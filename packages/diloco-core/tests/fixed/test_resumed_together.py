@@ -77,7 +77,7 @@ def test_what_a_dead_process_has_agreed_to_counts_for_nothing_later(run, caplog)
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.2, 1.0])
-def test_of_two_processes_of_a_rank_the_later_one_goes_on_where_the_store_decides(gap, caplog):
+def test_of_two_processes_of_a_rank_the_later_one_goes_on(gap, caplog):
     run = Run(2)
     run.live(until=3)
     starts = [(0, 0.0), (0, gap), (1, 0.5)]

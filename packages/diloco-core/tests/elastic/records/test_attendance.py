@@ -122,7 +122,7 @@ def test_who_announced_itself_and_never_contributed_is_lost():
     assert "without rank 7, which has not contributed in time (last heard from 60.0 s ago)" in text
 
 
-def test_who_was_not_there_itself_accuses_nobody_and_without_anybody_missing_nothing_is_listed():
+def test_nobody_is_accused_without_need():
     for ranks in ([1], [0, 1, 2]):
         said = Watched().attendance.committed(commit(1, ranks), lambda: pytest.fail("asked"), 160.0)
         assert said == []

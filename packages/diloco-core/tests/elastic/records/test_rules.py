@@ -176,7 +176,7 @@ def test_conditions_only_become_truer(syncs, last, done, retention):
     assert now <= set(_collect(keys, last + 1, [min(done, last) + 1], retention))
 
 
-def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
+def test_newest_done_is_per_fragment():
     keys = [done_key(1, 0), done_key(3, 0), done_key(2, 1), *_states(5)]
     assert newest_done(keys, 2) == [3, 2]
     assert newest_done([], 2) == [0, 0]
@@ -254,7 +254,7 @@ def test_the_two_newest_states_of_a_fragment_are_kept():
     assert kept_from(keys[2:4], 2, last=5) == [0, 0], "one complete state and the initial one"
 
 
-def test_an_incarnation_that_slept_through_a_rollback_keeps_what_that_went_back_to():
+def test_a_sleeper_keeps_what_a_rollback_went_back_to():
     """States 1 and 3 were complete; rollback 6 gave up state 5, and it knows nothing of that."""
     keys = [done_key(sync, 0) for sync in (1, 3, 7)]
     assert kept_from(keys, 2, last=5) == [1, 0]
@@ -300,7 +300,7 @@ def test_what_an_encoded_state_is_made_of(count, every, at, last, data):
             assert whole == [True] + [False] * (len(made) - 1)
 
 
-def test_whoever_holds_a_state_that_was_given_up_can_name_what_it_is_made_of():
+def test_what_a_given_up_state_is_made_of_can_be_named():
     rollback = Rollback(5, (2,), (3, 4), {}, run="f" * 16)
     assert made_of(3, 0, 1, 2, [rollback]) == [2, 3]
     assert made_of(7, 0, 1, 2, [rollback]) == [6, 7]

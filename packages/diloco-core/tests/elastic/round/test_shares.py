@@ -26,7 +26,7 @@ def test_every_shard_has_one_owner():
     assert [each.designated for each in shares] == [False, True, False]
 
 
-def test_the_next_member_does_the_work_of_one_that_is_late_and_a_bystander_comes_last():
+def test_who_does_the_work_of_one_that_is_late():
     turns = {rank: Shares(4, (0, 2, 3), rank, 10.0).turn(0) for rank in (0, 1, 2, 3)}
     assert turns[2] == 10.0 < turns[3] < turns[1] < 12.0
     assert Shares(4, (0, 2, 3), 0, 10.0).turn(0) < 10.0, "an owner that has looked for it first"

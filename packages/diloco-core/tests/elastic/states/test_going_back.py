@@ -95,7 +95,7 @@ def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
     assert _learned(training) == [*range(6, 12)]
 
 
-def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, caplog):
+def test_only_what_was_saved_since_is_taken(lost, caplog):
     store, before, kept = lost
     training = _go_on(store, 6, before)
     caplog.clear()
@@ -116,7 +116,7 @@ def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, cap
     assert _learned(last) == [*range(16, 20)]
 
 
-def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, caplog):
+def test_without_the_record_of_the_rollback(lost, caplog):
     store, before, kept = lost
     training = _go_on(store, 6, before)
     store.damage(inner_key(0, 2, 8), b"rot")
@@ -129,9 +129,7 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
 
 @pytest.mark.parametrize("when", ["commits/00000005", "deltas/00000006", "commits/00000006"])
 @pytest.mark.parametrize("state", [2, 0])
-def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
-    publishing, when, state, caplog
-):
+def test_a_state_survives_a_late_collection(publishing, when, state, caplog):
     """Two newer states were complete, so an incarnation that hangs may have listed it for deletion,
     and delete it at any time.
     """

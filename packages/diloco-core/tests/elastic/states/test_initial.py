@@ -118,7 +118,7 @@ class Rotten(SimulatedStore):
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_who_cannot_read_it_where_a_run_begins_asks_those_that_can_write_it_again(which, caplog):
+def test_who_cannot_read_it_asks_for_it(which, caplog):
     with caplog.at_level(logging.ERROR):
         outcome = once(
             train(6, 1.0, 2.0),

@@ -92,7 +92,7 @@ def test_a_plain_resume_says_exactly_what_to_do(stopped):
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topology, caplog):
+def test_damage_that_nothing_can_mend_is_named_soon(topology, caplog):
     """The newest state was complete; a shard of it is damaged, and so is, by its absence, what it
     was computed from.
     """
@@ -122,7 +122,7 @@ def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topo
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, how, caplog):
+def test_where_nothing_is_whole_no_collected_object_is_blamed(topology, how, caplog):
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
     settings = _settings(2, topology)
     assert simulate(before, Schedule(2, latency=0.001), settings, store=store).finished

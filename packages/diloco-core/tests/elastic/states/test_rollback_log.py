@@ -46,7 +46,7 @@ def followed(store, connection):
 
 
 @pytest.mark.parametrize("meddle", [lost, replaced, raced, followed])
-def test_an_incarnation_that_slept_looks_what_has_become_of_its_record(meddle):
+def test_a_sleeper_looks_what_has_become_of_its_record(meddle):
     """It would decide the next sync, and has not agreed to go back."""
     training, store, held = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore(), []
 

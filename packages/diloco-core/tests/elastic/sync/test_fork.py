@@ -73,7 +73,7 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
     return store, training, outcome, wrong
 
 
-def test_an_incarnation_that_slept_does_not_decide_on_a_record_that_was_decided_again(caplog):
+def test_a_sleeper_decides_nothing_on_a_replaced_record(caplog):
     store, training, outcome, wrong = _fork(leaves_at=LOST)
     assert wrong == []
     assert outcome.results[0, 1] == 8
@@ -93,7 +93,7 @@ def test_an_incarnation_that_slept_does_not_decide_on_a_record_that_was_decided_
     assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]
 
 
-def test_an_incarnation_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(caplog):
+def test_a_sleeper_goes_on_from_what_the_others_decided(caplog):
     """They are further than the record that was decided again."""
     _, training, outcome, wrong = _fork(syncs=16, seconds=45.0)
     assert wrong == []
@@ -106,7 +106,7 @@ def test_an_incarnation_that_slept_goes_on_from_what_the_others_have_decided_mea
     assert all(bool((a == b).all()) for a, b in zip(*ends.values(), strict=True))
 
 
-def test_an_incarnation_that_slept_publishes_nothing_of_a_record_that_was_decided_again(caplog):
+def test_a_sleeper_publishes_nothing_of_a_replaced_record(caplog):
     store, _, outcome, _ = _fork(leaves_at=LOST, sleeper_ends_at=LOST)
     assert outcome.results[0, 1] == LOST
     assert FORKED in caplog.text

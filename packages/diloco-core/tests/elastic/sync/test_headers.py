@@ -132,9 +132,7 @@ def test_it_is_found_and_mended_before_anybody_trains(
 
 
 @pytest.mark.parametrize("place", _PLACES)
-def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(
-    run, undamaged, caplog, place
-):
+def test_who_resumes_alone_mends_the_parts_of_others(run, undamaged, caplog, place):
     damage = {_key(fragment, 1): run.objects[_key(fragment, 1)] for fragment in range(_FRAGMENTS)}
     damage = {key: flip(whole, 8 * _places(whole)[place] + 2) for key, whole in damage.items()}
     outcome, training = run.resumed(damage, alone=True)
