@@ -14,8 +14,8 @@ from simulated import (
     violations,
 )
 
-from diloco_core import Elastic
-from diloco_core._run._records._keys import parse_inner
+from diloco_core import Elastic, FencedError
+from diloco_core._run._records._keys import inner_key, parse_inner
 
 
 class Guarded(SimulatedStore):
@@ -115,3 +115,38 @@ def test_nothing_is_saved_after_the_counter_jumped(caplog):
             assert {report.batches_to_skip for report in training.reports[1, 2]} <= {0}
     assert overtaken
     assert "Skip the same number of batches" in caplog.text
+
+
+@pytest.mark.parametrize("operation", ["get", "put", "list", "delete"])
+def test_it_wakes_up_in_the_middle_of_saving(operation):
+    """Rank 0's first incarnation sleeps in its third save; the second one saves meanwhile, and a
+    third takes that over.
+    """
+    store, saves, slept = Guarded(), [], []
+
+    def prepare(node):
+        save = node.exchange.save_inner
+        node.before("delete", lambda keys: store.by(node.exchange.epoch, keys))
+
+        def sleeps(_):
+            if not slept:
+                slept.append(operation)
+                node.connection._replace()
+                node.sleep(30.0)
+
+        def sleepy_save(parts):
+            saves.append(node.incarnation)
+            if saves == [1, 1, 1]:
+                node.before(operation, sleeps)
+            return save(parts)
+
+        node.exchange.save_inner = sleepy_save
+
+    training = SimulatedTraining(syncs=12, sizes=(8,), save_every=1)
+    schedule = Schedule(1, faults=[Fault(0, 2, 110, "kill before")], latency=0.01)
+    outcome = flawless(training, schedule, Elastic(1, grace=3.0), store=store, prepare=prepare)
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert (0, 3) in outcome.results
+    assert store.stolen == []
+    saved = [key for key in store.objects if (parse_inner(key) or (0,))[0] > 1]
+    assert saved == [inner_key(0, 3, 12)]
