@@ -32,8 +32,10 @@ class _Run:
         simulate(self.first, ranks, self.settings, store=store)
         self.objects = dict(store.objects)
 
-    def resumed(self, damage, *, alone=False):
-        """Go on with some objects replaced; what it came to, and the training."""
+    def resumed(self, damage, *, alone=False, lost=()):
+        """Go on with some objects replaced, and others lost when a replica has begun; what it came
+        to, and the training.
+        """
         store = SimulatedStore()
         for key, data in self.objects.items():
             store.write(key, data)
@@ -43,7 +45,14 @@ class _Run:
         training = SimulatedTraining(_END, _SIZES, 4, salts=salts, save_every=100)
         starts = [0.0, *[1e6] * (self.ranks - 1)] if alone else ()
         schedule = Schedule(self.ranks, seed=1, latency=0.01, starts=starts)
+        gone = list(lost)
+
+        def lose(key):
+            while key.startswith("deltas/") and gone:
+                store.remove(gone.pop())
+
         options = {"most_incarnations": 1, "limit": 1e5}
+        options["prepare"] = lambda node: node.before("put", lose)
         outcome = simulate(training, schedule, self.settings, store=store, **options)
         wrong = violations(outcome, training)
         assert all(alone and "not every rank" in what for what in wrong), (damage.keys(), wrong)
@@ -131,12 +140,13 @@ def test_it_is_found_and_mended_before_anybody_trains(
     assert not any(report.reloaded for reports in training.reports.values() for report in reports)
 
 
-@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize("place", [*_PLACES, "all"])
 def test_who_resumes_alone_mends_the_parts_of_others(run, undamaged, caplog, place):
-    damage = {_key(fragment, 1): run.objects[_key(fragment, 1)] for fragment in range(_FRAGMENTS)}
-    damage = {key: flip(whole, 8 * _places(whole)[place] + 2) for key, whole in damage.items()}
-    outcome, training = run.resumed(damage, alone=True)
-    assert all(f"writing {key} again with the same content" in caplog.text for key in damage)
+    keys = [_key(fragment, 1) for fragment in range(_FRAGMENTS)]
+    wholes = {key: run.objects[key] for key in keys if place != "all"}
+    damage = {key: flip(data, 8 * _places(data)[place] + 2) for key, data in wholes.items()}
+    outcome, training = run.resumed(damage, alone=True, lost=keys if place == "all" else ())
+    assert all(f"writing {key} again with the same content" in caplog.text for key in keys)
     assert _final(outcome) == undamaged[True]
     assert [report.inner_steps for report in training.reports[0, 1]] == [2, 4, 4, 2]
     assert not any(report.reloaded for report in training.reports[0, 1])
