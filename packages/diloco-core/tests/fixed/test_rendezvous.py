@@ -17,6 +17,7 @@ from diloco_core import (
     SyncError,
     in_process,
 )
+from diloco_core._allreduce import Mean
 from diloco_core._exchange._base import Schema
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
@@ -86,7 +87,7 @@ def test_check_refuses_other_initial_values(lab, tmp_path, exchanges_in):
 def test_join_comes_first(tmp_path, exchanges_in):
     for exchange in (*exchanges_in(tmp_path, 1), *in_process(1)):
         with pytest.raises(SyncError, match="join"):
-            exchange.sync(None)
+            exchange.sync(Mean([torch.ones(1)], 1))
 
 
 def test_another_world_size_is_refused(lab, tmp_path, exchanges_in):

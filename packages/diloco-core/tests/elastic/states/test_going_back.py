@@ -19,6 +19,7 @@ from simulated import (
 from diloco_core import CoreError, CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import commit_key, inner_key
 from diloco_core._run._records._records import Rollback
+from diloco_core._run._states import _kept, _rollback
 
 _LAST = 4  # the sync that is lost
 _ELASTIC = {"min_replicas": 1, "grace": 5.0, "topology": "sharded"}
@@ -169,6 +170,37 @@ def test_a_state_survives_a_late_collection(publishing, when, state, caplog):
     assert ("again from its copy" in caplog.text) == (when == "commits/00000005")
 
 
+def _given_up_twice():
+    """A run of six syncs of which nothing can compute the last two again, and its settings."""
+    before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
+    settings = Elastic(**_ELASTIC, retention=4)
+    assert simulate(before, 1, settings, store=store).finished
+    for key in list(store.objects):
+        if key.startswith(("state/00000005/000.0", "state/00000006/000.0")):
+            store.damage(key, b"")
+        elif key.startswith(("deltas/00000005/", "deltas/00000006/")):
+            store.remove(key)
+    return before, store, settings
+
+
+def test_only_what_is_whole_is_copied(lost, monkeypatch):
+    """It has been verified, and rots before it is read once more."""
+    store, before, _ = lost
+    key, kept = "state/00000003/000.00000.safetensors", []
+
+    def keep(incarnation, index, sync):
+        store.damage(key, store.objects[key][:-9])
+        kept.append(_kept.keep(incarnation, index, sync))
+        return kept[-1]
+
+    monkeypatch.setattr(_rollback, "keep", keep)
+    monkeypatch.setattr(_rollback.History, "given_up", lambda *_: [4, 4])
+    training = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(before.salts))
+    once(training, 1, Elastic(**_ELASTIC, resume="newest-whole"), store=store)
+    assert not kept[0]
+    assert f"kept/{key}" not in store.objects
+
+
 def _of_another_run(key):
     settings, store = Elastic(**_ELASTIC, retention=4), SimulatedStore()
     training = OtherTraining(syncs=6, sizes=(40,))
@@ -182,14 +214,7 @@ HOW = ["damaged", "gone", "its header", "its copy too", "the header of its copy 
 @pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
 @pytest.mark.parametrize("how", [*HOW, "its copy is huge", "its copy is of another run"])
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
-    before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
-    settings = Elastic(**_ELASTIC, retention=4)
-    assert simulate(before, 1, settings, store=store).finished
-    for key in list(store.objects):
-        if key.startswith(("state/00000005/000.0", "state/00000006/000.0")):
-            store.damage(key, b"")
-        elif key.startswith(("deltas/00000005/", "deltas/00000006/")):
-            store.remove(key)
+    before, store, settings = _given_up_twice()
     training = SimulatedTraining(syncs=0, sizes=(40,), salts=dict(before.salts))
     going_back = replace(settings, resume="newest-whole")
     assert once(training, 1, going_back, store=store).finished
