@@ -8,9 +8,11 @@ import pytest
 from damage_lab import run_of
 from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
-from diloco_core import Elastic, FencedError
+from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._run._records._keys import commit_key, commit_sync
 from diloco_core._run._records._records import Rollback, read_record
+from diloco_core._run._states import _rollback
+from diloco_core._run._sync import _catchup
 
 _SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)
 _SHARDED = replace(_SETTINGS, topology="sharded", publish_every=None)
@@ -169,3 +171,37 @@ def test_who_begins_meanwhile_stops_unless_it_has_agreed(agreed):
     assert all("not every rank came to the end" in what for what in wrong)
     assert outcome.finished == agreed
     assert isinstance(outcome.results[1, 1], FencedError) != agreed
+
+
+def test_a_rollback_that_has_brought_nothing_is_not_written_again(monkeypatch):
+    before, store = _run(8)
+    _lose(store, 7)
+    take = _catchup._take_newest
+
+    def nothing_helps(incarnation):
+        take(incarnation)
+        return CorruptedObjectError("this is damaged for another reason")
+
+    monkeypatch.setattr(_catchup, "_take_newest", nothing_helps)
+    for _ in range(2):
+        outcome, _ = _resume(before, store, 9, "newest-whole")
+        assert "this is damaged for another reason" in str(outcome.results[0, 1])
+        assert _numbers(store) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_who_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
+    """It slept meanwhile, and what it would look at has been removed."""
+    before, store = _run(4, settings=_SHARDED)
+    _damage(store, 4)
+    is_whole = _rollback._is_whole
+
+    def slept(*args):
+        if commit_key(5) in store.objects:
+            return is_whole(*args)
+        if args[2] == 0:
+            store.write(commit_key(5), Rollback(5, (3,), (4,), {0: 2}, run=run_of(store)).to_json())
+        return False
+
+    monkeypatch.setattr(_rollback, "_is_whole", slept)
+    outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
+    assert violations(outcome, training) == []

@@ -4,12 +4,13 @@ import os
 
 import pytest
 import torch
-from simulated import SimulatedStore, SimulatedTraining, flawless
+from simulated import SimulatedStore, SimulatedTraining, flawless, once
 
 from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
     Elastic,
+    RunExistsError,
     StoreExchange,
     StoreUnavailableError,
     Timing,
@@ -49,6 +50,21 @@ def test_other_files_are_ignored_and_stay(folder, publishing):
     assert "deltas/00000001/" not in {
         key[:16] for key in store.objects if key.endswith(".safetensors")
     }, "collected"
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("claims/00000/0001.json", "holds objects of an earlier run"),
+        ("claims/00000.json", "that an earlier version of diloco-core has begun"),
+    ],
+)
+def test_what_is_of_a_run_is_no_stray_file(key, told):
+    store = SimulatedStore()
+    store.write(key, b"")
+    outcome = once(SimulatedTraining(2, (12,)), 1, Elastic(1, grace=5.0), store=store)
+    assert isinstance(outcome.results[0, 1], RunExistsError)
+    assert told in str(outcome.results[0, 1])
 
 
 def test_only_what_the_run_has_written_is_collected():

@@ -5,6 +5,7 @@ from damage_lab import run_of
 from simulated import SimulatedStore, SimulatedTraining, once, violations
 
 from diloco_core import Elastic, FencedError
+from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._run._records._keys import commit_key
 from diloco_core._run._records._records import Rollback
 
@@ -77,15 +78,20 @@ def test_a_sleeper_looks_what_has_become_of_its_record(meddle):
 
 def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
     """Between its halves others have gone back, and this incarnation has not agreed to that."""
+    training, store, ended = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore(), []
 
-    class Meddled(SimulatedStore):
-        def write(self, key, data):
-            super().write(key, data)
-            if key.startswith("deltas/00000004/"):
-                super().write(commit_key(4), back_to(2, 4, self))
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+        job = node.exchange._incarnation.fragments[0].job
+        job.contribution = Contribution(steps=(12, 16))
+        job.begin()
+        pending = node.exchange.begin(job)
+        store.write(commit_key(4), back_to(2, 4, store))
+        ended.append(pending.ready())
+        pending.finish()
 
-    training = SimulatedTraining(syncs=9, sizes=(40,), sync_every=6, delay=3)
-    outcome = once(training, 1, SHARDED, store=Meddled())
+    outcome = once(train, 1, SHARDED, store=store)
+    assert ended == [True], "nothing is to be waited for"
     assert isinstance(outcome.results[0, 1], FencedError)
     assert "began before that, so it stops" in str(outcome.results[0, 1])
-    assert [report.sync for report in training.reports[0, 1]] == [1, 2, 3]
