@@ -40,10 +40,7 @@ def pytest_collection_modifyitems(items):
 
 
 def environment(url):
-    """What makes a URL the S3 endpoint of a process.
-
-    Nobody shall look for the credentials of a machine.
-    """
+    """What makes a URL the S3 endpoint of a process, which shall not look for credentials."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",
@@ -71,12 +68,8 @@ def moto_url():
     server.start()
     host, port = server.get_host_and_port()
     url = f"http://{host}:{port}"
-    keys = {
-        "aws_access_key_id": "test",
-        "aws_secret_access_key": "test",
-        "region_name": "us-east-1",
-    }
-    client = boto3.client("s3", endpoint_url=url, **keys)
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **keys)
     client.create_bucket(Bucket="bucket")
     client.close()
     yield url
@@ -115,19 +108,14 @@ def small_s3_drivers(small_s3_server):
     """A driver of each kind, for the session. s3fs does not try again by itself, so that our own
     tries are what is tested.
     """
-    settings = {
-        "retries": {"total_max_attempts": 1},
-        "read_timeout": PATIENCE,
-        "connect_timeout": PATIENCE,
-    }
+    limits = dict.fromkeys(("read_timeout", "connect_timeout"), PATIENCE)
+    settings = {"retries": {"total_max_attempts": 1}, **limits}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fsspec.config.conf, "s3", {"config_kwargs": settings})
         for name, value in environment(small_s3_server.url).items():
             patch.setenv(name, value)
-        drivers = {
-            "obstore": ObstoreDriver("s3://bucket/run"),
-            "fsspec": FsspecDriver("s3://bucket/run"),
-        }
+        kinds = {"obstore": ObstoreDriver, "fsspec": FsspecDriver}
+        drivers = {name: kind("s3://bucket/run") for name, kind in kinds.items()}
         for driver in drivers.values():
             with contextlib.suppress(FileNotFoundError):
                 driver.head("absent")  # s3fs reads its settings at its first request
@@ -141,30 +129,43 @@ def driver(request, small_s3_drivers):
 
 
 @pytest.fixture
-def slept():
-    """The pauses that were made."""
-    return []
+def clock(lab):
+    """Time that passes in pauses only."""
+    return lab.Clock()
 
 
 @pytest.fixture
-def patient():
-    """Retries for up to 20 s whose pauses take no time, and the time that they took."""
-    now = [0.0]
-    return Retries(
-        patience=20, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
-    ), now
+def remote(clock):
+    """Open a store over a driver, whose pauses pass on the clock."""
+    opened = []
+
+    def over(driver, uri="s3://bucket/run", *, patience=60.0, jitter=0.5, **options):
+        retries = Retries(patience, clock=clock, sleep=clock.sleep, jitter=lambda: jitter)
+        opened.append(RemoteStore(uri, driver, retries, **options))
+        return opened[-1]
+
+    yield over
+    for store in opened:
+        executor = store._transfers._executor
+        store.close()
+        if executor is not None:
+            executor.shutdown(wait=True)  # what is under way would be in the next test's log
 
 
 @pytest.fixture
-def store(small_s3, driver, slept):
-    """A store on the small S3 whose pauses take no time."""
-    opened = RemoteStore("s3://bucket/run", driver, Retries(sleep=slept.append, jitter=lambda: 0.5))
+def store(small_s3, driver, remote):
+    """A store on the small S3 with each driver, whose pauses take no time."""
+    opened = remote(driver)
     small_s3.log.clear()
-    yield opened
-    executor = opened._transfers._executor
-    opened.close()
-    if executor is not None:
-        executor.shutdown(wait=True)  # what is under way would be in the next test's log
+    return opened
+
+
+@pytest.fixture
+def s3(small_s3, small_s3_drivers, remote):
+    """The same with obstore alone."""
+    opened = remote(small_s3_drivers["obstore"])
+    small_s3.log.clear()
+    return opened
 
 
 @pytest.fixture(scope="session")
@@ -185,12 +186,9 @@ def moto_stores(moto_url):
 @pytest.fixture(params=["folder", "memory", "fsspec+s3", "obstore+s3"])
 def any_store(request, tmp_path):
     """An empty store of every kind; S3 is moto's."""
-    if request.param in {"folder", "memory"}:
-        store = open_store(
-            str(tmp_path / "run")
-            if request.param == "folder"
-            else f"memory://laws/{next(_numbers)}"
-        )
+    near = {"folder": str(tmp_path / "run"), "memory": f"memory://laws/{next(_numbers)}"}
+    if request.param in near:
+        store = open_store(near[request.param])
         yield store
         store.close()
     else:

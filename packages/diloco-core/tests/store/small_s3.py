@@ -1,10 +1,10 @@
 """A small S3 over HTTP that, unlike moto, ignores conditions, fails, conflicts, loses answers.
 
 One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in
-``log``, ``served`` counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`,
-each used up by the first requests that it fits. Where there is a ``gate``, readings and deletions
-are answered only when so many are under way at once; with ``gated``, a method and a part of the
-path, those requests instead.
+``log``, ``served`` counts the bytes of all answers, and ``largest`` those of the largest one.
+``faults`` is a list of :class:`Fault`, each used up by the first requests that it fits. Where there
+is a ``gate``, readings and deletions are answered only when so many are under way at once; with
+``gated``, a method and a part of the path, those requests instead.
 """
 
 import hashlib
@@ -48,6 +48,7 @@ class SmallS3:
     every: int = 0
     disturbed: int = 0
     served: int = 0
+    largest: int = 0
     gate: threading.Barrier | None = None
     gated: tuple[str, str] | None = None
     allowed: Callable[[Mapping[str, str]], tuple[int, str] | None] = lambda headers: None
@@ -76,22 +77,11 @@ class SmallS3:
         with self.lock:
             self.allowed = lambda headers: None
             self.says_which = True
-            self.conditions, self.page, self.every, self.disturbed, self.served = (
-                True,
-                1000,
-                0,
-                0,
-                0,
-            )
+            self.conditions, self.page = True, 1000
+            self.every = self.disturbed = self.served = self.largest = 0
             self.gate = self.gated = None
-            for collection in (
-                self.objects,
-                self.faults,
-                self.log,
-                self.uploads,
-                self.pages,
-            ):
-                collection.clear()
+            for kept in (self.objects, self.faults, self.log, self.uploads, self.pages):
+                kept.clear()
 
     def fail(self, what, method, times=1, part="", code="Injected"):
         self.faults.append(Fault(what, method, times, part, code))
@@ -158,6 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 with self.s3.lock:  # before the client can know
                     self.s3.served += len(body)
+                    self.s3.largest = max(self.s3.largest, len(body))
                 self.wfile.write(body)
 
     def refuse(self, status, code):
@@ -259,9 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if "delete" in self.query:
             keys = [
-                element.text
-                for element in ET.fromstring(self.body).iter()
-                if element.tag.endswith("Key")
+                each.text for each in ET.fromstring(self.body).iter() if each.tag.endswith("Key")
             ]
             if self.fault_is("kept"):
                 said = "".join(

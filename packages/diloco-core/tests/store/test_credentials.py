@@ -16,11 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from diloco_core import StoreUnavailableError
-from diloco_core._retry import Retries
 from diloco_core._store._drivers._credentials import credentials_of_botocore
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._obstore import ObstoreDriver
-from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
 
 HOUR = 3600.0
@@ -34,18 +32,14 @@ class World:
     Time is injected.
     """
 
-    def __init__(self, s3, folder, patch):
-        self.s3, self.folder, self.patch = s3, folder, patch
-        self.now, self.lasts, self.taken = 0.0, HOUR, None
+    def __init__(self, s3, folder, patch, clock, remote):
+        self.s3, self.folder, self.patch, self.clock, self.remote = s3, folder, patch, clock, remote
+        self.lasts, self.taken = HOUR, None
         self.given, self.refused = 0, 0
         self.ends = {}
         s3.allowed = self.allowed
-        patch.setattr(
-            RefreshableCredentials,
-            "_time_fetcher",
-            property(lambda _: lambda: BEGAN + timedelta(seconds=self.now), lambda *_: None),
-            raising=False,
-        )
+        now = property(lambda _: lambda: BEGAN + timedelta(seconds=clock.now), lambda *_: None)
+        patch.setattr(RefreshableCredentials, "_time_fetcher", now, raising=False)
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
         for name, value in {
@@ -58,6 +52,14 @@ class World:
             "AWS_SHARED_CREDENTIALS_FILE": str(folder / "credentials"),
         }.items():
             patch.setenv(name, value)
+
+    @property
+    def now(self):
+        return self.clock.now
+
+    @now.setter
+    def now(self, seconds):
+        self.clock.now = seconds
 
     def allowed(self, headers):
         """A set is taken until its end; with ``taken``, only for so many seconds."""
@@ -144,9 +146,6 @@ class World:
 
     def file(self):
         """Another program puts a set into a file, and says nothing about its end."""
-        self.renew_file()
-
-    def renew_file(self):
         key, _ = self.new()
         (self.folder / "credentials").write_text(
             f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = "
@@ -159,20 +158,14 @@ DRIVERS = {"obstore": ObstoreDriver, "fsspec": FsspecDriver}
 
 
 @pytest.fixture
-def world(small_s3, tmp_path, monkeypatch):
+def world(small_s3, tmp_path, monkeypatch, clock, remote):
     monkeypatch.setitem(fsspec.config.conf, "s3", {})
-    world = World(small_s3, tmp_path, monkeypatch)
-    yield world
+    yield World(small_s3, tmp_path, monkeypatch, clock, remote)
     small_s3.reset()
 
 
 def opened(world, name):
-    retries = Retries(
-        patience=60,
-        clock=lambda: world.now,
-        sleep=lambda seconds: setattr(world, "now", world.now + seconds),
-    )
-    return RemoteStore("s3://bucket/run", DRIVERS[name]("s3://bucket/run"), retries)
+    return world.remote(DRIVERS[name]("s3://bucket/run"))
 
 
 def trained(world, store, days, pause):
@@ -181,7 +174,6 @@ def trained(world, store, days, pause):
         world.now += pause
         store.put(f"k{number % 3}", [b"%d" % number])
         assert store.get(f"k{number % 3}") == b"%d" % number
-    store.close()
 
 
 def of_each(*quick):
@@ -189,9 +181,7 @@ def of_each(*quick):
     return pytest.mark.parametrize(
         ("name", "source"),
         [
-            pytest.param(
-                name, source, marks=() if f"{name} {source}" in quick else pytest.mark.slow
-            )
+            pytest.param(name, source, marks=[pytest.mark.slow] * (f"{name} {source}" not in quick))
             for name in DRIVERS
             for source in SOURCES
         ],
@@ -221,7 +211,7 @@ def test_a_file_that_another_program_renews_is_read_again(world, name):
     store = opened(world, name)
     for _ in range(2):
         world.now += 2 * HOUR
-        world.renew_file()
+        world.file()
         store.put("k", [b"x"])
     assert world.refused == 2
     world.now += 2 * HOUR
@@ -229,7 +219,6 @@ def test_a_file_that_another_program_renews_is_read_again(world, name):
     with pytest.raises(StoreUnavailableError, match=r"ExpiredToken.*Use a source that renews them"):
         store.put("k", [b"x"])
     assert world.now - began < 120
-    store.close()
 
 
 def test_obstore_alone_is_asked_anew(world, monkeypatch):
@@ -243,7 +232,6 @@ def test_obstore_alone_is_asked_anew(world, monkeypatch):
         world.now += 2 * HOUR
         store.put("k", [b"x"])
     assert world.refused == 3
-    store.close()
 
 
 def test_sets_of_fifteen_minutes_are_not_asked_for_at_every_request(world):
@@ -272,7 +260,6 @@ def test_a_source_that_is_away_is_waited_for(world):
     object.__setattr__(store._retries, "sleep", sleep)
     store.put("k", [b"x"])
     assert world.now > back
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -304,13 +291,10 @@ class Keeping(MemoryFileSystem):
 
 
 @pytest.mark.parametrize("scheme", ["gs", "az"])
-def test_a_driver_that_keeps_its_token_is_made_anew(monkeypatch, scheme):
+def test_a_driver_that_keeps_its_token_is_made_anew(monkeypatch, scheme, remote):
     monkeypatch.setitem(_registry, scheme, type("Own", (Keeping,), {"protocol": scheme}))
-    kind, now = fsspec.get_filesystem_class(scheme), [0.0]
-    retries = Retries(
-        patience=60, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
-    )
-    store = RemoteStore(f"{scheme}://bucket/run", FsspecDriver(f"{scheme}://bucket/run"), retries)
+    kind = fsspec.get_filesystem_class(scheme)
+    store = remote(FsspecDriver(f"{scheme}://bucket/run"), f"{scheme}://bucket/run")
     kind.newest = 2
     store.put("k", [b"x"])
     assert (store.get("k"), kind.refused) == (b"x", 1)
@@ -318,4 +302,3 @@ def test_a_driver_that_keeps_its_token_is_made_anew(monkeypatch, scheme):
     kind.newest = 3
     with pytest.raises(StoreUnavailableError, match=r"401.*Use a source that renews them"):
         store.put("k", [b"x"])
-    store.close()

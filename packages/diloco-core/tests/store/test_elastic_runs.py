@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from diloco_core import DiLoCo, Elastic, StoreExchange, export
-from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -49,15 +48,9 @@ def train(exchange, syncs):
 
 def run(stores, topology, syncs, *, resume=False):
     """What all replicas hold at the end."""
-    settings = Elastic(
-        REPLICAS,
-        topology=topology,
-        publish_every=2 if topology == "gather" else None,
-        resume=resume,
-    )
-    exchanges = [
-        StoreExchange(store, rank, REPLICAS, settings) for rank, store in enumerate(stores)
-    ]
+    every = 2 if topology == "gather" else None
+    settings = Elastic(REPLICAS, topology=topology, publish_every=every, resume=resume)
+    exchanges = [StoreExchange(store, r, REPLICAS, settings) for r, store in enumerate(stores)]
     results = run_replicas(lambda exchange: train(exchange, syncs), exchanges)
     assert not [result for result in results if isinstance(result, BaseException)], results
     for result in results[1:]:
@@ -72,30 +65,21 @@ def assert_equal(values, expected):
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_several_shards_of_every_member(
-    small_s3, small_s3_drivers, tmp_path, monkeypatch, topology
+    small_s3, small_s3_drivers, remote, tmp_path, monkeypatch, topology
 ):
     """They are computed and uploaded at the same time; what the records say of them is what a
     resumed run believes.
     """
     monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 1024)
-    folder = str(tmp_path / "run")
-    expected = [run([open_store(folder) for _ in range(REPLICAS)], topology, SYNCS)]
-    expected.append(
-        run([open_store(folder) for _ in range(REPLICAS)], topology, SYNCS + 2, resume=True)
-    )
-
-    found = []
     for resume in (False, True):
-        stores = [
-            RemoteStore("s3://bucket/run", small_s3_drivers["obstore"]) for _ in range(REPLICAS)
-        ]
-        found.append(run(stores, topology, SYNCS + 2 * resume, resume=resume))
+        syncs = SYNCS + 2 * resume
+        folders = [open_store(str(tmp_path / "run")) for _ in range(REPLICAS)]
+        expected = run(folders, topology, syncs, resume=resume)
+        stores = [remote(small_s3_drivers["obstore"]) for _ in range(REPLICAS)]
+        found = run(stores, topology, syncs, resume=resume)
+        assert_equal(found, expected)
         file = tmp_path / f"{resume}.safetensors"
         export("obstore+s3://bucket/run", file)
-        assert_equal(load_file(file), found[-1])
-    assert_equal(found[0], expected[0])
-    assert_equal(found[1], expected[1])
-    shards = {
-        key.split(".")[1] for key in stores[0].list("state/") if not key.endswith("done.json")
-    }
-    assert len(shards) > 4 * REPLICAS
+        assert_equal(load_file(file), found)
+    keys = stores[0].list("state/")
+    assert len({key.split(".")[1] for key in keys if not key.endswith("done.json")}) > 4 * REPLICAS

@@ -13,9 +13,8 @@ import pytest
 from diloco_core import StoreUnavailableError, connect
 from diloco_core._store._open import open_store
 
-pytestmark = pytest.mark.processes
-
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]
@@ -80,7 +79,7 @@ def test_an_open_store_is_refused_and_the_other_process_goes_on(small_s3, scheme
     uri = f"{scheme.rpartition('+')[2]}://bucket/run"
     for message in messages:
         assert message.startswith(
-            f"{uri} was opened in another process ({os.getpid()}), from which this one ("
+            f"{uri} was opened in another process ({os.getpid()}), from which"
         )
         assert "Connect after forking, or start processes by spawn" in message
     assert len(messages) == 11

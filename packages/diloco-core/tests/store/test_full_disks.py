@@ -6,11 +6,7 @@ import resource
 
 import pytest
 
-from diloco_core import (
-    StoreUnavailableError,
-)
-from diloco_core._retry import Retries
-from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core import StoreUnavailableError
 from diloco_core._store._open import open_store
 from diloco_core._store._transfer import PART_BYTES
 
@@ -28,34 +24,27 @@ def full_disk():
 def test_a_disk_that_is_full_in_the_middle_leaves_nothing(tmp_path, full_disk, write):
     store = open_store(str(tmp_path))
     store.put("k", [b"before"])
-    with pytest.raises(
-        StoreUnavailableError, match=r"cannot be written: File too large. Readers do not see any"
-    ):
+    with pytest.raises(StoreUnavailableError, match=r"File too large. Readers do not see any"):
         getattr(store, write)("k", [bytes(600_000)] * 3)
     assert store.get("k") == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["k"]
 
 
-def test_a_temporary_folder_that_is_full_leaves_nothing(
-    small_s3, small_s3_drivers, tmp_path, monkeypatch, full_disk
-):
+@pytest.fixture
+def s3fs(small_s3, small_s3_drivers, remote, tmp_path, monkeypatch):
+    """A store that keeps parts of uploads in a temporary folder."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"])
-    with pytest.raises(
-        StoreUnavailableError, match=r"folder for temporary files.*File too large.*TMPDIR"
-    ):
-        store.put("large", [bytes(PART_BYTES)] * 2)
+    return remote(small_s3_drivers["fsspec"])
+
+
+def test_a_temporary_folder_that_is_full_leaves_nothing(s3fs, small_s3, tmp_path, full_disk):
+    with pytest.raises(StoreUnavailableError, match=r"temporary files.*File too large.*TMPDIR"):
+        s3fs.put("large", [bytes(PART_BYTES)] * 2)
     assert small_s3.objects == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_room_in_the_temporary_folder_is_waited_for(
-    small_s3, small_s3_drivers, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    store = RemoteStore(
-        "s3://bucket/run", small_s3_drivers["fsspec"], Retries(sleep=lambda _: None)
-    )
+def test_room_in_the_temporary_folder_is_waited_for(s3fs, small_s3, tmp_path, monkeypatch):
     real, tries = os.pwrite, []
 
     def full(descriptor, data, offset):
@@ -67,14 +56,13 @@ def test_room_in_the_temporary_folder_is_waited_for(
         return real(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    store.put("large", [b"a" * PART_BYTES, b"b" * PART_BYTES])
+    s3fs.put("large", [b"a" * PART_BYTES, b"b" * PART_BYTES])
     assert len(tries) == 7
     assert small_s3.objects["run/large"] == b"a" * PART_BYTES + b"b" * PART_BYTES
     monkeypatch.setattr(os, "pwrite", lambda *_: full(tries.clear(), b"", 0))
-    store.patience = 0.0
-    with pytest.raises(
-        StoreUnavailableError, match=r"folder for temporary files.*No space left.*TMPDIR"
-    ) as caught:
-        store.put("large", [bytes(PART_BYTES)])
+    s3fs.patience = 0.0
+    told = r"folder for temporary files.*No space left.*TMPDIR"
+    with pytest.raises(StoreUnavailableError, match=told) as caught:
+        s3fs.put("large", [bytes(PART_BYTES)])
     assert not caught.value.lasting
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,8 @@
 """What every store promises, on every driver: one set of laws."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,25 +21,20 @@ keys = st.lists(names, min_size=1, max_size=3).map("/".join)
 
 def together(count, act):
     """``act(number)`` in that many threads that start at once; what they returned."""
-    start, results = threading.Barrier(count), [None] * count
+    start = threading.Barrier(count)
 
     def one(number):
         start.wait()
-        results[number] = act(number)
+        return act(number)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 def pattern(size):
     """Bytes that are different everywhere nearby."""
-    return (b"".join(number.to_bytes(4, "big") for number in range(65536)) * (size // 262144 + 1))[
-        :size
-    ]
+    numbers = b"".join(number.to_bytes(4, "big") for number in range(65536))
+    return (numbers * (size // len(numbers) + 1))[:size]
 
 
 @laws
@@ -100,19 +97,17 @@ def test_a_reader_never_sees_a_part_of_an_object(any_store):
 
 def test_one_of_many_racing_creates_wins(any_store):
     for number in range(6):
-        size = 70_000 if number % 2 else 1
-        won = together(
-            6, lambda who, n=number, size=size: any_store.create(f"race/{n}", bytes([who]) * size)
-        )
+        key, size = f"race/{number}", 70_000 if number % 2 else 1
+        create = partial(any_store.create, key)
+        won = together(6, lambda who, create=create, size=size: create(bytes([who]) * size))
         assert won.count(True) == 1
-        assert any_store.get(f"race/{number}") == bytes([won.index(True)]) * size
+        assert any_store.get(key) == bytes([won.index(True)]) * size
 
 
 def test_a_large_object_is_created_once(any_store):
     data = pattern(2 * PART_BYTES + 5)
-    assert any_store.create(
-        "large", (data[start : start + 10**6] for start in range(0, len(data), 10**6))
-    )
+    parts = (data[start : start + 10**6] for start in range(0, len(data), 10**6))
+    assert any_store.create("large", parts)
     assert not any_store.create("large", [bytes(PART_BYTES), bytes(PART_BYTES)])
     with any_store.open("large") as reader:
         assert reader.size == len(data)
@@ -214,10 +209,8 @@ def test_what_is_larger_than_a_record_is_refused_by_its_size(any_store):
     any_store.put("k", [bytes(PART_BYTES)] * 2)
     assert len(any_store.get("k")) == 2 * PART_BYTES
     assert len(any_store.get("k", 2 * PART_BYTES)) == 2 * PART_BYTES
-    with pytest.raises(
-        CorruptedObjectError,
-        match=rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read",
-    ):
+    told = rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read"
+    with pytest.raises(CorruptedObjectError, match=told):
         any_store.get("k", 1000)
     any_store.put("empty", [])
     assert any_store.get("empty", 0) == b""

@@ -2,7 +2,6 @@
 
 import resource
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, Tran
 from diloco_core._store import _transfer
 from diloco_core._store._api import block_bytes_of
 from diloco_core._store._drivers._fsspec import FsspecDriver
-from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import creates_at_once, parts_at_once
 from diloco_core._store._open import open_store
-from diloco_core._wire._inputs import Inputs
+from diloco_core.testing import run_replicas
 
 MIB = 2**20
 
@@ -26,23 +24,13 @@ def files(monkeypatch):
     monkeypatch.setattr(_transfer, "most_files", lambda: 1000)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    list(
-        product(
-            ("connections", "block_bytes", "budget_bytes"),
-            (0, -1, True, 1.5, 8.0, "8", None, float("nan")),
-        )
-    ),
-)
-def test_only_whole_numbers_from_one_on(name, value):
-    with pytest.raises(
-        ConfigurationError, match=rf"{name} must be a whole number of at least 1, not "
-    ):
-        Transfer(**{name: value})
-
-
-def test_numbers_of_numpy_are_numbers():
+@pytest.mark.parametrize("name", ["connections", "block_bytes", "budget_bytes"])
+def test_only_whole_numbers_from_one_on(name):
+    for value in (0, -1, True, 1.5, 8.0, "8", None, float("nan")):
+        with pytest.raises(
+            ConfigurationError, match=f"{name} must be a whole number of at least 1"
+        ):
+            Transfer(**{name: value})
     assert Transfer(np.int16(8), np.int32(MIB), np.int64(30 * MIB)) == Transfer(8, MIB, 30 * MIB)
     assert type(Transfer(np.int16(8)).connections) is int
 
@@ -50,21 +38,9 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("settings", "told", "works"),
     [
-        (
-            {"block_bytes": 2**16 - 1},
-            r"block_bytes must be at least 65536 .* not 65535",
-            {"block_bytes": 2**16},
-        ),
-        (
-            {"budget_bytes": 16 * MIB - 1},
-            r"budget_bytes must be at least 16777216.*smaller",
-            {"budget_bytes": 16 * MIB},
-        ),
-        (
-            {"block_bytes": 41 * MIB},
-            r"at least 85983232, not 83886080.*block_bytes smaller",
-            {"block_bytes": 40 * MIB},
-        ),
+        ({"block_bytes": 2**16 - 1}, "at least 65536 .* not 65535", {"block_bytes": 2**16}),
+        ({"budget_bytes": 16 * MIB - 1}, "at least 16777216.*smaller", {"budget_bytes": 16 * MIB}),
+        ({"block_bytes": 41 * MIB}, "least 85983232, not 83886080", {"block_bytes": 40 * MIB}),
         (
             {"connections": 4, "block_bytes": MIB, "budget_bytes": MIB},
             r"at least 10485760, not 1048576.*two parts .*\)\.$",
@@ -78,20 +54,14 @@ def test_what_cannot_work_is_refused_with_what_would(settings, told, works):
     Transfer(**{**settings, **works})
 
 
-def test_more_connections_than_file_descriptors_are_refused_by_the_process(files):
+def test_no_more_connections_than_file_descriptors(files, monkeypatch):
     many = Transfer(501)
-    with pytest.raises(
-        ConfigurationError, match=r"connections must be at most 500, not 501.*ulimit"
-    ):
+    with pytest.raises(ConfigurationError, match=r"connections must be at most 500.*ulimit"):
         many.check()
     replace(many, connections=500).check()
-
-
-def test_file_descriptors_that_are_not_limited_limit_nothing(monkeypatch):
+    monkeypatch.undo()
     assert _transfer.most_files() in {resource.getrlimit(resource.RLIMIT_NOFILE)[0], None}
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    )
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert _transfer.most_files() is None
     Transfer(10**6).check()
 
@@ -106,18 +76,13 @@ def test_as_it_is_without_settings(files):
 
 def test_few_connections_and_little_memory_still_move():
     least = Transfer(1, 2**16, 10 * MIB)
-    assert (parts_at_once(least, 10 * MIB), parts_at_once(least, 0, 2), creates_at_once(least)) == (
-        1,
-        1,
-        1,
-    )
+    assert parts_at_once(least, 10 * MIB) == parts_at_once(least, 0, 2) == 1
+    assert creates_at_once(least) == 1
     assert least.gather_budget() >= least.gather_block()
 
 
-def test_they_are_obeyed(small_s3, small_s3_drivers):
-    store = RemoteStore(
-        "s3://bucket/run", small_s3_drivers["obstore"], transfer=Transfer(3, 2**16, 30 * MIB)
-    )
+def test_they_are_obeyed(small_s3, small_s3_drivers, remote):
+    store = remote(small_s3_drivers["obstore"], transfer=Transfer(3, 2**16, 30 * MIB))
     small_s3.objects["run/k"] = bytes(2**18)
     small_s3.log.clear()
     with store.open("k", 2**18) as reader:
@@ -126,28 +91,29 @@ def test_they_are_obeyed(small_s3, small_s3_drivers):
     assert [method for method, _ in small_s3.log] == ["GET"] * 4
     assert store._transfers._executor._max_workers == 3
     assert (store.budget, block_bytes_of(store)) == (30 * MIB, 2**16)
-    store.close()
 
 
-def test_gather_takes_less_of_them(monkeypatch, small_s3, small_s3_drivers):
-    store = RemoteStore(
-        "s3://bucket/run", small_s3_drivers["obstore"], transfer=Transfer(4, 2 * MIB, 40 * MIB)
-    )
-    model, blocks = torch.nn.Linear(2, 2), []
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    begin = Inputs.__init__
+def test_gather_takes_less_of_them(small_s3, small_s3_drivers, remote):
+    """Half of a block at a time, since all contributions are read at once."""
+    transfer = Transfer(4, 2 * MIB, 40 * MIB)
+    stores = [remote(small_s3_drivers["obstore"], transfer=transfer) for _ in range(2)]
 
-    def watched(inputs, *args, **named):
-        begin(inputs, *args, **named)
-        blocks.append(inputs.block_bytes)
+    def replica(exchange):
+        model = torch.nn.Linear(1024, 1024, bias=False)  # 4 MiB
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"sync_every": 1, "save_inner_every": 0, "on_sync": seen}
+        with DiLoCo(model, inner, exchange, **options):
+            model(torch.ones(1024)).sum().backward()
+            small_s3.largest = 0
+            inner.step()
 
-    monkeypatch.setattr(Inputs, "__init__", watched)
-    exchange = StoreExchange(store, 0, 1, Elastic(1, topology="gather"))
-    with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0):
-        assert store.budget == 12 * MIB
-        model(torch.ones(2)).sum().backward()
-        inner.step()
-    assert blocks == [MIB]
+    def seen(report):
+        largest.append(small_s3.largest)
+
+    elastic, largest = Elastic(2, topology="gather"), []
+    run_replicas(replica, [StoreExchange(store, r, 2, elastic) for r, store in enumerate(stores)])
+    assert [store.budget for store in stores] == [12 * MIB] * 2
+    assert all(MIB <= size < 1.01 * MIB for size in largest), largest
 
 
 def test_s3fs_has_as_many_connections(small_s3):
@@ -170,7 +136,6 @@ def test_folders_have_no_use_for_them(tmp_path, scheme):
         connect(**place, transfer=Transfer(connections=5))
     assert not (tmp_path / "run").exists()
     exchange = connect(**place, transfer=Transfer())
-    assert (
-        block_bytes_of(exchange.store) == block_bytes_of(open_store("memory://transfer/near")) == 0
-    )
+    for store in (exchange.store, open_store("memory://transfer/near")):
+        assert block_bytes_of(store) == 0
     exchange.leave()

@@ -22,26 +22,14 @@ def nothing_is_opened(monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        (
-            f"s3://key:{SECRET}@bucket/run",
-            "holds a user or a password.* belong in AWS_ACCESS_KEY_ID and AWS_SECRET",
-        ),
+        (f"s3://key:{SECRET}@bucket/run", "user or a password.* in AWS_ACCESS_KEY_ID and AWS_SEC"),
         ("s3://key@bucket/run", "holds a user or a password"),
-        (
-            f"s3a://key:{SECRET}@bucket",
-            "holds a user or a password.*write only s3a://bucket/folder",
-        ),
+        (f"s3a://key:{SECRET}@bucket", "user or a password.*write only s3a://bucket/folder"),
         (f"gs://me:{SECRET}@bucket/run", "GOOGLE_APPLICATION_CREDENTIALS"),
         (f"az://me:{SECRET}@bucket/run", "AZURE_STORAGE_ACCOUNT_KEY"),
         (f"abfss://box:{SECRET}@account.dfs.core.windows.net/run", "AZURE_STORAGE_ACCOUNT_KEY"),
-        (
-            f"s3://bucket/run?secret={SECRET}",
-            "has a query string.* Endpoints belong in AWS_ENDPOINT_URL",
-        ),
-        (
-            "s3://bucket/run?endpoint_url=http://minio:9000",
-            "has a query string.* Endpoints belong in AWS_ENDPOINT_URL",
-        ),
+        (f"s3://bucket/run?secret={SECRET}", "has a query string.* belong in AWS_ENDPOINT_URL"),
+        ("s3://bucket/run?endpoint_url=http://minio:9000", "query string.* AWS_ENDPOINT_URL"),
         (f"az://box/run?sig={SECRET}", "has a query string.*AZURE_STORAGE_SAS_TOKEN"),
         ("s3://bucket?region=eu-west-1", "has a query string"),
         ("gs://bucket/run#7", "has a fragment"),
@@ -73,23 +61,14 @@ def test_a_folders_uri_has_no_query_string(uri):
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        (
-            f"s3:/key:{SECRET}@bucket/run",
-            r"'s3:/<redacted>@bucket/run' looks like .* slash is missing: write s3://<redacted>@bucket/run",
-        ),
+        (f"s3:/key:{SECRET}@bucket/run", "'s3:/<redacted>@.* is missing: write s3://<redacted>@"),
         (f"s3:key:{SECRET}@bucket/run", "a slash is missing: write s3://"),
         (f"fsspec+s3:/key:{SECRET}@bucket/run", r"a slash is missing: write fsspec\+s3://"),
         (
             "gs:bucket/run",
-            (
-                "a slash is missing: write gs://bucket/run. If it is meant to be a folder, give "
-                "its path"
-            ),
+            "missing: write gs://bucket/run. If it is meant to be a folder, give its",
         ),
-        (
-            f"s3//key:{SECRET}@bucket/run",
-            "looks like a URI with a user or a password but without a scheme",
-        ),
+        (f"s3//key:{SECRET}@bucket/run", "a URI with a user or a password but without a scheme"),
         (f"//key:{SECRET}@host/run", "looks like a URI with a user or a password"),
         (f"key:{SECRET}@bucket/run", "looks like a URI with a user or a password"),
         (f"ftp://me:{SECRET}@host/run", "in which one of the characters .* write %2F"),
@@ -107,41 +86,22 @@ def test_what_is_nearly_a_uri_is_refused_without_its_secret(uri, message):
 
 
 _BAD_ENDPOINTS = [
-    "localhost:9000",
-    "127.0.0.1:9000",
-    "minio",
-    " http://minio:9000",
-    "http://",
-    "http:/minio:9000",
-    "http://mi nio",
-    "http://minio:99999",
-    "http://minio:port",
-    "http://[::1",
-    "ftp://minio",
-    "s3://minio",
-    "http://minio?x=1",
-    "http://minio#x",
-    "http://minïo",
-    f"http://me:{SECRET}@minio:9000",
-    f"me:{SECRET}@minio:9000",
-]
+    "localhost:9000", "127.0.0.1:9000", "minio", " http://minio:9000", "http://",
+    "http:/minio:9000", "http://mi nio", "http://minio:99999", "http://minio:port", "http://[::1", "ftp://minio",
+    "s3://minio", "http://minio?x=1", "http://minio#x", "http://minïo",
+    f"http://me:{SECRET}@minio:9000", f"me:{SECRET}@minio:9000",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
 @pytest.mark.parametrize("value", _BAD_ENDPOINTS)
 def test_an_endpoint_that_is_no_url_is_named_by_its_variable(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    for uri in (
-        "s3://bucket/run",
-        "s3a://bucket",
-        "obstore+s3://bucket",
-        "fsspec+s3://bucket",
-        "simplecache::s3://bucket",
-    ):
+    for scheme in ("s3", "s3a", "obstore+s3", "fsspec+s3", "simplecache::s3"):
         with pytest.raises(
-            ConfigurationError, match=rf"^{name} must be a URL such as .* Unset it"
+            ConfigurationError, match=f"^{name} must be a URL .* Unset it"
         ) as caught:
-            open_store(uri)
+            open_store(f"{scheme}://bucket")
         assert not any(piece in str(caught.value) for piece in ("hunter2", "Zx+9q"))
         assert caught.value.__cause__ is caught.value.__context__ is None
     for uri in ("/tmp/run", "gs://bucket", "memory://x"):
@@ -149,17 +109,14 @@ def test_an_endpoint_that_is_no_url_is_named_by_its_variable(monkeypatch, name, 
             open_store(uri)
 
 
-def test_endpoints_that_are_urls_are_obeyed(monkeypatch):
-    for value in (
-        "http://minio:9000",
-        "HTTPS://minio/",
-        "http://[::1]:9000/s3",
-        "http://me:hunter2%2FZ@minio",
-        "",
-    ):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", value)
-        with pytest.raises(StoreUnavailableError, match="it was opened"):
-            open_store("s3://bucket/run")
+@pytest.mark.parametrize(
+    "value",
+    ["http://minio:9000", "HTTPS://minio/", "http://[::1]:9000/s3", "http://me:hunter2%2FZ@io", ""],
+)
+def test_endpoints_that_are_urls_are_obeyed(monkeypatch, value):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", value)
+    with pytest.raises(StoreUnavailableError, match="it was opened"):
+        open_store("s3://bucket/run")
 
 
 def test_obstore_does_not_survive_an_empty_one(monkeypatch):
@@ -170,10 +127,8 @@ def test_obstore_does_not_survive_an_empty_one(monkeypatch):
 
 def test_whoever_opens_is_told(tmp_path):
     uri = f"s3://key:{SECRET}@bucket/run"
-    for act in (
-        lambda: connect(uri, rank=0, world_size=1),
-        lambda: export(uri, tmp_path / "model"),
-    ):
+    enter = (lambda: connect(uri, rank=0, world_size=1), lambda: export(uri, tmp_path / "model"))
+    for act in enter:
         with pytest.raises(ConfigurationError, match="holds a user or a password") as caught:
             act()
         assert SECRET not in str(caught.value)
@@ -182,30 +137,15 @@ def test_whoever_opens_is_told(tmp_path):
 @pytest.mark.parametrize(
     "uri",
     [
-        "s3://bucket",
-        "s3://bucket/",
-        "s3://bucket/run/",
-        "s3://bucket/user@host/a:b/c=d&e",
+        "s3://bucket", "s3://bucket/", "s3://bucket/run/", "s3://bucket/user@host/a:b/c=d&e",
         "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/place/run",
-        "abfss://box@account.dfs.core.windows.net/run",
-        "obstore+s3://bucket/run",
-        "sftp://me:password@host:22/run",
-        "memory://key:secret@a?b#c",
-        "memory://key:sec/ret@a",
-        "sftp://me:pass%2Fword@host:22/run",
-        "sftp://host:22/run@home",
-        "sftp://me:password@host/run@home/a",
-        "sftp://[::1]:22/run@home",
-        "sftp://host/run@home",
-        "./s3:/key:secret@bucket",
-        "/s3:/key:secret@bucket",
-        "runs/monday@home",
-        "run-1:2",
-        "file:///tmp/a%3Fb",
-        "/tmp/what?#",
-        "C:/x?",
-        "./a::b",
+        "abfss://box@account.dfs.core.windows.net/run", "obstore+s3://bucket/run",
+        "sftp://me:password@host:22/run", "memory://key:secret@a?b#c", "memory://key:sec/ret@a",
+        "sftp://me:pass%2Fword@host:22/run", "sftp://host:22/run@home",
+        "sftp://me:password@host/run@home/a", "sftp://[::1]:22/run@home", "sftp://host/run@home",
+        "./s3:/key:secret@bucket", "/s3:/key:secret@bucket", "runs/monday@home", "run-1:2",
+        "file:///tmp/a%3Fb", "/tmp/what?#", "C:/x?", "./a::b",
     ],
-)
+)  # fmt: skip
 def test_what_is_obeyed_is_not(uri):
     check_uri(uri)

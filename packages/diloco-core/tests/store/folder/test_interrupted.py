@@ -6,11 +6,7 @@ import stat
 
 import pytest
 
-from diloco_core import (
-    ConfigurationError,
-    StoreUnavailableError,
-    connect,
-)
+from diloco_core import ConfigurationError, StoreUnavailableError, connect
 from diloco_core._store._drivers import _files as files
 from diloco_core._store._open import open_store
 
