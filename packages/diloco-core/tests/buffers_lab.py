@@ -5,13 +5,7 @@ import itertools
 import torch
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    StoreExchange,
-    Timing,
-    in_process,
-)
+from diloco_core import DiLoCo, Elastic, StoreExchange, Timing, in_process
 from diloco_core._store._open import open_store
 from diloco_core._wire._safetensors import SAFETENSORS_DTYPES
 from diloco_core._wire._sections import view

@@ -1,16 +1,13 @@
 """Models that are exported, and replicas that have trained them."""
 
 import warnings
+from functools import partial
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    StoreExchange,
-)
+from diloco_core import DiLoCo, Elastic, RendezvousError, StoreExchange, export
 from diloco_core._store._open import open_store
 
 
@@ -118,6 +115,27 @@ def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **option
     return values
 
 
+def history(lab, folder, kind, fragments=1, syncs=6):
+    """What the model held after every sync that rank 0 saw."""
+    held = {}
+
+    def replica(exchange):
+        net = lab.fill(Adapted())
+        inner = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
+
+        def seen(report):
+            if exchange.rank == 0:
+                held[report.sync] = lab.values(net)
+
+        options = {"sync_every": fragments, "fragments": fragments, "on_sync": seen}
+        with DiLoCo(net, inner, exchange, **options) as outer:
+            while outer.committed < syncs:
+                lab.push(net, inner, exchange.rank, outer.committed)
+
+    lab.run(replica, exchanges(folder, kind))
+    return held
+
+
 def loads_exactly(path, make, values):
     model = make()
     model.load_state_dict(load_file(path), strict=True)
@@ -125,3 +143,29 @@ def loads_exactly(path, make, values):
     for name, value in values.items():
         assert found[name].dtype is value.dtype
         assert torch.equal(found[name], value), name
+
+
+def all_exported(run, target, most):
+    """The models that export gives of all outer steps below a number; others are refused."""
+    found = {}
+    for step in range(most):
+        try:
+            assert export(run, target, at=step) == step
+        except RendezvousError as error:
+            assert f"does not hold the state after outer step {step}. It" in str(error)  # noqa: PT017
+        else:
+            found[step] = load_file(target)
+    return found
+
+
+def meddled(monkeypatch, **members):
+    """Let export open stores with other members; a method is ``method(real, *arguments)``."""
+
+    def opened(uri, **options):
+        store = open_store(uri, **options)
+        for name, member in members.items():
+            value = partial(member, getattr(store, name)) if callable(member) else member
+            setattr(store, name, value)
+        return store
+
+    monkeypatch.setattr("diloco_core._export._export.open_store", opened)

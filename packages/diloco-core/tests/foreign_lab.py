@@ -16,14 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from diloco_core import (
-    CoreError,
-    DiLoCo,
-    Elastic,
-    StoreExchange,
-    Timing,
-    export,
-)
+from diloco_core import CoreError, DiLoCo, Elastic, StoreExchange, Timing, export
 from diloco_core._inner._file import file_parts
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._records import digest

@@ -9,13 +9,7 @@ from functools import partial
 import torch
 import training_lab
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    ObjectNotFoundError,
-    StoreExchange,
-    plan_exchange,
-)
+from diloco_core import DiLoCo, Elastic, ObjectNotFoundError, StoreExchange, plan_exchange
 
 FIRST = 2
 """From this sync on, replicas come one after another."""

@@ -22,14 +22,7 @@ from diloco_core._run._records._records import Commit, Done, digest, state_diges
 from diloco_core._run._round import _membership as membership
 from diloco_core._run._round import _shares as shares
 from diloco_core._run._round._membership import Create, Differ, Expired, Leave, Obey, Round
-from diloco_core._run._round._shares import (
-    Adopt,
-    Complete,
-    Compute,
-    KeepWaiting,
-    Pending,
-    Shares,
-)
+from diloco_core._run._round._shares import Adopt, Complete, Compute, KeepWaiting, Pending, Shares
 
 RUN, SCHEMA, NONCE = "b" * 16, "f" * 16, "a" * 16
 SIZE, GRACE = 100, 10.0

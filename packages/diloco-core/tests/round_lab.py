@@ -12,22 +12,10 @@ from __future__ import annotations
 
 import random
 
-from round_incarnation import (
-    NONCE,
-    REMEMBERED,
-    RUN,
-    SIZE,
-    Incarnation,
-    Violation,
-    checksum,
-)
+from round_incarnation import NONCE, REMEMBERED, RUN, SIZE, Incarnation, Violation, checksum
 
 from diloco_core._run._records import _rules as rules
-from diloco_core._run._records._keys import (
-    claim_key,
-    commit_sync,
-    shard_key,
-)
+from diloco_core._run._records._keys import claim_key, commit_sync, shard_key
 from diloco_core._run._records._records import Commit, digest, state_digest
 from diloco_core._run._settings import Fixed
 

@@ -11,13 +11,7 @@ from simulated import Connection, Fault, Killed, Scheduler, SimulatedStore
 from simulated._simulation import _repeat
 from training_lab import fill, push, values
 
-from diloco_core import (
-    DiLoCo,
-    ObjectStoreAllReduce,
-    StoreExchange,
-    Timing,
-)
-from diloco_core._store._drivers._folder import FolderStore
+from diloco_core import DiLoCo, ObjectStoreAllReduce, StoreExchange, Timing
 
 LOST_AFTER = 100.0
 

@@ -4,13 +4,7 @@ import inspect
 
 import pytest
 
-from diloco_core import (
-    ConfigurationError,
-    StoreUnavailableError,
-    SyncError,
-    Timing,
-    connect,
-)
+from diloco_core import ConfigurationError, StoreUnavailableError, SyncError, Timing, connect
 from diloco_core._exchange._base import Schema
 
 

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from diloco_core import (
-    ConfigurationError,
-    ObjectStoreAllReduce,
-    Transfer,
-    connect,
-    in_process,
-)
+from diloco_core import ConfigurationError, ObjectStoreAllReduce, Transfer, connect, in_process
 from diloco_core._store._open import open_store
 
 

@@ -25,14 +25,8 @@ class TestElastic:
                 {"min_replicas": 5},
                 r"min_replicas must be at most world_size \(4\), not 5: a larger quorum",
             ),
-            (
-                {"min_replicas": 0},
-                "min_replicas must be a whole number of at least 1, not 0$",
-            ),
-            (
-                {"min_replicas": 2, "grace": 1800.0},
-                "grace must be less than sync_timeout",
-            ),
+            ({"min_replicas": 0}, "min_replicas must be a whole number of at least 1, not 0$"),
+            ({"min_replicas": 2, "grace": 1800.0}, "grace must be less than sync_timeout"),
             (
                 {"min_replicas": 2, "sync_timeout": 30},
                 r"grace must be less than sync_timeout \(30 s\), "
@@ -177,10 +171,7 @@ class TestTogether:
                 {"timing": 600},
                 "timing must be settings such as Timing.sync_timeout=600., not an int",
             ),
-            (
-                {"elastic": Elastic(3)},
-                r"min_replicas must be at most world_size \(2\), not 3",
-            ),
+            ({"elastic": Elastic(3)}, r"min_replicas must be at most world_size \(2\), not 3"),
             (
                 {"elastic": Elastic(1), "timing": Timing(sync_timeout=30.0, return_within=0.0)},
                 "grace must be less",

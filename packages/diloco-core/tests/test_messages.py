@@ -4,13 +4,7 @@ import pytest
 from simulated import Schedule, SimulatedTraining, simulate
 from torch import nn, optim
 
-from diloco_core import (
-    ConfigurationError,
-    CorruptedObjectError,
-    DiLoCo,
-    Elastic,
-    in_process,
-)
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, in_process
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
 from diloco_core._loop._saved import STATE_VERSION
 from diloco_core._run._records._keys import MANIFEST

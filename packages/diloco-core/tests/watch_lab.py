@@ -3,10 +3,7 @@
 import torch
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    in_process,
-)
+from diloco_core import DiLoCo, in_process
 
 
 class Net(nn.Module):

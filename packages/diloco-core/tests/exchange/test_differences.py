@@ -50,12 +50,8 @@ def test_a_run_that_is_continued_with_another_setting(tmp_path, begun, later, to
 
 
 def test_two_replicas_of_which_one_has_left_a_setting_out():
+    given = [{}, {"weight": "steps"}]
     with pytest.raises(BaseExceptionGroup) as caught:
-        run(
-            lambda exchange: one(exchange, **({"weight": "steps"} if exchange.rank else {})),
-            in_process(2),
-        )
-    texts = {str(error) for error in caught.value.exceptions}
-    assert any(
-        "differ in setting 'weight'" in text and "not given at rank 0" in text for text in texts
-    )
+        run(lambda exchange: one(exchange, **given[exchange.rank]), in_process(2))
+    texts = [str(e) for e in caught.value.exceptions if "differ in setting 'weight'" in str(e)]
+    assert any("not given at rank 0" in text for text in texts)

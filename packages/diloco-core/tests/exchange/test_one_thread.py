@@ -1,101 +1,77 @@
 """A sync calculates in one thread, whatever the training has; nobody else's number changes."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from sync_lab import Halved
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco_core import DiLoCo, connect
-from diloco_core._codecs._cast import Cast
 from diloco_core._exchange._one_thread import one_thread
 from diloco_core.testing import run_replicas
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from diloco_core import Exchange
-
-STEPS = 6
-
 
 @pytest.fixture(autouse=True)
-def three_threads() -> Iterator[None]:
+def three_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(before)
 
 
-class Counting(Cast):
+class Counting(Halved):
     """A codec that remembers how many threads torch would have used."""
 
-    def __init__(self) -> None:
-        super().__init__("counting", torch.float16)
-        self.encoding: list[int] = []
-        self.decoding: list[int] = []
+    def __init__(self):
+        self.encoding, self.decoding = set(), set()
 
-    def encode(self, values: torch.Tensor) -> torch.Tensor:
-        self.encoding.append(torch.get_num_threads())
+    def encode(self, values):
+        self.encoding.add(torch.get_num_threads())
         return super().encode(values)
 
-    def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        self.decoding.append(torch.get_num_threads())
+    def decode(self, data, out):
+        self.decoding.add(torch.get_num_threads())
         super().decode(data, out)
 
 
-def trained(codec: Counting, **options: Any) -> Callable[[Exchange], None]:
-    def train(exchange: Exchange) -> None:
+@pytest.mark.parametrize("options", [{}, {"delay": 1}], ids=["at once", "delay"])
+@pytest.mark.parametrize("members", [{}, {"min_replicas": 2}], ids=["all ranks", "elastic"])
+def test_values_are_encoded_and_decoded_in_one_thread(tmp_path, members, options):
+    def train(exchange):
         model = torch.nn.Linear(8, 8)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with DiLoCo(model, optimizer, exchange, sync_every=2, codec=codec, **options):
-            for _ in range(STEPS):
+            for _ in range(6):
                 for parameter in model.parameters():
                     parameter.grad = torch.full_like(parameter, 0.5)
                 optimizer.step()
             assert torch.get_num_threads() == 3
 
-    return train
-
-
-@pytest.mark.parametrize("options", [{}, {"delay": 1}], ids=["at once", "delay"])
-@pytest.mark.parametrize("members", [{}, {"min_replicas": 2}], ids=["all ranks", "elastic"])
-def test_values_are_encoded_and_decoded_in_one_thread(
-    tmp_path: Path, members: dict[str, Any], options: dict[str, Any]
-) -> None:
     codec = Counting()
     exchanges = [connect(tmp_path, rank=rank, world_size=2, **members) for rank in range(2)]
-    assert run_replicas(trained(codec, **options), exchanges) == [None, None]
-    assert set(codec.encoding) == {1}
-    assert set(codec.decoding) == {1}
+    assert run_replicas(train, exchanges) == [None, None]
+    assert codec.encoding == codec.decoding == {1}
 
 
 class Operations(TorchDispatchMode):
     """The names of the operations on floating-point tensors, each with the number of threads."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: set[tuple[str, int]] = set()
+        self.seen = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen.add((func.overloadpacket.__name__, torch.get_num_threads()))
         return func(*args, **(kwargs or {}))
 
 
-def test_nothing_in_a_sync_goes_to_the_library_for_linear_algebra(tmp_path: Path) -> None:
+def test_nothing_in_a_sync_goes_to_the_library_for_linear_algebra(tmp_path):
     """It has threads of its own, whose number is one for the whole process."""
-    model = torch.nn.Linear(8, 8)
+    model, operations = torch.nn.Linear(8, 8), Operations()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     exchange = connect(tmp_path, rank=0, world_size=1)
-    operations = Operations()
     with DiLoCo(model, optimizer, exchange, sync_every=1):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
@@ -106,10 +82,10 @@ def test_nothing_in_a_sync_goes_to_the_library_for_linear_algebra(tmp_path: Path
     assert not names & {"dot", "vdot", "mm", "mv", "addmm", "addmv", "bmm"}
 
 
-def test_the_number_comes_back_after_an_error() -> None:
+def test_the_number_comes_back_after_an_error():
     numbers = []
 
-    def fail() -> None:
+    def fail():
         with one_thread():
             numbers.append(torch.get_num_threads())
             raise ValueError("wrong")
@@ -119,24 +95,24 @@ def test_the_number_comes_back_after_an_error() -> None:
     assert [*numbers, torch.get_num_threads()] == [1, 3]
 
 
-def test_other_threads_keep_theirs() -> None:
+def test_other_threads_keep_theirs():
     """Both those that have calculated before, and those that begin to while a sync goes on."""
     with ThreadPoolExecutor(1) as earlier:
         assert earlier.submit(torch.get_num_threads).result() == 3
         with one_thread():
             assert earlier.submit(torch.get_num_threads).result() == 3
-            numbers: list[int] = []
+            numbers = []
             later = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
             later.start()
             later.join()
             assert numbers == [3]
 
 
-def test_a_thread_that_has_not_calculated_yet() -> None:
+def test_a_thread_that_has_not_calculated_yet():
     """Torch sets the number of a thread at its first use, which must not undo ours."""
     numbers = []
 
-    def act() -> None:
+    def act():
         with one_thread():
             numbers.append(torch.get_num_threads())
         numbers.append(torch.get_num_threads())

@@ -17,10 +17,7 @@ def model():
 
 
 def exported(folder, syncs, visit, fragments=4):
-    """Run one replica, and visit after each sync what the store then holds.
-
-    Returns the number of outer steps.
-    """
+    """Run one replica, and visit after each sync what the store then holds."""
     elastic = Elastic(1, topology="gather", publish_every=2)
     exchange = StoreExchange(open_store(str(folder)), 0, 1, elastic)
     net = model()
@@ -51,9 +48,7 @@ def test_it_says_how_old_it_is(tmp_path, caplog):
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
             assert int((file.metadata() or {}).get("behind", 0)) == committed - step
         if step == 0:
-            assert (
-                "as it was when the run began (outer step 0), and nothing that was trained" in said
-            )
+            assert "when the run began (outer step 0), and nothing that was trained" in said
             assert f"{committed} outer steps were taken since" in said
         elif step < committed:
             assert f"the state after outer step {step}, and the run has taken" in said

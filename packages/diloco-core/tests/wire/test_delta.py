@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from codecs_lab import CODECS
 from damage_lab import InMemory, flip
 from safetensors.torch import load
 
@@ -14,7 +15,6 @@ from diloco_core import CorruptedObjectError
 from diloco_core._arithmetic._clip import measure_norms
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._arithmetic._sharded import Scratch
-from diloco_core._codecs._named import CODECS
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer
@@ -49,13 +49,7 @@ def fragment(clip=True, codec="plain", shards=RANKS):
         NamedTensor("mean", torch.arange(50.0) / 4, Rule.MEAN),
         NamedTensor("weight", torch.nn.Parameter(torch.arange(110.0) / 2), Rule.OUTER),
     ]
-    made = Fragment(
-        "0",
-        tensors,
-        OuterOptimizer(()),
-        shards,
-        Terms(clip=clip, codec=CODECS[codec]),
-    )
+    made = Fragment("0", tensors, OuterOptimizer(()), shards, Terms(clip=clip, codec=CODECS[codec]))
     made.take_snapshot()
     with torch.no_grad():
         for each in tensors:
@@ -66,9 +60,7 @@ def fragment(clip=True, codec="plain", shards=RANKS):
 
 
 def fixed(job):
-    """Each rank leaves out its own shards, rank 0 alone sends the first group, and nothing is used
-    before it is verified.
-    """
+    """Ranks leave out their own shards, and rank 0 alone sends the first group."""
     return DeltaFormat(
         job,
         omit=lambda rank: range(rank, job.layout.shards, RANKS),
@@ -98,25 +90,20 @@ def chunks(job, form, name, shards, chunk_bytes):
     ]
 
 
-def values_of(job, chunk):
-    return job.contributed(
-        chunk, torch.empty(chunk.numel, dtype=job.layout.groups[chunk.group].dtype)
-    )
+def empty(job, chunk):
+    return torch.empty(chunk.numel, dtype=job.layout.groups[chunk.group].dtype)
 
 
 def read(job, form, data, shards, name=NAME, chunk_bytes=SUMMED, **options):
-    """Read the norms and these shards.
-
-    What is handed out must be what was contributed, at the latest when it is verified.
-    """
+    """Read the norms and these shards, which must be right when they are verified at the latest."""
     opened = data if callable(data) else lambda _: InMemory(data, "x")
     with form.reader(name, shards, "x", opened, **options) as reader:
         if job.terms.clip:
             assert reader.norms() == job.contribution.norms
         same = []
         for chunk in chunks(job, form, name, shards, chunk_bytes):
-            out = torch.empty(chunk.numel, dtype=job.layout.groups[chunk.group].dtype)
-            same.append(torch.equal(reader.read(out), values_of(job, chunk)))
+            wanted = job.contributed(chunk, empty(job, chunk))
+            same.append(torch.equal(reader.read(empty(job, chunk)), wanted))
             assert same[-1] or not form.verify_first
         for shard in shards:
             reader.verify(shard)
@@ -170,7 +157,7 @@ def test_other_tools_can_read_the_values(kind):
     assert {int(name.split(".")[1]) for name in found} == sections
     for number in sections:
         for piece in chunks(job, form, NAME, [number], 2**20):
-            wanted = values_of(job, piece)
+            wanted = job.contributed(piece, empty(job, piece))
             assert torch.equal(found[f"shard.{number}.{piece.group}"], wanted)
     assert tensors["norms"].tolist() == list(job.contribution.norms)
 
@@ -186,8 +173,7 @@ def test_buffers_of_any_size(codec, chunk_bytes):
     for into, size in ((whole, 2**20), (found, chunk_bytes)):
         reader = form.reader(NAME, range(RANKS), "x", lambda _: InMemory(data, "x"))
         for chunk in chunks(job, form, NAME, range(RANKS), size):
-            out = torch.empty(chunk.numel, dtype=job.layout.groups[chunk.group].dtype)
-            into += reader.read(out).tolist()
+            into += reader.read(empty(job, chunk)).tolist()
     assert found == whole
 
 
@@ -275,9 +261,7 @@ class Ahead(InMemory):
 @pytest.mark.parametrize("block_bytes", [256, 600, 2**20])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_what_is_announced_is_what_is_read(kind, block_bytes):
-    """A section that fits into one request is one, though it is announced part by part; what is
-    read first is announced first.
-    """
+    """A section that fits into one request is one; what is read first is announced first."""
     job = fragment(clip=False)
     form = FORMATS[kind](job)
     file = Ahead(written(form))
@@ -287,7 +271,7 @@ def test_what_is_announced_is_what_is_read(kind, block_bytes):
             for chunk in chunks(job, form, NAME, [shard], SUMMED):
                 reader.announce({shard: job.layout.piece_bytes(chunk)}, block_bytes)
         for chunk in chunks(job, form, NAME, [0, 2], SUMMED):
-            reader.read(torch.empty(chunk.numel, dtype=job.layout.groups[chunk.group].dtype))
+            reader.read(empty(job, chunk))
     expected = iter(file.expected)
     start = stop = 0
     for begin, end in file.read:
@@ -295,9 +279,8 @@ def test_what_is_announced_is_what_is_read(kind, block_bytes):
             start, stop = next(expected)
         assert start <= begin < end <= stop, (file.expected, file.read)
     assert next(expected, None) is None
-    assert sum(stop - start for start, stop in file.expected) == sum(
-        end - begin for begin, end in file.read
-    )
+    announced, wanted = (sum(b - a for a, b in each) for each in (file.expected, file.read))
+    assert announced == wanted
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
