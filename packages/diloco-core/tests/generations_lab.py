@@ -4,10 +4,9 @@ conditional writes.
 
 from dataclasses import dataclass, field
 
+from keys_lab import begun
 from simulated import SimulatedStore
 from strict_lab import Run
-
-from diloco_core._run._generations._names import FOLDER, begun
 
 #: What may be written again with other bytes, by the same process.
 _CHANGING = ("beats/", "beginning.json", "inner/")
@@ -22,7 +21,9 @@ class Overwriting(SimulatedStore):
 
     def write(self, key, data):
         super().write(key, data)
-        written_once = key.startswith(FOLDER) and not key.split("/", 2)[2].startswith(_CHANGING)
+        written_once = key.startswith("generations/") and not key.split("/", 2)[2].startswith(
+            _CHANGING
+        )
         if written_once and self.first.setdefault(key, data) != data:
             self.differing.append(key)
 

@@ -17,7 +17,6 @@ from round_incarnation import NONCE, REMEMBERED, RUN, SIZE, Incarnation, Violati
 from diloco_core._run._records import _rules as rules
 from diloco_core._run._records._keys import claim_key, commit_sync, shard_key
 from diloco_core._run._records._records import Commit, digest, state_digest
-from diloco_core._run._settings import Fixed
 
 
 class World:
@@ -37,7 +36,7 @@ class World:
         self.ranks, self.quorum, self.late, self.retention = range(ranks), quorum, late, retention
         self.fixed = fixed
         if fixed:
-            self.quorum, self.late, self.retention = ranks, Fixed.late, Fixed.retention
+            self.quorum, self.late, self.retention = ranks, "drop", 2
         self.counted = {}
         self.shards, self.broken = ranks, frozenset(broken)
         self.objects, self.sizes, self.past = {}, {}, [{}]

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from diloco_core import ConfigurationError, StoreUnavailableError, SyncError, Timing, connect
+from diloco_core import ConfigurationError, SyncError, Timing, connect
 from diloco_core._exchange._base import Schema
 
 
@@ -16,13 +16,10 @@ def test_everything_from_the_environment(environ, monkeypatch):
     exchange.leave()
 
 
-def test_parts_of_a_run_are_one_run(environ):
+def test_parts_of_a_run_are_one_run_and_arguments_win(environ, tmp_path):
     exchange = connect(environ={**environ, "DILOCO_COHORT": "week"})
     assert exchange.run_id == "week"
     exchange.leave()
-
-
-def test_arguments_win(environ, tmp_path):
     exchange = connect(str(tmp_path / "b"), rank=0, world_size=2, run_id="tuesday", environ=environ)
     assert (exchange.rank, exchange.world_size, exchange.run_id) == (0, 2, "tuesday")
     assert exchange.store.uri == (tmp_path / "b").as_uri()
@@ -30,52 +27,43 @@ def test_arguments_win(environ, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("launch", "options", "seconds"),
+    ("restarts", "options", "seconds"),
     [
-        ({}, {}, 300.0),
-        ({"DILOCO_RESTARTS": "1"}, {}, 300.0),
-        ({"DILOCO_RESTARTS": "0"}, {}, 0.0),
-        ({"DILOCO_RESTARTS": "0"}, {"return_within": 20}, 20.0),
-        ({"DILOCO_RESTARTS": "0"}, {"timing": {}}, 0.0),
-        ({"DILOCO_RESTARTS": "0"}, {"timing": {"sync_timeout": 600.0}}, 0.0),
-        ({"DILOCO_RESTARTS": "0"}, {"timing": {"return_within": 20.0}}, 20.0),
-        ({"DILOCO_RESTARTS": "1"}, {"timing": {"sync_timeout": 600.0}}, 300.0),
+        (None, {}, 300.0),
+        ("1", {}, 300.0),
+        ("0", {}, 0.0),
+        ("0", {"return_within": 20}, 20.0),
+        ("0", {"timing": {}}, 0.0),
+        ("0", {"timing": {"sync_timeout": 600.0}}, 0.0),
+        ("0", {"timing": {"return_within": 20.0}}, 20.0),
+        ("1", {"timing": {"sync_timeout": 600.0}}, 300.0),
     ],
 )
-def test_where_nothing_is_started_again_nobody_waits_for_it(
-    environ, monkeypatch, launch, options, seconds
+def test_where_nothing_is_started_again_nobody_waits(
+    environ, monkeypatch, restarts, options, seconds
 ):
     defaults = list(Timing.__init__.__defaults__)  # other tests have another one
     defaults[list(inspect.signature(Timing).parameters).index("return_within")] = 300.0
     monkeypatch.setattr(Timing.__init__, "__defaults__", tuple(defaults))
     if "timing" in options:
         options = {"timing": Timing(**options["timing"])}
-    exchange = connect(environ={**environ, **launch}, **options)
+    if restarts is not None:
+        environ["DILOCO_RESTARTS"] = restarts
+    exchange = connect(environ=environ, **options)
     assert exchange.settings.return_within == seconds
-    assert connect(environ={**environ, **launch}) is exchange, "a second call need not repeat it"
+    assert connect(environ=environ) is exchange, "a second call need not repeat it"
 
 
 def test_connecting_twice_gives_the_same_exchange(environ):
     first = connect(environ=environ)
     assert connect(environ=environ) is first
+    other = connect(rank=0, environ=environ)
+    assert other is not first
     first.leave()
     second = connect(environ=environ)
     assert second is not first
     second.leave()
-
-
-def test_two_ranks_in_one_process_are_two_exchanges(environ):
-    first, second = connect(rank=0, environ=environ), connect(rank=1, environ=environ)
-    assert first is not second
-    first.leave()
-    second.leave()
-
-
-def test_the_same_place_with_another_world_size_is_refused(environ):
-    first = connect(environ=environ)
-    with pytest.raises(ConfigurationError, match="already connected"):
-        connect(world_size=5, environ=environ)
-    first.leave()
+    other.leave()
 
 
 class TestWorldSize:
@@ -93,10 +81,8 @@ class TestWorldSize:
     @pytest.mark.parametrize("sign", ["LOCAL_RANK", "TORCHELASTIC_RUN_ID"])
     def test_that_of_torchrun_is_not_taken(self, environ, sign):
         del environ["REPLICA_WORLD_SIZE"]
-        with pytest.raises(
-            ConfigurationError,
-            match=f"set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it, since {sign} is set",
-        ):
+        told = f"set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it, since {sign} is set"
+        with pytest.raises(ConfigurationError, match=told):
             connect(environ={**environ, "WORLD_SIZE": "8", sign: "0"})
 
     def test_that_of_an_older_launcher_is_taken_with_a_warning(self, environ, caplog):
@@ -110,23 +96,15 @@ class TestWorldSize:
 
 
 @pytest.mark.parametrize(
-    ("missing", "told"),
-    [
-        ("RENDEZVOUS_URI", "uri= or set RENDEZVOUS_URI"),
-        ("REPLICA_RANK", "rank="),
-        ("REPLICA_WORLD_SIZE", "world_size="),
-    ],
-)
-def test_what_is_missing_is_named(environ, missing, told):
-    del environ[missing]
-    with pytest.raises(ConfigurationError, match=told):
-        connect(environ=environ)
-
-
-@pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"REPLICA_RANK": "one"}, "REPLICA_RANK must be a whole number, not 'one'"),
+        ({"RENDEZVOUS_URI": None}, "uri= or set RENDEZVOUS_URI"),
+        ({"REPLICA_RANK": None}, "rank="),
+        ({"REPLICA_WORLD_SIZE": None}, "world_size="),
+        *(
+            ({"REPLICA_RANK": text}, "REPLICA_RANK must be a whole number")
+            for text in ("1.0", "0x1", "", "one", "1_0", "\u0661", "1e3")
+        ),
         ({"REPLICA_RANK": "4"}, "rank must be a whole number from 0 to 3"),
         ({"REPLICA_RANK": "-1"}, "rank must be a whole number from 0 to 3"),
         ({"REPLICA_WORLD_SIZE": "0"}, "world_size must be a whole number from 1 to 100000"),
@@ -134,22 +112,22 @@ def test_what_is_missing_is_named(environ, missing, told):
         ({"RENDEZVOUS_URI": "nfs7://x"}, "unknown scheme 'nfs7'"),
     ],
 )
-def test_what_is_impossible_is_named(environ, change, told):
+def test_what_is_missing_or_impossible_is_named(environ, change, told):
+    changed = {name: text for name, text in {**environ, **change}.items() if text is not None}
     with pytest.raises(ConfigurationError, match=told):
-        connect(environ={**environ, **change})
+        connect(environ=changed)
 
 
-def test_limits_are_checked(environ):
-    with pytest.raises(ConfigurationError, match="sync_timeout"):
-        connect(environ=environ, sync_timeout=0)
-    with pytest.raises(ConfigurationError, match="chunk_bytes"):
-        connect(environ=environ, chunk_bytes=0)
+class TestHomeFolders:
+    def test_one_that_is_known(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        exchange = connect("~/run", rank=0, world_size=1)
+        assert exchange.store.uri == (tmp_path / "run").as_uri()
+        exchange.leave()
 
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreUnavailableError, match="cannot be written"):
-        connect(str(tmp_path / "file"), rank=0, world_size=1)
+    def test_one_that_is_not_known(self):
+        with pytest.raises(ConfigurationError, match="'~nobody-here', whose home folder is not"):
+            connect("~nobody-here/run", rank=0, world_size=1)
 
 
 def test_no_password_is_shown(environ, caplog):

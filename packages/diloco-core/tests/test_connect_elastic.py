@@ -1,7 +1,5 @@
 """Connecting to an elastic run, with its settings one by one or in one object."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from diloco_core import (
     Elastic,
     ObjectStoreAllReduce,
     RunExistsError,
-    StoreExchange,
     Timing,
     connect,
 )
@@ -21,30 +18,17 @@ class TestElastic:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            (
-                {"min_replicas": 5},
-                r"min_replicas must be at most world_size \(4\), not 5: a larger quorum",
-            ),
+            ({"min_replicas": 5}, r"must be at most world_size \(4\), not 5: a larger quorum"),
             ({"min_replicas": 0}, "min_replicas must be a whole number of at least 1, not 0$"),
             ({"min_replicas": 2, "grace": 1800.0}, "grace must be less than sync_timeout"),
             (
                 {"min_replicas": 2, "sync_timeout": 30},
-                r"grace must be less than sync_timeout \(30 s\), "
-                r"but it is 60 s \(60 s if left out\)",
+                r"sync_timeout \(30 s\), but it is 60 s \(60 s if left out\)",
             ),
-            (
-                {"beat_interval": 60},
-                r"lost_after must be .* \(60 s\), but it is 90 s \(90 s if left out\)",
-            ),
+            ({"beat_interval": 60}, r"must be .* \(60 s\), but it is 90 s \(90 s if left out\)"),
             ({"min_replicas": 2, "grace": 0.0}, "grace must be a positive number of seconds"),
-            (
-                {"min_replicas": 2, "late": "keep"},
-                "late must be one of 'carry', 'drop', not 'keep'",
-            ),
-            (
-                {"min_replicas": 2, "topology": "ring"},
-                "topology must be one of 'auto', 'sharded', 'gather', not 'ring'",
-            ),
+            ({"min_replicas": 2, "late": "keep"}, "one of 'carry', 'drop', not 'keep'"),
+            ({"min_replicas": 2, "topology": "ring"}, "'auto', 'sharded', 'gather', not 'ring'"),
             ({"grace": 5.0}, "grace=5.0 is for elastic runs. Pass min_replicas= too"),
             ({"topology": "gather"}, "is for elastic runs"),
             ({"resume": "always"}, "resume must be False, True or 'newest-whole', not 'always'"),
@@ -60,26 +44,20 @@ class TestElastic:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("min_replicas", 0),
-            ("min_replicas", True),
-            ("grace", 0.0),
-            ("late", "keep"),
-            ("retention", 0),
-            ("publish_every", 0),
-            ("resume", 1),
-            ("resume", 0),
+            ("min_replicas", 0), ("min_replicas", True), ("grace", 0.0), ("late", "keep"),
+            ("retention", 0), ("publish_every", 0), ("resume", 1), ("resume", 0),
         ],
-    )
+    )  # fmt: skip
     def test_what_no_run_could_have_is_refused_where_it_is_written(self, name, value):
         with pytest.raises(ConfigurationError, match=f"{name} must be .*, not {value!r}"):
             Elastic(**{"min_replicas": 2, name: value})
 
     def test_only_by_asking(self, environ):
         fixed = connect(environ=environ)
-        assert isinstance(fixed, StoreExchange)
+        with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot also connect"):
+            connect(environ=environ, min_replicas=2)
         fixed.leave()
         elastic = connect(environ=environ, min_replicas=2)
-        assert isinstance(elastic, StoreExchange)
         assert elastic.settings == Elastic(2)
         assert connect(environ=environ) is elastic
         assert connect(environ=environ, min_replicas=2) is elastic
@@ -87,26 +65,17 @@ class TestElastic:
             connect(environ=environ, min_replicas=3)
         elastic.leave()
 
-    def test_an_exchange_with_fixed_membership_does_not_become_elastic(self, environ):
-        fixed = connect(environ=environ)
-        with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot also connect"):
-            connect(environ=environ, min_replicas=2)
-        fixed.leave()
-
     def test_plain_means_are_for_fixed_runs(self, environ):
-        with (
-            ObjectStoreAllReduce(
-                environ["RENDEZVOUS_URI"], rank=0, world_size=1, min_replicas=1
-            ) as reduce,
-            pytest.raises(ConfigurationError, match="only for a DiLoCo outer loop, not for 'mean'"),
-        ):
+        place = {"rank": 0, "world_size": 1, "min_replicas": 1}
+        reduce = ObjectStoreAllReduce(environ["RENDEZVOUS_URI"], **place)
+        told = "only for a DiLoCo outer loop, not for 'mean'"
+        with reduce, pytest.raises(ConfigurationError, match=told):
             reduce.mean([torch.ones(2)])
 
     def test_another_launch_is_refused_unless_it_resumes(self, environ, lab):
         def train(run_id, syncs, **options):
-            exchange = connect(
-                rank=0, world_size=1, min_replicas=1, run_id=run_id, environ=environ, **options
-            )
+            place = {"rank": 0, "world_size": 1, "min_replicas": 1, "environ": environ}
+            exchange = connect(**place, run_id=run_id, **options)
             net = lab.small_model()
             optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
             outer = DiLoCo(net, optimizer, exchange, sync_every=1)
@@ -116,11 +85,8 @@ class TestElastic:
             return outer.inner_steps
 
         assert train("monday", 3) == 3
-        with pytest.raises(
-            RunExistsError,
-            match=r"belongs to run 'monday', but this replica belongs to run 'tuesday'.*"
-            "resume=True",
-        ):
+        told = r"to run 'monday', but this replica belongs to run 'tuesday'.*resume=True"
+        with pytest.raises(RunExistsError, match=told):
             train("tuesday", 5)
         assert train("tuesday", 5, resume=True) == 5
         assert train("monday", 6) == 6
@@ -129,48 +95,24 @@ class TestElastic:
 class TestTogether:
     """The limits in one Timing, and the settings of elastic membership in one Elastic."""
 
-    def test_they_are_what_the_exchange_has(self, tmp_path):
-        elastic, timing = Elastic(1, grace=7.0, late="drop"), Timing(sync_timeout=77.0)
-        exchange = connect(tmp_path, rank=0, world_size=2, elastic=elastic, timing=timing)
-        # It sleeps as it was told to, but not in a sync that nobody wants any more.
-        limits = replace(exchange._timing, sleep=timing.sleep)
-        assert (exchange.settings, limits) == (elastic, timing)
-        exchange.leave()
-
-    def test_a_fixed_run_has_limits_too(self, tmp_path):
-        timing = Timing(join_timeout=11.0)
-        exchange = connect(tmp_path, rank=0, world_size=1, timing=timing)
-        assert isinstance(exchange, StoreExchange)
-        assert replace(exchange._timing, sleep=timing.sleep) == timing
-        exchange.leave()
-
     @pytest.mark.parametrize(
         ("options", "told"),
         [
             (
                 {"elastic": Elastic(1), "grace": 60.0},
-                r"grace= cannot be given together with elastic=, which holds the same settings: "
-                r"put grace into Elastic\(\.\.\.\), or leave elastic= out",
+                r"grace= cannot be given together with elastic=.* put grace into Elastic\(\.\.\.\)",
             ),
             (
                 {"elastic": Elastic(1), "min_replicas": 1, "late": "carry"},
-                "min_replicas=, late= cannot be given together with elastic=, which holds the "
-                "same settings: put min_replicas, late into",
+                "min_replicas=, late= cannot be given together with elastic=",
             ),
             (
                 {"timing": Timing(), "sync_timeout": 1800.0},
-                "sync_timeout= cannot be given together with timing=, which holds the same "
-                "settings: put sync_timeout into Timing",
+                "sync_timeout= cannot be given together .*: put sync_timeout into Timing",
             ),
-            (
-                {"elastic": 2},
-                "elastic must be settings such as Elastic.min_replicas=2., not an int",
-            ),
+            ({"elastic": 2}, "elastic must be settings such as Elastic.*, not an int"),
             ({"elastic": Elastic}, "elastic must be settings such as"),
-            (
-                {"timing": 600},
-                "timing must be settings such as Timing.sync_timeout=600., not an int",
-            ),
+            ({"timing": 600}, "timing must be settings such as Timing.*, not an int"),
             ({"elastic": Elastic(3)}, r"min_replicas must be at most world_size \(2\), not 3"),
             (
                 {"elastic": Elastic(1), "timing": Timing(sync_timeout=30.0, return_within=0.0)},
@@ -186,14 +128,13 @@ class TestTogether:
     def test_asking_twice_may_say_it_in_either_way(self, tmp_path):
         place = {"uri": tmp_path, "rank": 0, "world_size": 2}
         exchange = connect(**place, elastic=Elastic(1, grace=9.0), timing=Timing(sync_timeout=99.0))
+        assert exchange.settings == Elastic(1, grace=9.0)
         assert connect(**place, min_replicas=1, grace=9.0, sync_timeout=99.0) is exchange
         assert connect(**place, elastic=Elastic(1, grace=9.0)) is exchange
         assert connect(**place, timing=Timing(sync_timeout=99.0)) is exchange
         with pytest.raises(ConfigurationError, match=r"already connected .* with grace=9.0, and"):
             connect(**place, elastic=Elastic(1))
-        with pytest.raises(
-            ConfigurationError, match=r"with sync_timeout=99.0, and cannot also connect with"
-        ):
+        with pytest.raises(ConfigurationError, match=r"with sync_timeout=99.0, and cannot also"):
             connect(**place, timing=Timing())
         exchange.leave()
 
@@ -201,8 +142,7 @@ class TestTogether:
 def test_signs_of_life_may_be_rare(tmp_path):
     """An elastic run does not use ``lost_after``, so its default does not limit the interval."""
     options = {"rank": 0, "world_size": 2, "min_replicas": 1, "grace": 300}
-    exchange = connect(tmp_path / "run", beat_interval=60, **options)
-    assert isinstance(exchange, StoreExchange)
+    connect(tmp_path / "run", beat_interval=60, **options)
     with pytest.raises(ConfigurationError, match="lost_after=300 cannot be used in an elastic run"):
         connect(tmp_path / "other", beat_interval=60, lost_after=300, **options)
     # All limits together can only be made with a longer lost_after.
@@ -214,8 +154,7 @@ def test_signs_of_life_may_be_rare(tmp_path):
 def test_limits_of_fixed_runs_are_refused_in_either_form(tmp_path, limit):
     for options in (limit, {"timing": Timing(sync_timeout=600.0, **limit)}):
         for elastic in ({"min_replicas": 1}, {"elastic": Elastic(1)}):
-            with pytest.raises(
-                ConfigurationError, match=f"{next(iter(limit))}=.* cannot be used in an elastic run"
-            ):
+            told = f"{next(iter(limit))}=.* cannot be used in an elastic run"
+            with pytest.raises(ConfigurationError, match=told):
                 connect(tmp_path / "run", rank=0, world_size=2, **elastic, **options)
     assert not (tmp_path / "run").exists()

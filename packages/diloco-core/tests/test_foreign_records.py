@@ -12,12 +12,11 @@ from pathlib import Path
 
 import foreign_lab
 import pytest
-from foreign_lab import MEMBERSHIPS, MEMORY, VALUES, Foreign, leaves, replaced, train
+from foreign_lab import MEMBERSHIPS, MEMORY, VALUES, Foreign, leaves, replaced, seal, train
 
 from diloco_core import CoreError, CorruptedObjectError, RendezvousError, export
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._store import _reread
-from diloco_core._wire._sealed import seal
 
 
 def met(folder, membership, act, count, seed, wanted=""):

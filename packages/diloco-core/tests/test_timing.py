@@ -107,9 +107,7 @@ def test_the_limits_of_a_process_group_are_its_own(tmp_path):
     group.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         ProcessGroupExchange(timing=Timing(sleep=print))
-        with pytest.raises(
-            ConfigurationError, match="sync_timeout, which has no effect in Process"
-        ):
+        with pytest.raises(ConfigurationError, match="sync_timeout, which has no effect in Proc"):
             ProcessGroupExchange(timing=Timing(sync_timeout=9.0))
     finally:
         group.destroy_process_group()

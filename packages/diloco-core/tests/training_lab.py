@@ -5,7 +5,6 @@ import threading
 import torch
 
 from diloco_core import DiLoCo, StoreExchange, Timing
-from diloco_core._generators import TURNS
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -102,11 +101,16 @@ def store_exchanges(tmp_path, world_size, ranks=None, run_id="", **limits):
 
 def small_model(seed=0, width=4):
     """Two layers, the same wherever they are made with this seed."""
-    # In turns: replicas are threads, and torch's generator, of which all of them draw, must not be
-    # seeded again in between.
-    with TURNS:
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))
+    # Replicas are threads, and torch's generator, of which all of them draw, is left alone.
+    generator = torch.Generator().manual_seed(seed)
+    layers = [torch.nn.Linear(*size, device="meta") for size in ((3, width), (width, 2))]
+    model = torch.nn.Sequential(*layers).to_empty(device="cpu")
+    with torch.no_grad():
+        for layer in model:
+            for parameter in layer.parameters():
+                values = torch.rand(parameter.shape, generator=generator)
+                parameter.copy_((2 * values - 1) / layer.in_features**0.5)
+    return model
 
 
 def outer_loop(net, exchange, **options):
