@@ -126,17 +126,9 @@ def train(exchange, fragments, period, delay, alpha, inner, outer, steps, wishes
     model = Parts(fragments)
     optimizer = INNER[inner](model.parameters())
     seen, reports = [], []
-    with DiLoCo(
-        model,
-        optimizer,
-        exchange,
-        sync_every=fragments * period,
-        fragments=list(model.parts),
-        delay=delay,
-        alpha=alpha,
-        on_sync=reports.append,
-        **{**OUTER[outer], **more},
-    ) as loop:
+    options = {"sync_every": fragments * period, "fragments": list(model.parts), "delay": delay}
+    options |= {"alpha": alpha, "on_sync": reports.append, **OUTER[outer], **more}
+    with DiLoCo(model, optimizer, exchange, **options) as loop:
         for step in range(steps):
             if (exchange.rank, step) in (wishes or {}):
                 loop.set_outer_lr(wishes[exchange.rank, step])

@@ -39,14 +39,11 @@ def random_run(seed, kinds):
     size = chance.randint(2, 3)
     faults = [
         Fault(
-            chance.randrange(size),
-            chance.randint(1, 2),
-            chance.randint(1, 100),
-            chance.choice(kinds),
-            chance.choice([60.0, 120.0, 300.0]),
+            chance.randrange(size), chance.randint(1, 2), chance.randint(1, 100),
+            chance.choice(kinds), chance.choice([60.0, 120.0, 300.0]),
         )
         for _ in range(chance.randint(2, 6))
-    ]
+    ]  # fmt: skip
     schedule = Schedule(size, seed=seed, faults=faults, restart_after=chance.choice([0.1, 5.0]))
     return wrong(schedule, SimulatedTraining(4, (40,), 2))[0]
 
@@ -69,29 +66,20 @@ def random_ended_run(seed):
     for resume in (False, True):
         faults = [
             Fault(
-                chance.randrange(size),
-                1,
-                chance.randint(1, 70),
+                chance.randrange(size), 1, chance.randint(1, 70),
                 chance.choice(["kill before", "kill after", "zombie", "lose answer"]),
                 chance.choice([100.0, 160.0, 200.0, 300.0]),
             )
             for _ in range(chance.randint(1, 3))
-        ]
+        ]  # fmt: skip
         training = SimulatedTraining(4, (40,), 2, salts=dict(salts))
-        schedule = Schedule(
-            size,
-            seed=seed + resume,
-            faults=faults,
-            restart_after=chance.choice([5.0, 100.0, 150.0, 155.0, 160.0, 400.0]),
-        )
-        settings = Fixed(LOST_AFTER, resume, chance.choice([0.0, 60.0]))
+        restart = chance.choice([5.0, 100.0, 150.0, 155.0, 160.0, 400.0])
+        schedule = Schedule(size, seed=seed + resume, faults=faults, restart_after=restart)
+        settings = Fixed(size, LOST_AFTER, resume, chance.choice([0.0, 60.0]))
         seen = len(read_log(store)[0]) if resume else 0
         outcome = simulate(training, schedule, settings, store=store, most_incarnations=2)
-        found += [
-            what
-            for what in violations(outcome, training)
-            if not any(allowed in what for allowed in ENDED)
-        ]
+        wrongs = violations(outcome, training)
+        found += [what for what in wrongs if not any(allowed in what for allowed in ENDED)]
         found += _against_the_end(outcome, read_log(store)[0][seen:], resume=resume)
         salts = training.salts
         if found or outcome.finished:

@@ -1,6 +1,7 @@
 """Runs with foreign records: any field may hold anything, and every checksum is right."""
 
 import copy
+import itertools
 import json
 import logging
 import os
@@ -63,13 +64,8 @@ def exchange_of(folder, membership, *, resume):
     if membership == "fixed":
         return StoreExchange(store, 0, 1, timing=timing, resume=resume)
     topology = "gather" if membership == "gather" else "sharded"
-    elastic = Elastic(
-        1,
-        grace=5.0,
-        topology=topology,
-        publish_every=1 if topology == "gather" else None,
-        resume=resume,
-    )
+    every = 1 if topology == "gather" else None
+    elastic = Elastic(1, grace=5.0, topology=topology, publish_every=every, resume=resume)
     return StoreExchange(store, 0, 1, elastic, timing=timing)
 
 
@@ -153,45 +149,40 @@ class Foreign:
         kind = record.pop("kind")
         for name in ("format", "xxh3_128"):
             record.pop(name, None)
-        for path in leaves(record):
-            for value in (..., *VALUES):
-                yield (
-                    f"{key} {path} {value!r:.20}",
-                    key,
-                    lambda path=path, value=value: seal(kind, key, replaced(record, path, value)),
-                )
+        for path, value in itertools.product(leaves(record), (..., *VALUES)):
+
+            def changed(path=path, value=value):
+                return seal(kind, key, replaced(record, path, value))
+
+            yield f"{key} {path} {value!r:.20}", key, changed
 
     def _inner(self, key, data):
         header = parse_header(data)
         tree = json.loads(header["__metadata__"]["tree"])
         identity = self._identity(key)
-        for path in leaves(tree):
-            for value in (..., *VALUES):
-                yield (
-                    f"{key} tree {path} {value!r:.20}",
-                    key,
-                    lambda path=path, value=value: b"".join(
-                        map(bytes, file_parts(replaced(tree, path, value), [], identity))
-                    ),
-                )
+        for path, value in itertools.product(leaves(tree), (..., *VALUES)):
+
+            def changed(path=path, value=value):
+                return b"".join(map(bytes, file_parts(replaced(tree, path, value), [], identity)))
+
+            yield f"{key} tree {path} {value!r:.20}", key, changed
         yield f"{key} sparse", key, 3 * 2**30
         yield f"{key} zeros", key, lambda: bytes(8)
 
     def _headers(self, key, data):
         header = parse_header(data)
         size = header_size(data)
-        for path in leaves(header):
-            for value in (..., *VALUES):
+        for path, value in itertools.product(leaves(header), (..., *VALUES)):
 
-                def changed(path=path, value=value):
-                    fields = replaced(header, path, value)
-                    metadata = fields.pop("__metadata__", {})
-                    try:
-                        return header_bytes(fields, metadata) + data[size:]
-                    except (TypeError, ValueError, AttributeError):
-                        return header_bytes(fields, {}) + data[size:]
+            def changed(path=path, value=value):
+                fields = replaced(header, path, value)
+                metadata = fields.pop("__metadata__", {})
+                try:
+                    return header_bytes(fields, metadata) + data[size:]
+                except (TypeError, ValueError, AttributeError):
+                    return header_bytes(fields, {}) + data[size:]
 
-                yield f"{key} header {path} {value!r:.20}", key, changed
+            yield f"{key} header {path} {value!r:.20}", key, changed
         yield f"{key} length", key, lambda: HUGE.to_bytes(8, "little") + data[8:]
         yield f"{key} sparse", key, 3 * 2**30
 

@@ -28,17 +28,9 @@ def groups_of(model, members, settings):
 def train(exchange, members, settings, fragments, steps, **options):
     model, reports = a_model(), []
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    with DiLoCo(
-        model,
-        inner,
-        exchange,
-        sync_every=2 * fragments,
-        fragments=fragments,
-        outer_groups=groups_of(model, members, settings),
-        flush="none",
-        on_sync=reports.append,
-        **options,
-    ) as outer:
+    options |= {"sync_every": 2 * fragments, "fragments": fragments, "flush": "none"}
+    options |= {"outer_groups": groups_of(model, members, settings), "on_sync": reports.append}
+    with DiLoCo(model, inner, exchange, **options) as outer:
         for step in range(steps):
             for number, parameter in enumerate(model):
                 parameter.grad = gradient(exchange.rank, step, number)

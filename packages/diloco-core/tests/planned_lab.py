@@ -22,10 +22,7 @@ _STATES = re.compile(r"state/(\d{8})/")
 
 class Turns:
     """In every sync, each replica contributes, and later publishes, after the one before it has
-    looked in vain for the others.
-
-    It looks again when the others are done. Without that, who sees whom and how often is a matter
-    of luck.
+    looked in vain for the others; it looks again when they are done. All else would be luck.
 
     Args:
         replicas: How many there are.
@@ -150,10 +147,9 @@ class CountedFolder:
 def exchange_of(kind, store, rank, replicas, publish_every):
     if kind == "fixed":
         return StoreExchange(store, rank, replicas)
-    settings = Elastic(
-        replicas, topology=kind, publish_every=publish_every if kind == "gather" else None
-    )
-    return StoreExchange(store, rank, replicas, settings)
+    every = publish_every if kind == "gather" else None
+    elastic = Elastic(replicas, topology=kind, publish_every=every)
+    return StoreExchange(store, rank, replicas, elastic)
 
 
 def moved(kind, stores, counters, params, *, warm, syncs, publish_every=2, **options):
@@ -191,35 +187,23 @@ def moved(kind, stores, counters, params, *, warm, syncs, publish_every=2, **opt
                 seen[rank].append((counters[rank].sent, counters[rank].received))
                 done.wait(training_lab.PATIENCE)
 
-        with DiLoCo(
-            model, inner, exchange, flush="none", save_inner_every=0, on_sync=count, **options
-        ) as outer:
+        own = {"flush": "none", "save_inner_every": 0, "on_sync": count}
+        with DiLoCo(model, inner, exchange, **own, **options) as outer:
             step = 0
             while outer.committed < last:
                 training_lab.push(model, inner, rank, step)
                 step += 1
 
-    training_lab.run(
-        replica,
-        [
-            exchange_of(kind, store, rank, replicas, publish_every)
-            for rank, store in enumerate(stores)
-        ],
-    )
+    places = enumerate(stores)
+    exchanges = [exchange_of(kind, store, r, replicas, publish_every) for r, store in places]
+    training_lab.run(replica, exchanges)
     mean = [sum(after[i] - before[i] for before, after in seen) / replicas / syncs for i in (0, 1)]
     return mean, [each[warm:last] for each in reports]
 
 
 def planned(kind, params, replicas, *, publish_every=2, **options):
     """What is planned for such a sync."""
-    plan = plan_exchange(
-        params,
-        replicas,
-        1e9,
-        topology="gather" if kind == "gather" else "sharded",
-        fixed=kind == "fixed",
-        publish_every=publish_every,
-        tensors=1,
-        **options,
-    )
+    options |= {"fixed": kind == "fixed", "publish_every": publish_every, "tensors": 1}
+    topology = "gather" if kind == "gather" else "sharded"
+    plan = plan_exchange(params, replicas, 1e9, topology=topology, **options)
     return [plan.bytes_sent, plan.bytes_received]

@@ -164,29 +164,16 @@ class Run:
         results = {}
 
         def process(number, rank, faults, resume):
-            connection = Process(
-                self.store,
-                scheduler,
-                number=number,
-                before=self.before,
-                rank=rank,
-                faults=faults,
-                chance=random.Random(f"{self.incarnations}/{seed}/{number}"),
-                replace=lambda: None,
-            )
+            chance = random.Random(f"{self.incarnations}/{seed}/{number}")
+            options = {"rank": rank, "faults": faults, "chance": chance, "replace": lambda: None}
+            options |= {"number": number, "before": self.before}
+            connection = Process(self.store, scheduler, **options)
             limits = {
-                "lost_after": LOST_AFTER,
-                "sync_timeout": 1000.0,
-                "join_timeout": 1000.0,
+                "lost_after": LOST_AFTER, "sync_timeout": 1000.0, "join_timeout": 1000.0,
+                "clock": connection.clock, "sleep": connection.sleep,
+                "repeat": partial(_repeat, scheduler, connection), "return_within": 0.0,
                 **self.limits.get(rank, {}),
-            }
-            limits = {
-                "clock": connection.clock,
-                "sleep": connection.sleep,
-                "repeat": partial(_repeat, scheduler, connection),
-                "return_within": 0.0,
-                **limits,
-            }
+            }  # fmt: skip
             try:
                 exchange = self.exchange(connection, scheduler, limits, resume)
                 results[number] = self.train(exchange, **more)
@@ -203,14 +190,8 @@ class Run:
 
     def exchange(self, connection, scheduler, limits, resume):
         """How a process takes part."""
-        return StoreExchange(
-            connection,
-            connection.rank,
-            self.ranks,
-            timing=Timing(**limits),
-            chunk_bytes=self.chunk,
-            resume=resume,
-        )
+        options = {"timing": Timing(**limits), "chunk_bytes": self.chunk, "resume": resume}
+        return StoreExchange(connection, connection.rank, self.ranks, **options)
 
     def train(self, exchange, until, seen=None, **more):
         net = self.net()
@@ -218,14 +199,8 @@ class Run:
             inner = torch.optim.Adam(net.parameters(), lr=0.1)
         else:
             inner = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-        options = {
-            "sync_every": 2 * self.fragments,
-            "fragments": self.fragments,
-            "save_inner_every": 1,
-            "flush": "none",
-            **self.options,
-            **more,
-        }
+        options = {"sync_every": 2 * self.fragments, "fragments": self.fragments}
+        options |= {"save_inner_every": 1, "flush": "none", **self.options, **more}
         with DiLoCo(net, inner, exchange, **options) as outer:
             self.behind += outer.batches_to_skip
             if seen is not None:

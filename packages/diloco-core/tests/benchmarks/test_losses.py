@@ -34,9 +34,7 @@ class TestLossOf:
         loss = proof.losses.loss_of(row, 0, text, tiny)
         assert proof.losses.loss_of(row, 0, text, tiny) == loss
         assert proof.losses.loss_of(row, 1, text, tiny) != loss
-        assert loss < proof.losses.loss_of(row, 0, text, replace(tiny, lr=0.0)), (
-            "nothing is learned"
-        )
+        assert loss < proof.losses.loss_of(row, 0, text, replace(tiny, lr=0.0)), "it has learned"
 
     @pytest.mark.slow
     def test_every_row_trains_in_a_way_of_its_own(self, proof, text, tiny):
@@ -48,9 +46,8 @@ class TestLossOf:
         which the model has to be too.
         """
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                proof.losses, "_optimizer", lambda model: torch.optim.SGD(model.parameters())
-            )
+            sgd = torch.optim.SGD
+            patch.setattr(proof.losses, "_optimizer", lambda model: sgd(model.parameters()))
             outer = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
             patch.setattr(proof.rows.Row, "options", lambda *_: outer)
             each = proof.losses.loss_of(row_of(proof, "plain"), 0, text, tiny)
@@ -71,23 +68,17 @@ class TestLossOf:
         assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
-class TestLanguageModel:
-    def test_it_reads_from_left_to_right(self, proof):
-        model = proof.losses.LanguageModel(32, 2, 8)
-        given = torch.randint(256, (3, 8), generator=torch.Generator().manual_seed(0))
-        changed = given.clone()
-        changed[:, 5] = (changed[:, 5] + 1) % 256
-        before, after = model(given), model(changed)
-        assert before.shape == (3, 8, 256)
-        torch.testing.assert_close(before[:, :5], after[:, :5])
-        assert not torch.allclose(before[:, 5:], after[:, 5:])
-
-    def test_its_loss_is_that_of_the_next_byte(self, proof):
-        model = proof.losses.LanguageModel(32, 1, 8)
-        windows = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
-        chances = model(windows[:, :-1]).softmax(-1)
-        found = chances.gather(-1, windows[:, 1:, None]).log().mean()
-        torch.testing.assert_close(model.loss(windows), -found)
+def test_the_model_reads_from_left_to_right_and_foretells_the_next_byte(proof):
+    model = proof.losses.LanguageModel(32, 2, 8)
+    windows = torch.randint(256, (3, 9), generator=torch.Generator().manual_seed(0))
+    given, changed = windows[:, :-1], windows[:, :-1].clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 256
+    before, after = model(given), model(changed)
+    assert before.shape == (3, 8, 256)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+    found = before.softmax(-1).gather(-1, windows[:, 1:, None]).log().mean()
+    torch.testing.assert_close(model.loss(windows), -found)
 
 
 class TestMeasureLosses:

@@ -37,17 +37,7 @@ from diloco_core._run._incarnation._progress import published_shard
 from diloco_core._run._policy._others import Beats, _epoch_of, interval_of, read_beats
 from diloco_core._run._records import _keys
 from diloco_core._run._records._farewell import Farewell, farewell, read_farewell
-from diloco_core._run._records._keys import (
-    Delta,
-    Hint,
-    Wish,
-    beat_key,
-    claim_key,
-    done_key,
-    inner_key,
-    residual_key,
-    shard_key,
-)
+from diloco_core._run._records._keys import Delta, Hint, Wish, claim_key, done_key, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Done, GivenUp, Rollback, read_record
 from diloco_core._run._records._rules import rate_of
@@ -80,41 +70,20 @@ DONE = Done(5, 0, (1, 2**63), (5, 6), COMMIT, full=False)
 CHOICE = _carrying.Choice(f"generations/000003-{NONCE}/", 4)
 LEFT, FAILED, CAUSED = (Hint(5, rank, 2, "leave").key for rank in range(3))
 WISH = Wish(6, Rate((0.125, 0.5), 4, 1, 2), SCHEMA)
-MANIFEST = Manifest(
-    run_id="r",
-    writer=1,
-    world_size=2,
-    min_replicas=2,
-    topology="sharded",
-    publish_every=4,
-    retention=2,
-    settings={"sync_every": "2", "committed": "3"},
-    tensors={"weight": "torch.float32 [32] outer"},
-    fragments=[
-        {
-            "name": "0",
-            "shards": 2,
-            "fingerprint": "0" * 32,
-            "groups": [{"dtype": "torch.float32", "numel": 32, "rule": "outer"}],
-            "tensors": [
-                {
-                    "name": "weight",
-                    "group": 0,
-                    "start": 0,
-                    "shape": [4, 8],
-                    "dtype": "torch.float32",
-                }
-            ],
-        }
+FRAGMENT = {
+    "name": "0", "shards": 2, "fingerprint": "0" * 32,
+    "groups": [{"dtype": "torch.float32", "numel": 32, "rule": "outer"}],
+    "tensors": [
+        {"name": "weight", "group": 0, "start": 0, "shape": [4, 8], "dtype": "torch.float32"}
     ],
-    unsynced={},
-    initial=NONCE,
-    sums=[[1, 2**63]],
-    rests=[[3, 4]],
-    membership="fixed",
-    rate=Rate((0.5,), 2, 1),
-)
-INNER, RESIDUAL = inner_key(1, 2, 5), residual_key(1, 2, 6)
+}  # fmt: skip
+MANIFEST = Manifest(
+    run_id="r", writer=1, world_size=2, min_replicas=2, topology="sharded", publish_every=4,
+    retention=2, settings={"sync_every": "2", "committed": "3"}, membership="fixed",
+    tensors={"weight": "torch.float32 [32] outer"}, fragments=[FRAGMENT], unsynced={},
+    initial=NONCE, sums=[[1, 2**63]], rests=[[3, 4]], rate=Rate((0.5,), 2, 1),
+)  # fmt: skip
+INNER, RESIDUAL = _keys.inner_key(1, 2, 5), _keys.residual_key(1, 2, 6)
 LACKING, WHOLE, CHANGED = (shard_key(sync, 0, 0, NONCE) for sync in (5, 6, 7))
 FROZEN = {"count": [0, 1, 2], "few": [1.0, 0.5]}
 CHUNK = 1024
@@ -154,10 +123,7 @@ def inner(state=None):
 
 
 def shard(sync, start):
-    """The only shard of a fragment.
-
-    From sync 6 on it is encoded, as values that have changed by 2; in sync 6 also whole.
-    """
+    """A fragment's only shard; from sync 6 on encoded as changes by 2, in sync 6 also whole."""
     tensors = [
         NamedTensor("weight", torch.nn.Parameter(start + torch.arange(20.0) / 4), Rule.OUTER),
         NamedTensor("count", torch.arange(3), Rule.FIRST),
@@ -215,9 +181,8 @@ def write(store):
     Beats(store.store, 1, "3", RUN, store.timing).start()
     ask_for_repair(SimpleNamespace(store=store, rank=1, epoch=2, recorded=lambda: [4]))
     incarnation = SimpleNamespace(store=store, rank=1, epoch=2, standing=SimpleNamespace(rate=RATE))
-    asking = SimpleNamespace(
-        _incarnation=incarnation, _sync=6, _round=SimpleNamespace(schema=SCHEMA)
-    )
+    at = SimpleNamespace(schema=SCHEMA)
+    asking = SimpleNamespace(_incarnation=incarnation, _sync=6, _round=at)
     StoreSync._ask(asking, WISH.rate.values)
     put(store, LEFT, [farewell(LEFT, None)])
     put(store, FAILED, [farewell(FAILED, ValueError("no more data"), 1)])
@@ -282,11 +247,11 @@ def saved_inner(store):
 
 def saved_residual(store):
     found = []
-    residual = SimpleNamespace(
-        tag=0,
-        fits=lambda values: True,
-        load=lambda values, tag: found.append((tag, [each.tolist() for each in values])),
-    )
+
+    def load(values, tag):
+        found.append((tag, [each.tolist() for each in values]))
+
+    residual = SimpleNamespace(tag=0, fits=lambda values: True, load=load)
     residuals = Residuals()
     residuals.watch([SimpleNamespace(name="0", residual=residual)])
     residuals.take([SavedInner(6, RESIDUAL, RESIDUAL, store.get(RESIDUAL))], 1, [6])
@@ -294,9 +259,7 @@ def saved_residual(store):
 
 
 def loaded(sync, lacks=None):
-    """How a shard is read where the values are 2 less: what they are then, and its outer state and
-    the lost contribution.
-    """
+    """How a shard is read where the values are 2 less, and what comes of it."""
     key = shard_key(sync, 0, 0, NONCE)
 
     def read(store):
@@ -339,7 +302,7 @@ READ = {
         ending(CAUSED, "failed", "ReplicaLostError: rank 1 is lost", 1),
         (claim_key(1, 1), lambda store: _claims.incarnation_is_gone(store, 1, 1), True),
         (claim_key(1, 2), lambda store: _claims.claimed_settings(store, 1, 2), SETTINGS),
-        (beat_key(1), beat, (10.0, 3, RUN)),
+        (_keys.beat_key(1), beat, (10.0, 3, RUN)),
         (
             _gathering.meeting_key(1),
             lambda store: _gathering.Gathering(store, 1, 2)._read(1),

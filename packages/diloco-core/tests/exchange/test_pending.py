@@ -64,10 +64,6 @@ def finish(pending):
     return pending.finish()
 
 
-def expected():
-    return START - 0.5 * (LEARNED[0] + LEARNED[1]) / 2
-
-
 def each(*kinds):
     return pytest.mark.parametrize("replicas", kinds, indirect=True)
 
@@ -80,7 +76,7 @@ def test_the_halves_together_are_a_sync(replicas):
     reports = at_once(finish, pending)
     for replica, report in zip(replicas, reports, strict=True):
         replica.job.finish()
-        assert torch.equal(replica.parameter, expected())
+        assert torch.equal(replica.parameter, START - 0.5 * (LEARNED[0] + LEARNED[1]) / 2)
         assert (report.committed, report.members, report.contribution) == (True, 2, "counted")
 
 

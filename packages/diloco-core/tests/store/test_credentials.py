@@ -43,15 +43,15 @@ class World:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
         for name, value in {
-            "AWS_ENDPOINT_URL": s3.url,
-            "AWS_ENDPOINT_URL_STS": f"{s3.url}/sts",
-            "AWS_ENDPOINT_URL_SSO": f"{s3.url}/sso",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_CONFIG_FILE": str(folder / "config"),
-            "AWS_SHARED_CREDENTIALS_FILE": str(folder / "credentials"),
+            "ENDPOINT_URL": s3.url,
+            "ENDPOINT_URL_STS": f"{s3.url}/sts",
+            "ENDPOINT_URL_SSO": f"{s3.url}/sso",
+            "DEFAULT_REGION": "us-east-1",
+            "EC2_METADATA_DISABLED": "true",
+            "CONFIG_FILE": str(folder / "config"),
+            "SHARED_CREDENTIALS_FILE": str(folder / "credentials"),
         }.items():
-            patch.setenv(name, value)
+            patch.setenv(f"AWS_{name}", value)
 
     @property
     def now(self):
@@ -76,14 +76,10 @@ class World:
         end = BEGAN + timedelta(seconds=self.now + self.lasts)
         return f"SET{self.given}", end
 
-    def json(self, **names):
+    def json(self, token="SessionToken"):
         key, end = self.new()
-        return {
-            names.get("key", "AccessKeyId"): key,
-            names.get("secret", "SecretAccessKey"): "secret",
-            names.get("token", "SessionToken"): "token",
-            names.get("end", "Expiration"): f"{end:%Y-%m-%dT%H:%M:%SZ}",
-        }
+        keys = {"AccessKeyId": key, "SecretAccessKey": "secret", token: "token"}
+        return {**keys, "Expiration": f"{end:%Y-%m-%dT%H:%M:%SZ}"}
 
     def process(self):
         """A program that prints a set: here it fetches one from the server."""
@@ -124,12 +120,8 @@ class World:
     def sso(self):
         def answer():
             key, end = self.new()
-            found = {
-                "accessKeyId": key,
-                "secretAccessKey": "secret",
-                "sessionToken": "token",
-                "expiration": int(end.timestamp() * 1000),
-            }
+            found = {"accessKeyId": key, "secretAccessKey": "secret", "sessionToken": "token"}
+            found["expiration"] = int(end.timestamp() * 1000)
             return json.dumps({"roleCredentials": found}).encode()
 
         self.s3.pages["/sso/federation/credentials"] = answer
@@ -146,11 +138,9 @@ class World:
 
     def file(self):
         """Another program puts a set into a file, and says nothing about its end."""
-        key, _ = self.new()
-        (self.folder / "credentials").write_text(
-            f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = "
-            "t\n"
-        )
+        names = {"access_key_id": self.new()[0], "secret_access_key": "s", "session_token": "t"}
+        lines = [f"aws_{name} = {value}\n" for name, value in names.items()]
+        (self.folder / "credentials").write_text("[default]\n" + "".join(lines))
 
 
 SOURCES = ("process", "container", "web_identity", "role", "sso")

@@ -82,11 +82,7 @@ def test_clients_leave_it_to_us_to_try_again(small_s3, monkeypatch):
 class Says:
     """A driver that fails, and says everything it knows."""
 
-    name = "a driver"
-    near = False
-    exclusive = True
-    deletes_many = True
-    copies = 0
+    name, near, exclusive, deletes_many, copies = "a driver", False, True, True, 0
 
     def __init__(self, verdict, text):
         self.verdict, self.text = verdict, text

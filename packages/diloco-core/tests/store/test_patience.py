@@ -16,11 +16,7 @@ from diloco_core._store._patient import Patient
 class Away:
     """A driver for which the store is away until some time; a try that fails takes a second."""
 
-    name = "a driver"
-    near = False
-    exclusive = True
-    deletes_many = True
-    copies = 0
+    name, near, exclusive, deletes_many, copies = "a driver", False, True, True, 0
 
     def __init__(self, clock):
         self.clock = clock

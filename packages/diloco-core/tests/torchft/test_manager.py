@@ -12,22 +12,20 @@ from diloco_core import (
 )
 from diloco_core.testing import run_replicas
 
-MEMBERS = [
-    "_use_async_quorum",
-    "allow_state_dict_read",
-    "allreduce",
-    "current_step",
-    "disallow_state_dict_read",
-    "register_state_dict_fn",
-    "should_commit",
-    "start_quorum",
-]
+MEMBERS = (
+    "_use_async_quorum allow_state_dict_read allreduce current_step disallow_state_dict_read "
+    "register_state_dict_fn should_commit start_quorum"
+)
 
 
 def test_it_has_the_eight_members():
     manager = MockManager(in_process(1)[0])
-    assert all(hasattr(manager, name) for name in MEMBERS)
+    assert all(hasattr(manager, name) for name in MEMBERS.split())
     assert manager._use_async_quorum is False
+    manager.register_state_dict_fn("model", lambda state: None, lambda: {"a": 1})
+    assert manager.state_dict_fns["model"][1]() == {"a": 1}
+    manager.disallow_state_dict_read()
+    manager.allow_state_dict_read()
 
 
 def test_averages_in_place_and_counts_commits():
@@ -37,10 +35,8 @@ def test_averages_in_place_and_counts_commits():
         for step in range(3):
             assert manager.current_step() == step
             manager.start_quorum()
-            tensors = [
-                torch.full((2, 2), float(exchange.rank + step)),
-                torch.tensor([1.0 + exchange.rank]),
-            ]
+            each = torch.full((2, 2), float(exchange.rank + step))
+            tensors = [each, torch.tensor([1.0 + exchange.rank])]
             works = [manager.allreduce(tensor) for tensor in tensors]
             for work, tensor in zip(works, tensors, strict=True):
                 assert work.wait()
@@ -55,19 +51,6 @@ def test_averages_in_place_and_counts_commits():
             assert second.tolist() == [2.0]
 
 
-def test_a_codec_that_is_not_there_is_refused():
-    with pytest.raises(ConfigurationError, match="should_quantize"):
-        MockManager(in_process(1)[0]).allreduce(torch.ones(1), should_quantize=True)
-
-
-def test_state_dict_functions_are_kept():
-    manager = MockManager(in_process(1)[0])
-    manager.register_state_dict_fn("model", lambda state: None, lambda: {"a": 1})
-    assert manager.state_dict_fns["model"][1]() == {"a": 1}
-    manager.disallow_state_dict_read()
-    manager.allow_state_dict_read()
-
-
 @pytest.mark.parametrize(
     "options", [{"rank": "1"}, {"rank": 1}, {"world_size": 0}, {"rank": True, "world_size": 2}]
 )
@@ -76,10 +59,14 @@ def test_impossible_numbers_are_refused(options):
         ManagerExchange(MockManager(in_process(1)[0]), **options)
 
 
-def test_what_is_not_a_manager_is_refused():
-    with pytest.raises(
-        ConfigurationError, match="does not have start_quorum, allreduce, should_commit"
-    ):
+def test_what_no_manager_does_is_refused():
+    manager = MockManager(in_process(1)[0])
+    with pytest.raises(ConfigurationError, match="should_quantize"):
+        manager.allreduce(torch.ones(1), should_quantize=True)
+    manager._use_async_quorum = True
+    with pytest.raises(ConfigurationError, match="use_async_quorum=False"):
+        ManagerExchange(manager)
+    with pytest.raises(ConfigurationError, match="not have start_quorum, allreduce, should_commit"):
         ManagerExchange(in_process(1)[0])
 
 

@@ -22,6 +22,7 @@ from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.torchft
 
+LOGGER = "ignore:The 'warn' method is deprecated:DeprecationWarning"  # of torchft
 STEPS = 12
 H = 4
 # One line of a network of three: enough elements that every replica owns a shard.
@@ -120,19 +121,15 @@ def test_its_options_work_over_our_store(lab, tmp_path, bucketed):
     """Its delay, its mixing and its buckets ask no more of a manager than the eight members."""
 
     def over(exchange):
-        options = {
-            "fragment_sync_delay": 1,
-            "fragment_update_alpha": 0.5,
-            "use_bucketization": bucketed,
-        }
+        options = {"fragment_sync_delay": 1, "fragment_update_alpha": 0.5}
+        options["use_bucketization"] = bucketed
         return trajectory(
             lab, exchange.rank, lambda m, i: torchft_loop(m, i, MockManager(exchange), 2, **options)
         )
 
     runs = lab.run(over, stores("folder", tmp_path, 2))
-    assert not lab.identical([run[-1] for run in runs]), (
-        "with alpha a half, replicas keep something of their own"
-    )
+    # With alpha a half, replicas keep something of their own.
+    assert not lab.identical([run[-1] for run in runs])
     assert all(value.isfinite().all() for run in runs for value in run[-1].values())
 
 
@@ -143,33 +140,22 @@ def real_manager(lighthouse, rank, *, init_sync=False):
     from torchft import Manager, ProcessGroupGloo
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    patience = timedelta(seconds=20)
+    limits = dict.fromkeys(("timeout", "quorum_timeout", "connect_timeout"), patience)
+    states = {"load_state_dict": lambda state: None, "state_dict": dict}
+    place = {"store_addr": "127.0.0.1", "store_port": store.port, "rank": 0, "world_size": 1}
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
-        min_replica_size=2,
-        load_state_dict=lambda state: None,
-        state_dict=dict,
-        use_async_quorum=False,
-        replica_id=f"replica-{rank}",
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        rank=0,
-        world_size=1,
-        lighthouse_addr=lighthouse,
-        hostname="127.0.0.1",
-        timeout=timedelta(seconds=20),
-        quorum_timeout=timedelta(seconds=20),
-        connect_timeout=timedelta(seconds=20),
-        init_sync=init_sync,
-    )
+        pg=ProcessGroupGloo(timeout=patience), min_replica_size=2, use_async_quorum=False,
+        replica_id=f"replica-{rank}", lighthouse_addr=lighthouse, hostname="127.0.0.1",
+        init_sync=init_sync, **limits, **states, **place,
+    )  # fmt: skip
     try:
         yield manager
     finally:
         manager.shutdown(wait=False)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The 'warn' method is deprecated:DeprecationWarning"
-)  # torchft's logger
+@pytest.mark.filterwarnings(LOGGER)
 def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_path):
     from torchft.coordination import LighthouseServer
 
@@ -195,12 +181,7 @@ def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_pat
         assert_same(one, other)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The 'warn' method is deprecated:DeprecationWarning"
-)  # torchft's logger
-@pytest.mark.filterwarnings(
-    "ignore:The given buffer is not writable:UserWarning"
-)  # what it receives
+@pytest.mark.filterwarnings(LOGGER, "ignore:The given buffer is not writable:UserWarning")
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("init_sync", [True, False])
 def test_differing_initial_values_are_healed_by_its_manager_or_refused(lab, fragments, init_sync):

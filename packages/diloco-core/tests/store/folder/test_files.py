@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import stat
 import threading
@@ -47,112 +48,93 @@ def in_time(act):
     return result[0]
 
 
-class TestHardLinks:
-    """A backup by hard links keeps what it had when it was made."""
+def refused(acts, error, told, lasting=None):
+    """None of the acts is done, or hangs; they raise an error that says why."""
+    for act in acts:
+        caught = in_time(act)
+        assert isinstance(caught, error), caught
+        assert re.search(told, str(caught))
+        assert lasting is None or caught.lasting is lasting
 
-    def test_of_an_object(self, store, run, tmp_path):
-        store.put("deltas/0", [b"x" * LARGE])
+
+def reads(store, key):
+    return [lambda: store.get(key), lambda: store.open(key)]
+
+
+def writes(store, key):
+    return [
+        lambda: store.put(key, [b"mine"]),
+        lambda: store.put(key, [b"y" * LARGE]),
+        lambda: store.delete([key]),
+        lambda: store.delete([key], unread=True),
+    ]
+
+
+@pytest.mark.parametrize("when", ["it is an object", "it is kept", "it is being written"])
+def test_a_backup_by_hard_links_keeps_what_it_had(store, run, tmp_path, when):
+    def parts():
+        yield b"x" * LARGE
+        if when == "it is being written":
+            os.link(*run.glob(".tmp-*"), tmp_path / "backup")
+
+    store.put("deltas/0", parts())
+    if when == "it is an object":
         os.link(run / "deltas" / "0", tmp_path / "backup")
-        store.delete(["deltas/0"], unread=True)
-        store.put("deltas/1", [b"y" * LARGE])
-        assert (tmp_path / "backup").read_bytes() == b"x" * LARGE
-
-    def test_of_a_file_that_is_kept(self, store, run, tmp_path):
-        store.put("deltas/0", [b"x" * LARGE])
-        store.delete(["deltas/0"], unread=True)
-        (spare,) = run.glob(".tmp-*")
-        os.link(spare, tmp_path / "backup")
-        store.put("deltas/1", [b"y" * LARGE])
-        assert (tmp_path / "backup").read_bytes() == b"x" * LARGE
-        assert store.get("deltas/1") == b"y" * LARGE
-        assert list(run.glob(".tmp-*")) == []
-
-    def test_of_a_file_that_is_being_written(self, store, run, tmp_path):
-        def parts():
-            yield b"x" * LARGE
-            (temporary,) = run.glob(".tmp-*")
-            os.link(temporary, tmp_path / "backup")
-
-        store.put("deltas/0", parts())
-        store.delete(["deltas/0"], unread=True)
-        store.put("deltas/1", [b"y" * LARGE])
-        assert (tmp_path / "backup").read_bytes() == b"x" * LARGE
-
-    def test_without_one_the_file_is_used_again(self, store, run):
-        store.put("deltas/0", [b"x" * LARGE])
-        number = (run / "deltas" / "0").stat().st_ino
-        store.delete(["deltas/0"], unread=True)
-        store.put("deltas/1", [b"y" * LARGE])
-        assert (run / "deltas" / "1").stat().st_ino == number
+    store.delete(["deltas/0"], unread=True)
+    if when == "it is kept":
+        os.link(*run.glob(".tmp-*"), tmp_path / "backup")
+    store.put("deltas/1", [b"y" * LARGE])
+    assert (tmp_path / "backup").read_bytes() == b"x" * LARGE
+    assert store.get("deltas/1") == b"y" * LARGE
+    assert list(run.glob(".tmp-*")) == []
 
 
 def test_another_users_file_is_not_written_over(store, run, monkeypatch):
     store.put("deltas/0", [b"x" * LARGE])
-    number = (run / "deltas" / "0").stat().st_ino
-    kept = (run / "deltas" / "0").open("rb")  # so that its number is not given to another
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with (run / "deltas" / "0").open("rb") as kept:  # so that its number is not given to another
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        store.delete(["deltas/0"], unread=True)
+        assert list(run.glob(".tmp-*")) == []
+        store.put("deltas/1", [b"y" * LARGE])
+        assert (run / "deltas" / "1").stat().st_ino != os.fstat(kept.fileno()).st_ino
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe"])
+def test_in_place_of_a_file_that_is_kept(store, run, outside, kind):
+    store.put("deltas/0", [b"x" * LARGE])
     store.delete(["deltas/0"], unread=True)
-    assert list(run.glob(".tmp-*")) == []
-    store.put("deltas/1", [b"y" * LARGE])
-    assert (run / "deltas" / "1").stat().st_ino != number
-    kept.close()
+    (spare,) = run.glob(".tmp-*")
+    spare.unlink()
+    spare.symlink_to(outside / "0") if kind == "a link" else os.mkfifo(spare)
+    assert in_time(lambda: store.put("deltas/1", [b"y" * LARGE])) == LARGE
+    assert store.get("deltas/1") == b"y" * LARGE
+    assert (outside / "0").read_bytes() == b"precious" * LARGE
 
 
 class TestLinks:
-    def test_in_place_of_a_file_that_is_kept(self, store, run, outside):
-        store.put("deltas/0", [b"x" * LARGE])
-        store.delete(["deltas/0"], unread=True)
-        (spare,) = run.glob(".tmp-*")
-        spare.unlink()
-        spare.symlink_to(outside / "0")
-        store.put("deltas/1", [b"y" * LARGE])
-        assert (outside / "0").read_bytes() == b"precious" * LARGE
-        assert store.get("deltas/1") == b"y" * LARGE
-
     def test_in_place_of_an_object(self, store, run, outside):
         (run / "deltas").mkdir()
         link = run / "deltas" / "0"
         link.symlink_to(outside / "0")
-        for look in (store.get, store.open):
-            with pytest.raises(CorruptedObjectError, match=r"'.*/deltas/0' is a symbolic link"):
-                look("deltas/0")
+        told = r"'.*/deltas/0' is a symbolic link"
+        refused(reads(store, "deltas/0"), CorruptedObjectError, told)
         assert not store.create("deltas/0", b"mine")
         assert store.list("") == {}
-        for act in (
-            lambda: store.put("deltas/0", [b"mine"]),
-            lambda: store.put("deltas/0", [b"y" * LARGE]),
-            lambda: store.delete(["deltas/0"]),
-            lambda: store.delete(["deltas/0"], unread=True),
-        ):
-            with pytest.raises(
-                StoreUnavailableError, match=r"'.*/deltas/0' cannot be .*: it is a symbolic link"
-            ) as caught:
-                act()
-            assert caught.value.lasting
+        told = r"'.*/deltas/0' cannot be .*: it is a symbolic link"
+        refused(writes(store, "deltas/0"), StoreUnavailableError, told, lasting=True)
         assert link.is_symlink()
         store.put("deltas/1", [b"y" * LARGE])
         assert (outside / "0").read_bytes() == b"precious" * LARGE
 
     def test_in_place_of_a_folder(self, store, run, outside):
         (run / "deltas").symlink_to(outside)
-        for act in (
-            lambda: store.put("deltas/0", [b"mine"]),
-            lambda: store.create("deltas/1", b"mine"),
-            lambda: store.get("deltas/0"),
-            lambda: store.open("deltas/0"),
-            lambda: store.list("deltas/"),
-            lambda: store.delete(["deltas/0"]),
-            lambda: store.delete(["deltas/0"], unread=True),
-        ):
-            with pytest.raises(
-                StoreUnavailableError,
-                match=r"'deltas' in it is a symbolic link, and only the run's own",
-            ):
-                act()
+        more = [lambda: store.create("deltas/1", b"mine"), lambda: store.list("deltas/")]
+        acts = [*reads(store, "deltas/0"), *writes(store, "deltas/0"), *more]
+        told = r"'deltas' in it is a symbolic link, and only the run's own"
+        refused(acts, StoreUnavailableError, told)
         assert store.list("") == {}
-        assert {path.name: path.read_bytes() for path in outside.iterdir()} == {
-            "0": b"precious" * LARGE
-        }
+        (left,) = outside.iterdir()
+        assert left.read_bytes() == b"precious" * LARGE
         assert list(run.glob(".tmp-*")) == []
 
     def test_to_the_run_itself_are_followed(self, tmp_path, run, store):
@@ -191,33 +173,19 @@ def test_what_is_not_a_file_is_named_and_not_opened(store, run, monkeypatch, kin
         return real(path, *rest, **options)
 
     monkeypatch.setattr(os, "open", note)
-    for look in (store.get, store.open):
-        error = in_time(lambda look=look: look("k"))
-        assert isinstance(error, CorruptedObjectError)
-        assert f"/k' is {kind}, and the objects of a run are regular files" in str(error)
+    regular = rf"is {kind}, and the objects of a run are regular files"
+    refused(reads(store, "k"), CorruptedObjectError, f"/k' {regular}")
     assert "k" not in opened
     assert store.list("") == {}
     assert in_time(lambda: store.create("k", b"mine")) is False
     before = os.lstat("k")
-    for act in (
-        lambda: store.put("k", [b"mine"]),
-        lambda: store.delete(["k"]),
-        lambda: store.delete(["k"], unread=True),
-    ):
-        error = in_time(act)
-        assert isinstance(error, StoreUnavailableError)
-        assert error.lasting
-        assert (
-            f"it is {kind}, and the objects of a run are regular files. Remove what does not belong"
-            in str(error)
-        )
+    told = f"it {regular}. Remove what does not belong"
+    refused(writes(store, "k"), StoreUnavailableError, told, lasting=True)
     assert os.lstat("k") == before, "it is neither replaced nor removed"
     assert list(run.glob(".tmp-*")) == []
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_at_the_last_moment_hangs_nobody(
-    store, run, monkeypatch
-):
+def test_a_pipe_that_takes_the_place_of_a_file_hangs_nobody(store, run, monkeypatch):
     store.put("k", [b"value"])
     real = files._check_regular
 
@@ -227,19 +195,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_at_the_last_moment_hangs_nobody(
         os.mkfifo(run / "k")
 
     monkeypatch.setattr(files, "_check_regular", then_a_pipe)
-    error = in_time(lambda: store.get("k"))
-    assert isinstance(error, CorruptedObjectError)
-    assert "is a named pipe" in str(error)
-
-
-def test_a_pipe_in_place_of_a_file_that_is_kept_hangs_nobody(store, run):
-    store.put("deltas/0", [b"x" * LARGE])
-    store.delete(["deltas/0"], unread=True)
-    (spare,) = run.glob(".tmp-*")
-    spare.unlink()
-    os.mkfifo(spare)
-    assert in_time(lambda: store.put("deltas/1", [b"y" * LARGE])) == LARGE
-    assert store.get("deltas/1") == b"y" * LARGE
+    refused([lambda: store.get("k")], CorruptedObjectError, "is a named pipe")
 
 
 def test_stray_files_are_not_listed(store, run):
@@ -259,33 +215,17 @@ def test_stray_files_are_not_listed(store, run):
 @pytest.mark.parametrize("key", ["../k", "a/../k", "/k", "a//k", "k/", ".k", "a/.k", "", "a\0b"])
 def test_a_key_leads_nowhere_else(store, tmp_path, key):
     (tmp_path / "k").write_bytes(b"precious")
-    for act in (
-        lambda: store.put(key, [b"x"]),
-        lambda: store.create(key, b"x"),
-        lambda: store.get(key),
-        lambda: store.open(key),
-        lambda: store.delete([key]),
-    ):
-        with pytest.raises(ConfigurationError, match="is not a key"):
-            act()
+    acts = [*reads(store, key), *writes(store, key), lambda: store.create(key, b"x")]
+    refused(acts, ConfigurationError, "is not a key")
     assert (tmp_path / "k").read_bytes() == b"precious"
 
 
 def test_a_folder_that_is_gone_is_not_made_again(store, run):
     """It may be a mount: the disk below it is not where the run is."""
-    store.put("k", [b"x"])
-    (run / "k").unlink()
     run.rmdir()
-    for act in (
-        lambda: store.put("k", [b"x"]),
-        lambda: store.create("k", b"x"),
-        lambda: store.get("k"),
-        lambda: store.list(""),
-        lambda: store.delete(["k"]),
-    ):
-        with pytest.raises(StoreUnavailableError, match=r"the run's folder '.*' is gone") as caught:
-            act()
-        assert not caught.value.lasting
+    more = [lambda: store.create("k", b"x"), lambda: store.list("")]
+    acts = [lambda: store.get("k"), *writes(store, "k")[:3], *more]
+    refused(acts, StoreUnavailableError, r"the run's folder '.*' is gone", lasting=False)
     assert not run.exists()
     reader = open_store(str(run), reading=True)
     assert reader.list("") == {}

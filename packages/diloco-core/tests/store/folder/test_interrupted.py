@@ -9,6 +9,7 @@ import pytest
 from diloco_core import ConfigurationError, StoreUnavailableError, connect
 from diloco_core._store._drivers import _files as files
 from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
 
 LARGE = 2**16
 
@@ -29,40 +30,34 @@ class TestFoldersThatAreMade:
                 raise OSError(errno.EACCES, "Permission denied")
             return real(path, *rest, **options)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "mkdir", refuses)
-            with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
-                connect(base / "a" / "b" / "c", rank=0, world_size=1)
-        with monkeypatch.context() as patch:
-            patch.setattr("diloco_core._store._drivers._files.create_file", lambda *_: refuses("c"))
-            with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
-                connect(base / "a" / "b", rank=0, world_size=1)
+        for place, patched in (
+            ("a/b/c", (os, "mkdir", refuses)),
+            ("a/b", (files, "create_file", lambda *_: refuses("c"))),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(*patched)
+                with pytest.raises(StoreUnavailableError, match="be written: Permission denied"):
+                    connect(base / place, rank=0, world_size=1)
         assert list(base.iterdir()) == []
 
     def test_for_a_run_that_this_store_cannot_carry_are_removed(self, base, monkeypatch):
-        monkeypatch.setattr("diloco_core._run._exchange.Patient.creates_once", lambda _: False)
-        with pytest.raises(ConfigurationError, match="created twice"):
-            connect(base / "a" / "b", rank=0, world_size=2, min_replicas=1)
-        assert list(base.iterdir()) == []
-
-    def test_by_others_or_with_something_in_them_stay(self, base, monkeypatch):
+        """But not those that others have made, or in which something is."""
         (base / "theirs").mkdir()
 
         def somebody_comes(_):
             (base / "theirs" / "a" / "note").touch()
             return False
 
-        monkeypatch.setattr("diloco_core._run._exchange.Patient.creates_once", lambda _: False)
-        with pytest.raises(ConfigurationError, match="created twice"):
-            connect(base / "theirs", rank=0, world_size=2, min_replicas=1)
-        monkeypatch.setattr("diloco_core._run._exchange.Patient.creates_once", somebody_comes)
-        with pytest.raises(ConfigurationError, match="created twice"):
-            connect(base / "theirs" / "a" / "b", rank=0, world_size=2, min_replicas=1)
-        assert [path.relative_to(base).as_posix() for path in sorted(base.rglob("*"))] == [
-            "theirs",
-            "theirs/a",
-            "theirs/a/note",
-        ]
+        for place, creates_once in (
+            ("mine/b", lambda _: False),
+            ("theirs", lambda _: False),
+            ("theirs/a/b", somebody_comes),
+        ):
+            monkeypatch.setattr(Patient, "creates_once", creates_once)
+            with pytest.raises(ConfigurationError, match="created twice"):
+                connect(base / place, rank=0, world_size=2, min_replicas=1)
+        left = [path.relative_to(base).as_posix() for path in sorted(base.rglob("*"))]
+        assert left == ["theirs", "theirs/a", "theirs/a/note"]
 
 
 class TestPowerCuts:
@@ -78,27 +73,22 @@ class TestPowerCuts:
         monkeypatch.setattr(os, "fsync", note)
         for name in ("replace", "link", "mkdir"):
             real = getattr(os, name)
-            monkeypatch.setattr(
-                os,
-                name,
-                lambda *args, name=name, real=real, **options: (
-                    acts.append(name),
-                    real(*args, **options),
-                ),
-            )
+
+            def noted(*args, name=name, real=real, **options):
+                acts.append(name)
+                return real(*args, **options)
+
+            monkeypatch.setattr(os, name, noted)
         return acts
 
-    def test_records_are_on_the_disk(self, store, acts):
+    def test_records_are_on_the_disk_and_payloads_are_not_waited_for(self, store, acts):
         store.put("beats/0", [b"1"])
         assert acts == ["file", "mkdir", "folder", "replace", "folder"]
+        for number, content in enumerate((b"record", iter([b"record"])), start=1):
+            acts.clear()
+            assert store.create(f"beats/{number}", content)
+            assert acts == ["file", "link", "folder"]
         acts.clear()
-        assert store.create("beats/1", b"record")
-        assert acts == ["file", "link", "folder"]
-        acts.clear()
-        assert store.create("beats/2", iter([b"record"]))
-        assert acts == ["file", "link", "folder"]
-
-    def test_payloads_are_not_waited_for(self, store, acts):
         store.put("state", [bytes(LARGE)])
         assert acts == ["replace"]
 
@@ -108,9 +98,8 @@ class TestPowerCuts:
 
         monkeypatch.setattr(os, "fsync", fails)
         for write in (lambda: store.put("k", [b"x"]), lambda: store.create("k", b"x")):
-            with pytest.raises(
-                StoreUnavailableError, match=r"'.*/k' cannot be written: Input/output error"
-            ) as caught:
+            told = r"'.*/k' cannot be written: Input/output error"
+            with pytest.raises(StoreUnavailableError, match=told) as caught:
                 write()
             assert not caught.value.lasting
         assert list(run.iterdir()) == []
@@ -151,9 +140,7 @@ class TestStoppedForLong:
             yield b"z" * (size // 2)
             for temporary in run.glob(".tmp-*"):
                 temporary.unlink()
-            for number in range(
-                3
-            ):  # which may get the blocks, but never the file that is still open
+            for number in range(3):  # they may get the blocks, but never the file that is open
                 other.put(f"deltas/{number}", [b"o" * LARGE])
             yield b"z" * (size - size // 2)
 
@@ -177,10 +164,7 @@ class TestStoppedForLong:
         assert other.get("commits/1") == b"o" * size
 
     def test_between_creating_and_cleaning_up(self, store, run, other, monkeypatch):
-        """The object has two names then.
-
-        It must not be written over while the stopped process knows one of them.
-        """
+        """The object has two names, and must not be written over while one of them is known."""
         real = os.unlink
 
         def late(path, **options):
@@ -195,9 +179,7 @@ class TestStoppedForLong:
         assert list(run.glob(".tmp-*")) == []
 
     def test_in_a_deletion(self, store, run, other, monkeypatch):
-        """What was deleted by another meanwhile is no loss, and what was written meanwhile under
-        other keys stays.
-        """
+        """What another has deleted meanwhile is no loss, and what it has written stays."""
         for number in range(2):
             store.put(f"deltas/{number}", [b"x" * LARGE])
         real = files.keep_aside
