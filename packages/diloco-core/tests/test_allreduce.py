@@ -139,7 +139,7 @@ def test_other_shapes_on_one_replica_are_named(kind, tmp_path):
     assert all(isinstance(result, BaseException) for result in results)
 
 
-def test_one_process_of_a_group_has_to_be_told_for_whom_it_takes_means(tmp_path, monkeypatch):
+def test_one_process_of_a_group_says_whose_means_it_takes(tmp_path, monkeypatch):
     place = {"rank": 0, "world_size": 1}
     environ = {"REPLICA_RANK": "0", "REPLICA_WORLD_SIZE": "1"}
     exchange = connect(tmp_path / "one", **place)

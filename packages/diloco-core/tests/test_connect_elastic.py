@@ -48,7 +48,7 @@ class TestElastic:
             ("retention", 0), ("publish_every", 0), ("resume", 1), ("resume", 0),
         ],
     )  # fmt: skip
-    def test_what_no_run_could_have_is_refused_where_it_is_written(self, name, value):
+    def test_what_no_run_could_have_is_refused(self, name, value):
         with pytest.raises(ConfigurationError, match=f"{name} must be .*, not {value!r}"):
             Elastic(**{"min_replicas": 2, name: value})
 

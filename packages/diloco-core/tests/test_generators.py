@@ -17,7 +17,7 @@ class Turns:
         self.held -= 1
 
 
-def test_whoever_reads_or_sets_the_state_takes_turns_and_disturbs_nobody(tmp_path, monkeypatch):
+def test_readers_of_the_state_take_turns_and_disturb_nobody(tmp_path, monkeypatch):
     """Two threads in torch at the same time have been seen to wait for each other for ever."""
     turns, seen = Turns(), []
     monkeypatch.setattr("diloco_core._generators.TURNS", turns)

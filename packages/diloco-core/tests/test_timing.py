@@ -36,7 +36,7 @@ def test_a_moment_says_once_that_it_is_time_to_look_around():
     assert wait.moment()[:3] == (8.0, True, False)
 
 
-def test_who_has_something_to_do_past_the_deadline_does_not_sleep_backwards():
+def test_past_the_deadline_nobody_sleeps_backwards():
     clock = _Clock()
     wait = _wait(clock)
     clock.now += 12.0
@@ -64,7 +64,7 @@ def test_a_pause_ends_at_the_next_alarm_and_at_the_deadline():
 
 @pytest.mark.parametrize("late", [0.0, 1.0, 1000.0])
 @pytest.mark.parametrize("slow", [0.0, 60.0])
-def test_a_wait_looks_around_once_past_the_deadline_and_then_it_is_over(late, slow):
+def test_past_the_deadline_it_looks_around_once(late, slow):
     """Even if looking around takes so long that it is due again."""
     clock, looks = _Clock(), []
 

@@ -96,7 +96,7 @@ def test_blocks_change_nothing(data, chunk, block, members):
 
 @settings(deadline=None)
 @given(data=st.data(), chunk=st.integers(1, 200), block=st.integers(0, 500))
-def test_blocks_hold_every_chunk_once_and_are_no_larger_than_asked_for(data, chunk, block):
+def test_blocks_hold_every_chunk_once_within_their_size(data, chunk, block):
     layout = layouts(data.draw)
     shards = data.draw(st.lists(st.integers(0, layout.shards - 1), unique=True))
     made = list(blocks(layout, shards, chunk, block))

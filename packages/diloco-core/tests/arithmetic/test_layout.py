@@ -169,7 +169,7 @@ def test_buffers_that_are_used_again_fit_every_piece():
         assert scratch.tensor(0, layout, piece) is first
 
 
-def test_buffers_of_a_sync_in_inference_mode_may_be_used_outside_of_it():
+def test_buffers_outlive_inference_mode():
     layout, scratch = Layout((Group(torch.float32, 32, Rule.MEAN),), 1), Scratch(64)
     with torch.inference_mode():
         scratch.tensor(0, layout, Piece(0, 0, 32)).fill_(1.0)  # larger than the buffer was

@@ -68,7 +68,7 @@ class TestLossOf:
         assert rates[-1] == pytest.approx(0.1, abs=0.01)
 
 
-def test_the_model_reads_from_left_to_right_and_foretells_the_next_byte(proof):
+def test_the_model_foretells_the_next_byte(proof):
     model = proof.losses.LanguageModel(32, 2, 8)
     windows = torch.randint(256, (3, 9), generator=torch.Generator().manual_seed(0))
     given, changed = windows[:, :-1], windows[:, :-1].clone()

@@ -63,9 +63,7 @@ class TestGoals:
         assert proof.goals.goals(losses, times)[1].met == met
 
     @pytest.mark.parametrize(("received", "fewer", "met"), [(3.4, 51, True), (4.0, 46, False)])
-    def test_bytes_are_compared_with_those_of_the_row_beside_which_the_loss_stands(
-        self, proof, made, received, fewer, met
-    ):
+    def test_bytes_are_compared_with_those_of_plain_diloco(self, proof, made, received, fewer, met):
         """Against 100 bytes sent and 200 received, and not with those of means at every step."""
         losses, times = made
         (plain,) = times.found["plain"]["slow"]

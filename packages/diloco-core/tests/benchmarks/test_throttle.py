@@ -91,9 +91,7 @@ class TestThrottledStore:
         assert "a/3" not in store.list("a/")
         assert proof.throttle.BURST == 0.01  # seconds
 
-    def test_a_read_takes_a_request_unless_it_goes_on_where_the_last_one_ended(
-        self, proof, link, took, tmp_path
-    ):
+    def test_only_a_read_elsewhere_takes_a_request(self, proof, link, took, tmp_path):
         store = proof.throttle.ThrottledStore(open_store(str(tmp_path)), link)
         content = bytes(range(250)) * 20
         store.put("a", [content])
@@ -149,9 +147,7 @@ class TestThrottledEndpoint:
         thread.join()
 
     @pytest.mark.processes
-    def test_every_byte_passes_through_the_link_and_every_request_takes_the_latency(
-        self, proof, time, server
-    ):
+    def test_bytes_and_requests_take_their_time(self, proof, time, server):
         slept = []
         link = proof.throttle.Link(1000, 2.0, clock=time.clock, sleep=slept.append)
         content = bytes(range(250)) * 4000

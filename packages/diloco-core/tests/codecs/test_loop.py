@@ -133,7 +133,7 @@ class Unaware(Exchange):
     begin = shards = leave = abort = join
 
 
-def test_an_exchange_that_sends_values_as_they_are_refuses_a_codec_by_name():
+def test_exchanges_without_codecs_refuse_them():
     managed = ManagerExchange(MockManager(in_process(1)[0]))
     refused("'int8' cannot be used with ManagerExchange, which sends values as", "int8", managed)
     refused("cannot be used with Unaware", "bf16", Unaware())

@@ -162,7 +162,7 @@ def test_a_sync_that_is_given_up_cannot_be_finished(replicas, request):
 
 
 @each(*TELLING)
-def test_what_is_not_finite_stops_where_it_is_seen_and_the_others_hear_of_it(replicas):
+def test_what_is_not_finite_stops_and_the_others_hear_of_it(replicas):
     good, bad = replicas
     with torch.no_grad():
         bad.parameter[3] = torch.nan

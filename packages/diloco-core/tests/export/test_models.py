@@ -173,7 +173,7 @@ def test_a_damaged_part_of_it_is_named(lab, tmp_path, no_pause):
     assert not (tmp_path / "model").exists()
 
 
-def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, caplog):
+def test_what_no_file_can_hold_is_left_out_and_named(lab, tmp_path, caplog):
     class Odd(nn.Linear):
         def __init__(self):
             super().__init__(2, 2)
@@ -194,9 +194,7 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
     assert load_file(tmp_path / "model").keys() == {"weight", "bias", "phase"}
 
 
-def test_a_manifest_that_promises_more_than_the_store_holds_takes_no_memory(
-    lab, tmp_path, no_pause
-):
+def test_a_manifest_that_promises_too_much_takes_no_memory(lab, tmp_path, no_pause):
     """Anyone who may write to the store can seal a manifest: its sizes are compared."""
     run = tmp_path / "run"
     trained(lab, run, "fixed", lambda: nn.Linear(2, 2, bias=False), syncs=0)

@@ -74,7 +74,7 @@ class TestTopology:
         )
         assert manifest["topology"] == topology
 
-    def test_what_is_asked_for_wins_and_a_folder_has_no_use_for_gather(self, far, tmp_path):
+    def test_what_is_asked_for_wins_and_folders_are_sharded(self, far, tmp_path):
         near = open_store(str(tmp_path))
         assert entered(near, 100, 4, elastic=Elastic(1))["topology"] == "sharded"
         asked = Elastic(1, topology="sharded")

@@ -86,7 +86,7 @@ def looks_first(tmp_path, monkeypatch):
     return f"local://{tmp_path}/run"
 
 
-def test_one_create_after_the_other_cannot_tell_but_the_driver_knows(looks_first):
+def test_the_driver_knows_that_it_looks_first(looks_first):
     store = open_store(looks_first)
     assert store.create("k", b"first")
     assert not store.create("k", b"second")

@@ -1,10 +1,8 @@
 """Stores that fail: what is tried again, and what is not. Real HTTP, both drivers for S3."""
 
 import pytest
-from aiobotocore.session import AioSession
 
 from diloco_core import StoreUnavailableError
-from diloco_core._store._drivers._fsspec import FsspecDriver
 
 
 @pytest.mark.parametrize("what", [500, 503, 429, "drop", "lose", "cut"])
@@ -47,18 +45,3 @@ def test_what_will_not_pass_is_not_tried_again(store, small_s3, clock):
     with pytest.raises(StoreUnavailableError, match=told):
         store.put("k", [b"x"])
     assert clock.now == 0
-
-
-def test_loading_a_driver_does_not_use_up_the_patience(small_s3, monkeypatch, remote, clock):
-    """The first request may fail as any other, and is tried again."""
-    create = AioSession.create_client
-
-    def slowly(*arguments, **options):
-        clock.sleep(10.0)
-        return create(*arguments, **options)
-
-    monkeypatch.setattr(AioSession, "create_client", slowly)
-    small_s3.fail(503, "PUT", part="/bucket/run/probes/")
-    remote(FsspecDriver("s3://bucket/run"))
-    assert clock.now >= 10.0
-    assert [fault.times for fault in small_s3.faults] == [0]

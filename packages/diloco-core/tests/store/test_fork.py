@@ -51,7 +51,7 @@ def errors(*acts):
 
 
 @pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3", "memory"])
-def test_an_open_store_is_refused_and_the_other_process_goes_on(small_s3, scheme):
+def test_an_open_store_is_refused_in_a_child(small_s3, scheme):
     store = open_store(f"{scheme}://bucket/run")
     store.put("k", [b"x"])
     assert store.submit(lambda: 7).result() == 7

@@ -75,7 +75,7 @@ def spare(tmp_path):
 
 
 @pytest.mark.parametrize("act", ["open", "collect"])
-def test_what_the_killed_leave_goes_and_what_the_living_use_stays(tmp_path, worker, act):
+def test_only_what_the_killed_leave_goes(tmp_path, worker, act):
     store = open_store(str(tmp_path))
 
     def clean():

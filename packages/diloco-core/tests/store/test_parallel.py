@@ -64,6 +64,6 @@ def test_after_an_error_no_further_one_is_begun(store):
     assert max(begun) <= 3
 
 
-def test_where_requests_cost_nothing_one_after_another_in_this_thread(tmp_path):
+def test_near_stores_act_in_this_thread(tmp_path):
     threads = list(in_parallel(open_store(str(tmp_path)), [threading.get_ident] * 3, 16))
     assert threads == [threading.get_ident()] * 3

@@ -167,7 +167,7 @@ def test_over_a_mock_manager_over_a_store_too(lab, tmp_path, kind):
     assert not list(tmp_path.glob("run/state/00000000/*")), "what was published first is gone"
 
 
-def test_over_any_other_manager_differing_initial_values_are_refused(lab):
+def test_initial_values_that_differ_are_refused(lab):
     run = Replicas(lab, Foreign, model=net)
     for result in run.results:
         refused(result, r"values from which they have trained.*init_sync=True")
@@ -196,7 +196,7 @@ def test_init_check_is_checked_though_the_manager_heals(lab):
         refused(result, "differ in the initial values")
 
 
-def test_a_replica_that_is_brought_to_a_later_step_is_refused_by_itself(lab):
+def test_a_replica_that_comes_too_late_refuses_itself(lab):
     class Late(Foreign):
         def start_quorum(self):
             super().start_quorum()
@@ -256,7 +256,7 @@ def test_what_a_failed_average_leaves_behind_is_no_mismatch(lab):
     assert lab.identical(run.results)
 
 
-def test_buffers_that_cannot_be_averaged_are_refused_when_the_block_is_entered(lab):
+def test_buffers_that_cannot_be_averaged_are_refused(lab):
     over = ManagerExchange(MockManager(in_process(1)[0]))
     with pytest.raises(ConfigurationError, match=r"integer buffers .*pass buffers='none'"):
         lab.replica(lambda rank: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), over, steps=0)
@@ -281,7 +281,7 @@ class TestAverages:
         mean = torch.stack([numbers(things(rank)) for rank in range(replicas)]).mean(dim=0)
         assert {first_difference(things(rank), mean).name for rank in range(replicas)} == {"b"}
 
-    def test_own_numbers_in_the_first_average_do_not_hide_that_the_others_differ(self):
+    def test_own_numbers_in_an_average_hide_nothing(self):
         """Three replicas of which one has just the mean of the other two."""
         things = [Compared("a", "x", "")]
         own = numbers(things)

@@ -156,7 +156,7 @@ def real_manager(lighthouse, rank, *, init_sync=False):
 
 
 @pytest.mark.filterwarnings(LOGGER)
-def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_path):
+def test_our_loop_over_its_manager_makes_our_numbers(lab, tmp_path):
     from torchft.coordination import LighthouseServer
 
     def over_store(exchange):
@@ -184,7 +184,7 @@ def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_pat
 @pytest.mark.filterwarnings(LOGGER, "ignore:The given buffer is not writable:UserWarning")
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("init_sync", [True, False])
-def test_differing_initial_values_are_healed_by_its_manager_or_refused(lab, fragments, init_sync):
+def test_initial_values_that_differ_are_healed_or_refused(lab, fragments, init_sync):
     from torchft.coordination import LighthouseServer
 
     with ExitStack() as stack:
