@@ -102,6 +102,7 @@ def e2m1_of(row):
 
 @pytest.mark.parametrize(("name", "rule"), [("int8", int8_of), ("e2m1", e2m1_of)])
 @given(blocks=st.lists(BLOCKS, min_size=1, max_size=3))
+@example(blocks=[([127.0, 0.5, 1.5, 2.5, -0.5], 0)])  # ties of int8
 @example(blocks=[([1 / 8, -1 / 8], -121), ([1.0], 0)])  # too small for a scale of e2m1
 def test_the_bytes_follow_the_rules(name, rule, blocks):
     """With zeros in between, so that every block gets values of one list alone."""
