@@ -1,5 +1,6 @@
 """The outer loop's arguments ``state_codec`` and ``full_state_every``."""
 
+import dataclasses
 import functools
 import shutil
 
@@ -280,6 +281,16 @@ def test_what_does_not_fit_is_refused(tmp_path):
     told = "cannot be used with topology='gather'.*use topology='sharded'"
     refused(told, elastic, state_codec="int8")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_a_topology_that_was_changed_later_is_refused_too(tmp_path):
+    (exchange,) = over_store(tmp_path / "run", 1, min_replicas=1)
+    model = make()
+    outer = DiLoCo(model, torch.optim.SGD(model.parameters()), exchange, sync_every=1, **INT8)
+    exchange.settings = dataclasses.replace(exchange.settings, topology="gather")
+    with pytest.raises(ConfigurationError, match="needs topology='sharded'"), outer:
+        pass
+    assert not any((tmp_path / "run").rglob("*.json"))
 
 
 def test_planning_refuses_what_does_not_fit():
