@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ManagerExchange, MockManager, StoreExchange, in_process
-from diloco_core._store._open import open_store
+from diloco_core import DiLoCo
 
 SIZE = 6  # values in a fragment
 

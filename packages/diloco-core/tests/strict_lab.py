@@ -12,6 +12,7 @@ from simulated._simulation import _repeat
 from training_lab import fill, push, values
 
 from diloco_core import DiLoCo, ObjectStoreAllReduce, StoreExchange, Timing
+from diloco_core._store._drivers._folder import FolderStore
 
 LOST_AFTER = 100.0
 

@@ -134,7 +134,7 @@ def test_it_is_found_and_mended_before_anybody_trains(
         outcome, training = run.resumed({key: flip(whole, 8 * _places(whole)[place] + 1)})
     messages = caplog.messages
     again = f"writing {key} again with the same content"
-    begins = f"rank {shard}: incarnation 2 begins at sync 5"
+    begins = f"rank {shard}: has joined the run as incarnation 2, at sync 5"
     assert [again in text for text in messages if again in text or begins in text] == [True, False]
     assert _final(outcome) == undamaged[False]
     assert not any(report.reloaded for reports in training.reports.values() for report in reports)
