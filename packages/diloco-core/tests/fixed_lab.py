@@ -75,7 +75,7 @@ def random_ended_run(seed):
         training = SimulatedTraining(4, (40,), 2, salts=dict(salts))
         restart = chance.choice([5.0, 100.0, 150.0, 155.0, 160.0, 400.0])
         schedule = Schedule(size, seed=seed + resume, faults=faults, restart_after=restart)
-        settings = Fixed(size, LOST_AFTER, resume, chance.choice([0.0, 60.0]))
+        settings = Fixed(LOST_AFTER, resume, chance.choice([0.0, 60.0]))
         seen = len(read_log(store)[0]) if resume else 0
         outcome = simulate(training, schedule, settings, store=store, most_incarnations=2)
         wrongs = violations(outcome, training)
