@@ -155,7 +155,8 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
         trainer = getattr(trainer, part, None)
     if not callable(trainer):
         raise ConfigurationError(
-            f"the trainer module {module!r} ({imported.__file__}) has no function {function!r}"
+            f"the trainer module {module!r} ({imported.__file__}) has no function {function!r}: "
+            "name the function to call with trainer_fn"
         )
     return trainer  # type: ignore[no-any-return]
 
