@@ -1,6 +1,7 @@
 """The replica's entrypoint, as a function and by hand."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from training_lab import PATIENCE
 from warm_processes import WarmProcess
 
 from diloco_core import ConfigurationError, ReplicaLostError, connect
-from diloco_core.replica_entrypoint import load_trainer, main, run
+from diloco_core.replica_entrypoint import _show_log, load_trainer, main, run
 
 TRAINER = """
 import torch
@@ -242,3 +243,19 @@ def test_the_others_learn_of_a_failure(in_fork, trainer, tmp_path, when):
     assert "the disk is full" in good_err
     assert bad_status == 1
     assert "the disk is full" in bad_err
+
+
+def test_the_log_is_shown_only_where_the_program_shows_none(capsys, monkeypatch):
+    log, root = logging.getLogger("diloco_core"), logging.getLogger()
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(log, "level", logging.NOTSET)
+    log.manager._clear_cache()
+    _show_log()
+    _show_log()
+    log.info("rank 0: outer step 1")
+    assert capsys.readouterr().err.count("rank 0: outer step 1") == 1
+    monkeypatch.setattr(root, "handlers", [logging.NullHandler()])
+    log.info("rank 0: outer step 2")
+    assert not capsys.readouterr().err
+    log.manager._clear_cache()
