@@ -51,6 +51,7 @@ def test_the_trainer_and_its_launcher_which_can_be_started_again(tmp_path):
     launched(run.name)  # comes back to it, and shows the same
     launched()
     assert len([*(tmp_path / "diloco-runs").iterdir()]) == 2
+    launched(run.name, "--end")  # has ended already, and stays as it is
 
 
 def test_the_two_commands_are_each_one_line():

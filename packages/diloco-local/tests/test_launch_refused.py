@@ -111,8 +111,9 @@ def test_an_interrupted_launch_leaves_nothing(make, folder, nothing_survives, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(_launch, "_read_line", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as cut:
             executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="cut")
+    assert cut.value.__notes__ == ["run 'cut' was being started: what ran of it has been ended"]
     until(lambda: nothing_survives() == [])
     for handle in executor.attach("cut") if executor.list_runs() else []:
         assert executor.poll(handle) is ReplicaState.CANCELLED

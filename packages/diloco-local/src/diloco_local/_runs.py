@@ -237,10 +237,17 @@ def launch(
             raise LaunchError(
                 f"run {record.run_id!r} could not be started: {error}", survivors
             ) from error
-        except BaseException:
+        except BaseException as error:  # such as Ctrl-C
             if published:
-                roll_back(root, record)
+                error.add_note(_taken_back(record, roll_back(root, record)))
             raise
+
+
+def _taken_back(record: RunRecord, survivors: Sequence[ReplicaHandle]) -> str:
+    if survivors:
+        ranks = ", ".join(str(handle.rank) for handle in survivors)
+        return f"run {record.run_id!r} was being started, and could not be ended: cancel_run() ends ranks {ranks}"
+    return f"run {record.run_id!r} was being started: what ran of it has been ended"
 
 
 @contextlib.contextmanager
