@@ -16,12 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import report
 import text
+from settings import Settings
 
 from diloco_local import LocalProcessExecutor
 from diloco_protocol import DilocoError, ReplicaHandle, ReplicaState
@@ -32,39 +32,6 @@ RUNS = ("diloco", "averaged", "lone")
 
 def _threads(number: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(number), "MKL_NUM_THREADS": str(number)}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to train, and how."""
-
-    replicas: int
-    steps: int
-    sync_every: int
-    seed: int
-    batch: int = 8
-    # The best of some tries for each: alone, a replica does better with a higher learning rate.
-    lr: float = 6e-3
-    lone_lr: float = 1e-2
-    averaged_lr: float = 1e-2
-    outer_lr: float = 0.7
-    kill: int | None = None
-
-    def trainer_kwargs(self, folder: Path, name: str) -> dict[str, Any]:
-        """What the trainer's ``train`` is called with."""
-        parts = {"diloco": None, "averaged": [*range(self.replicas)], "lone": [0]}
-        rates = {"diloco": self.lr, "averaged": self.averaged_lr, "lone": self.lone_lr}
-        return {
-            "data": str(folder / "data"),
-            "save": str(folder / f"{name}.pt"),
-            "parts": parts[name],
-            "steps": self.steps,
-            "sync_every": self.sync_every,
-            "batch": self.batch,
-            "lr": rates[name],
-            "outer_lr": self.outer_lr,
-            "seed": self.seed,
-        }
 
 
 class ReplicaFailedError(Exception):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from settings import Settings
+
 # torch and matplotlib take seconds to import, and are needed at the end only.
 if TYPE_CHECKING:
-    from launch import Settings
     from matplotlib.axes import Axes
 
 Line = dict[str, Any]
