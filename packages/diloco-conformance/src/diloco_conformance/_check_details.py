@@ -13,7 +13,7 @@ from ._blame import line_of
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaStatus
 
-    from ._check import Checks
+    from ._check_calls import Calls
     from ._harness import Truth
     from ._model import Replica
 
@@ -56,7 +56,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 YEAR = 366 * 86_400.0
 
 
-def check_texts(lab: Checks, words: str, *texts: str | None) -> None:
+def check_texts(lab: Calls, words: str, *texts: str | None) -> None:
     """Texts for people may be printed as they are."""
     for text in texts:
         if text is not None and CONTROL.search(text):
@@ -68,7 +68,7 @@ def check_texts(lab: Checks, words: str, *texts: str | None) -> None:
 
 
 def check_details(
-    lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str
+    lab: Calls, replica: Replica, said: ReplicaStatus, truth: Truth, words: str
 ) -> None:
     """Texts, attempt, stopping, reason, exit code, signal and times."""
     check_texts(lab, words, said.message, said.signal, said.native)
@@ -82,7 +82,7 @@ def check_details(
     _times(lab, replica, said, words)
 
 
-def attempt_is_known(lab: Checks, said: ReplicaStatus) -> bool:
+def attempt_is_known(lab: Calls, said: ReplicaStatus) -> bool:
     """Whether the attempt of what is said counts: the backend may have forgotten it, and say so."""
     # What is being ended may be gone before the backend says that it is over.
     ended = (
@@ -91,7 +91,7 @@ def attempt_is_known(lab: Checks, said: ReplicaStatus) -> bool:
     return lab.capabilities.counts_attempts and (lab.capabilities.remembers_ended or not ended)
 
 
-def forgotten_timeout(lab: Checks, replica: Replica, reason: str | None) -> bool:
+def forgotten_timeout(lab: Calls, replica: Replica, reason: str | None) -> bool:
     """Whether a rank that is past its timeout may be said to have ended with its gang.
 
     Of several ranks of a gang that are too late at once, a platform may count one, and remove the others with all that
@@ -106,7 +106,7 @@ def forgotten_timeout(lab: Checks, replica: Replica, reason: str | None) -> bool
     return any(status.reason is Reason.TIMEOUT for status in said)
 
 
-def _stopping(lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
+def _stopping(lab: Calls, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
     if said.stopping and said.state.terminal:
         lab.broken("S8", words, "what has ended is not stopping")
     if truth.stopping and not said.stopping:
@@ -116,7 +116,7 @@ def _stopping(lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, 
         lab.broken("S8", words, f"nobody is ending {replica}")
 
 
-def _or_the_hand(lab: Checks, told: object) -> str:
+def _or_the_hand(lab: Calls, told: object) -> str:
     """Who else may be wrong, where nothing but the harness's word says how a program has ended."""
     if told is not ...:
         return ""
@@ -124,7 +124,7 @@ def _or_the_hand(lab: Checks, told: object) -> str:
     return f". Or drive() did not have it end so, which nobody sees since truth() tells no exit_code{line}"
 
 
-def _reason(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
+def _reason(lab: Calls, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
     allowed = REASONS[said.state]
     if said.reason not in allowed and not (said.stopping and said.reason in ENDING):
         names = ", ".join(str(reason or "none") for reason in sorted(allowed, key=str))
@@ -135,7 +135,7 @@ def _reason(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, trut
         lab.broken("S8", words, f"the reason is {replica.reason}{hand}")
 
 
-def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
+def _exit(lab: Calls, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
     if not said.state.terminal:
         if said.exit_code is not None or said.signal is not None:
             lab.broken("S10", f"{words}, signal {said.signal}", f"{replica} has not ended")
@@ -158,7 +158,7 @@ def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str, truth:
         lab.broken("S11", f"{words}, signal {said.signal}", f"128 + {said.signal} is {number}")
 
 
-def _times(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> None:
+def _times(lab: Calls, replica: Replica, said: ReplicaStatus, words: str) -> None:
     words = f"{words}, started_at={said.started_at}, finished_at={said.finished_at}"
     known = attempt_is_known(lab, said)
     if said.started_at is not None and said.state is ReplicaState.PENDING:

@@ -20,7 +20,8 @@ from ._gpus import PlacedGpus, node_affinity, place_gpus
 from ._kubeconfig import DEFAULT
 from ._options import RUNNER
 from ._overlay import apply_overlay
-from ._pod_options import CODE_PATH, shape_pod
+from ._pod import shape_pod
+from ._pod_options import CODE_PATH
 from ._quantities import check_bytes, check_cpu, parse_quantity
 
 if TYPE_CHECKING:

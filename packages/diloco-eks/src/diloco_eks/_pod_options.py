@@ -1,37 +1,20 @@
-"""What a replica's pod gets besides its container: mounts, topology, security, pull secrets. Pure functions on a pod's spec."""
+"""Options about a replica's pod, as the executor takes them: mounts, code, pull secrets, topology."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import check_names, check_texts, shown
 
 from . import _names as names
 
-if TYPE_CHECKING:
-    from ._options import EKSOptions
-
-Json = dict[str, Any]
-
 #: Where ``code`` is mounted.
 CODE_PATH = "/diloco/code"
-_SHM, _TMP = "/dev/shm", "/tmp"
-_PATH = re.compile(r"(/(?!\.\.?(/|$))[^/:]+)+")
-_MOUNT = re.compile(r"(?P<kind>pvc|configmap|secret)/(?P<name>[^/:]+)(?P<ro>:ro)?")
-_VOLUMES: Mapping[str, Callable[[str], Json]] = {
-    "pvc": lambda name: {"persistentVolumeClaim": {"claimName": name}},
-    "configmap": lambda name: {"configMap": {"name": name}},
-    "secret": lambda name: {"secret": {"secretName": name}},
-}
-_USER = 1000
+MOUNT = re.compile(r"(?P<kind>pvc|configmap|secret)/(?P<name>[^/:]+)(?P<ro>:ro)?")
+"""What is mounted, by the kind of object that it is."""
 TOPOLOGIES = ("one_zone", "spread_zones", "spread_nodes")
-_ZONE = "topology.kubernetes.io/zone"
-_HOST = "kubernetes.io/hostname"
-# https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-resiliency-node-labels.html
-_HEALTHY = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
+_PATH = re.compile(r"(/(?!\.\.?(/|$))[^/:]+)+")
 
 
 def check_mounts(what: str, value: object) -> dict[str, str]:
@@ -42,7 +25,7 @@ def check_mounts(what: str, value: object) -> dict[str, str]:
     """
     mounts = check_texts(what, value)
     for path, source in mounts.items():
-        match = _MOUNT.fullmatch(source)
+        match = MOUNT.fullmatch(source)
         if match is None:
             called = f"{what}[{path!r}]"
             raise InvalidRequestError(
@@ -88,100 +71,3 @@ def check_topology(what: str, value: object) -> str:
             f"{what} must be one of {', '.join(TOPOLOGIES)}, not {shown(value)}"
         )
     return str(value)
-
-
-def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str]) -> None:
-    """Put into a pod's spec, whose first container is the replica's, what the options ask for.
-
-    Args:
-        pod: The spec, which is changed.
-        options: The executor's.
-        labels: Of the pods of the run.
-    """
-    if options.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
-    if options.priority_class_name is not None:
-        pod["priorityClassName"] = options.priority_class_name
-    if options.hyperpod:
-        pod["nodeSelector"] = {**_HEALTHY, **pod.get("nodeSelector", {})}
-    _mount(pod, options)
-    if options.topology is not None:
-        _place(pod, options.topology, {names.RUN: labels[names.RUN]})
-    if options.restricted:
-        _restrict(pod)
-
-
-def _mount(pod: Json, options: EKSOptions) -> None:
-    _check_free(options)
-    if options.shm_size is not None:
-        memory = {"medium": "Memory", "sizeLimit": options.shm_size}
-        _add_volume(pod, "shm", {"emptyDir": memory}, _SHM)
-    mounts = dict(options.mounts or {})
-    if options.code is not None:
-        mounts[CODE_PATH] = f"configmap/{options.code}:ro"
-    for number, (path, source) in enumerate(sorted(mounts.items())):
-        match = _MOUNT.fullmatch(source)
-        assert match is not None
-        volume = _VOLUMES[match["kind"]](match["name"])
-        _add_volume(pod, f"mount-{number}", volume, path, read_only=bool(match["ro"]))
-    if options.restricted:
-        _add_volume(pod, "tmp", {"emptyDir": {}}, _TMP)
-
-
-def _check_free(options: EKSOptions) -> None:
-    """The cluster refuses two volumes at one path, in words that do not tell where the other one comes from."""
-    ours = {
-        _SHM: ("shm_size", options.shm_size),
-        CODE_PATH: ("code", options.code),
-        _TMP: ("restricted", options.restricted or None),
-    }
-    for path, (name, value) in ours.items():
-        if value is not None and path in (options.mounts or {}):
-            raise InvalidRequestError(
-                f"mounts has the path {path!r}, where {name}={value!r} mounts a volume of its own: give another path, or "
-                f"leave {name}= out"
-            )
-
-
-def _add_volume(pod: Json, name: str, source: Json, path: str, *, read_only: bool = False) -> None:
-    mount = {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
-    pod.setdefault("volumes", []).append({"name": name, **source})
-    pod["containers"][0].setdefault("volumeMounts", []).append(mount)
-
-
-def _place(pod: Json, topology: str, selector: Mapping[str, str]) -> None:
-    """Near each other, or apart. The first pod of a required affinity to its own kind is placed anywhere."""
-    match = {"matchLabels": dict(selector)}
-    if topology == "one_zone":
-        pod.setdefault("affinity", {})["podAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": [
-                {"topologyKey": _ZONE, "labelSelector": match}
-            ]
-        }
-        return
-    pod["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": _ZONE if topology == "spread_zones" else _HOST,
-            "whenUnsatisfiable": "DoNotSchedule",
-            "labelSelector": match,
-        }
-    ]
-
-
-def _restrict(pod: Json) -> None:
-    """What the Pod Security Standard "restricted" asks for; the runner needs nothing that this takes away.
-
-    https://kubernetes.io/docs/concepts/security/pod-security-standards/
-    """
-    pod["securityContext"] = {
-        "runAsNonRoot": True,
-        "runAsUser": _USER,
-        "runAsGroup": _USER,
-        "fsGroup": _USER,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    pod["containers"][0]["securityContext"] = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }

@@ -12,7 +12,6 @@ from ._errors import (
     DilocoError,
     ForbiddenError,
     InvalidRequestError,
-    LaunchError,
     MissingDependencyError,
     QuotaExceededError,
     ReplicaNotFoundError,
@@ -26,6 +25,7 @@ from ._executor import ServerlessExecutor
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journal import FolderJournal, RunJournal, state_folder
+from ._launch_error import LaunchError
 from ._message import (
     OutcomeMessage,
     is_result_line,

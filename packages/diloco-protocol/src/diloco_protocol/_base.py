@@ -14,12 +14,12 @@ from ._collect import Progress, collect
 from ._errors import (
     BackendError,
     InvalidRequestError,
-    LaunchError,
     ReplicaNotFoundError,
 )
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
+from ._launch_error import LaunchError
 from ._look_order import LookOrder
 from ._redact import redact_json, redact_text
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request

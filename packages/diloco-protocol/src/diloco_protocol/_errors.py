@@ -18,14 +18,7 @@ DilocoError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ._causes import as_shown, clean_causes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ._handle import ReplicaHandle
 
 
 class DilocoError(Exception):
@@ -112,18 +105,6 @@ class RunConflictError(BackendError):
 
 class ResultLostError(BackendError):
     """Raised when a replica has certainly succeeded, but its result is gone for good."""
-
-
-class LaunchError(BackendError):
-    """Raised when a launch failed after it began.
-
-    Attributes:
-        survivors: Replicas that were started and could not be stopped again. Empty if nothing is left running.
-    """
-
-    def __init__(self, message: str, survivors: Sequence[ReplicaHandle] = ()) -> None:
-        super().__init__(message)
-        self.survivors = tuple(survivors)
 
 
 class ReplicaNotFoundError(BackendError, LookupError):

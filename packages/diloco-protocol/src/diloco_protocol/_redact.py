@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._secret_forms import NAME_MEMBER, REDACTED, TOKEN, VALUE_MEMBER, forms
 from ._secret_names import (
@@ -18,9 +18,6 @@ from ._secret_names import (
     is_secret_term,
 )
 from ._userinfo import without_userinfo
-
-if TYPE_CHECKING:
-    from ._spec import ReplicaSpec
 
 _SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
@@ -142,19 +139,6 @@ def redact_json(value: Any, name: str = "") -> Any:
         return type(value)(shown)
     is_shown = not secret or value is None or value in (0, 1) or _counts(name, value)
     return value if is_shown else REDACTED
-
-
-def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
-    """A spec as a plan may show it: what its caller chose is without secrets."""
-    uri = spec.rendezvous_uri
-    return replace(
-        spec,
-        entrypoint=redact_text(spec.entrypoint),
-        kwargs=redact_json(spec.kwargs),
-        rank_env=redact_text(spec.rank_env),
-        world_size_env=redact_text(spec.world_size_env),
-        rendezvous_uri=None if uri is None else redact_text(uri),
-    )
 
 
 def redacted_repr(value: Any) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ._checks import check_seconds, check_whole, read_whole, shown
 from ._errors import InvalidRequestError, SpecVersionError
 from ._fields import LARGEST
 from ._json import canonical, check_json, dumps, loads
-from ._redact import redacted_repr
+from ._redact import redact_json, redact_text, redacted_repr
 from ._variables import (
     ATTEMPT_VARIABLE,
     COHORT_VARIABLE,
@@ -291,3 +291,16 @@ def _join(pieces: list[str]) -> ReplicaSpec:
     except ValueError as error:
         raise InvalidRequestError(f"the replica spec is damaged: {error}") from None
     return ReplicaSpec.from_json(text)
+
+
+def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
+    """A spec as a plan may show it: what its caller chose is without secrets."""
+    uri = spec.rendezvous_uri
+    return replace(
+        spec,
+        entrypoint=redact_text(spec.entrypoint),
+        kwargs=redact_json(spec.kwargs),
+        rank_env=redact_text(spec.rank_env),
+        world_size_env=redact_text(spec.world_size_env),
+        rendezvous_uri=None if uri is None else redact_text(uri),
+    )

@@ -35,14 +35,14 @@ from ._options import (
 )
 from ._outcome import REPLACED_CODE
 from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
-from ._redact import redact, redact_and_cut, redact_json, redact_spec, redact_text
+from ._redact import redact, redact_and_cut, redact_json, redact_text
 from ._rendezvous import try_rendezvous
 from ._request import MAX_REPLICAS, check_restarts, check_run_prefix, is_run_id
 from ._resources import ANY, GpuRequest, parse_gpu
 from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
 from ._signals import read_wait_status, signal_name
-from ._spec import spec_sha256
+from ._spec import redact_spec, spec_sha256
 from ._status_data import status_from_data, status_to_data
 from ._variable_strings import variables_from_strings, variables_to_strings
 from ._variables import check_variables, is_reserved
