@@ -66,7 +66,8 @@ class Calls:
         def run() -> None:
             try:
                 done.append(call())
-            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the test
+            # Raised again below, in the thread of the test
+            except BaseException as error:  # noqa: BLE001
                 raised.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -88,7 +89,8 @@ class Calls:
             said = f"{type(error).__name__}: {error} ({raised_at(error)})"
             if is_of_the_world(self.harness, error):
                 raise HarnessFault(
-                    f"while the executor was called, the world itself raised {said}. It must answer what its platform would"
+                    f"while the executor was called, the world itself raised {said}. It must "
+                    "answer what its platform would"
                 ) from error
             self.broken(promise, said, "every error of a verb is a BackendError")
         raise error
@@ -108,7 +110,8 @@ class Calls:
 
     def _wait(self, thread: threading.Thread) -> bool:
         """Whether a thread has come to its end in time."""
-        # In short pieces, each of which must have passed: if all of this process stands still for a while, that is one piece.
+        # In short pieces, each of which must have passed: if all of this process stands still for a
+        # while, that is one piece.
         for _ in range(math.ceil(self.harness.patience / PIECE)):
             thread.join(PIECE)
             if not thread.is_alive():

@@ -25,7 +25,9 @@ def collect(
     timeout: float | None = 0.0,
     progress: Progress | None = None,
 ) -> list[ReplicaResult]:
-    """Collect, and judge time, order and every entry. Without a timeout, it is left out of the call.
+    """Collect, and judge time, order and every entry.
+
+    Without a timeout, it is left out of the call.
 
     Raises:
         BackendError: collect raised it.

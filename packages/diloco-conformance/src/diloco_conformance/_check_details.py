@@ -94,8 +94,9 @@ def attempt_is_known(lab: Calls, said: ReplicaStatus) -> bool:
 def forgotten_timeout(lab: Calls, replica: Replica, reason: str | None) -> bool:
     """Whether a rank that is past its timeout may be said to have ended with its gang.
 
-    Of several ranks of a gang that are too late at once, a platform may count one, and remove the others with all that
-    they said. Who has not seen them run knows the one, and that the others were ended.
+    Of several ranks of a gang that are too late at once, a platform may count one, and remove the
+    others with all that they said. Who has not seen them run knows the one, and that the others
+    were ended.
     """
     capabilities = lab.capabilities
     removed = capabilities.failure_scope == "gang" and not capabilities.remembers_ended

@@ -54,8 +54,8 @@ class RunChecks(Checks):
                     self.broken(
                         "S7",
                         f"launched with timeout={run.timeout}",
-                        f"{replica} is past it and goes on: {truth}. Either the platform was not told the timeout, or the "
-                        "world does not end in advance() what is overdue",
+                        f"{replica} is past it and goes on: {truth}. Either the platform was not "
+                        "told the timeout, or the world does not end in advance() what is overdue",
                     )
                 if replica.doomed and not over:
                     self.broken(

@@ -52,6 +52,7 @@ class Shown:
                 self._lab.broken(
                     "L7",
                     "launch_replicas gave handles",
-                    "its variables or secrets are others than those of the run with this run_id, or not allowed at all, so it "
-                    "must be refused. Look at what the executor compares: env and secrets belong to it",
+                    "its variables or secrets are others than those of the run with this run_id, "
+                    "or not allowed at all, so it must be refused. Look at what the executor "
+                    "compares: env and secrets belong to it",
                 )

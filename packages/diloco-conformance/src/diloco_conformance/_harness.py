@@ -20,32 +20,42 @@ __all__ = ["Ability", "Fault", "Harness", "Operation", "Step", "Told", "Truth"]
 
 
 class Harness(WorldHooks, ABC):
-    """One fresh world for one example. ``docs/harness.md`` has the duties of every method in a table.
+    """One fresh world for one example.
 
-    A scripted world is quick and has faults; one with real replicas proves that the script is true. Most backends have
-    both. All methods return only when what they do is done and the backend's own records show it, except that a cancel
-    and what follows of it may be under way until :meth:`settle`.
+    ``docs/harness.md`` has the duties of every method in a table.
+
+    A scripted world is quick and has faults; one with real replicas proves that the script is true.
+    Most backends have both. All methods return only when what they do is done and the backend's own
+    records show it, except that a cancel and what follows of it may be under way until
+    :meth:`settle`.
 
     Attributes:
         entrypoint: What is launched; in a world with real replicas that of :class:`Puppets`.
         entrypoint_args: Arguments that the world needs itself; the suite adds its own.
-        cannot: What this world cannot do (a Step, Fault, Operation or Ability), and why. The tests that need it are
-            skipped with that reason.
-        starts_by_itself: Whether replicas start without being driven: START only waits until they have, and PREEMPT until
-            they have again.
+        cannot: What this world cannot do (a Step, Fault, Operation or Ability), and why. The tests
+            that need it are skipped with that reason.
+        starts_by_itself: Whether replicas start without being driven: START only waits until they
+            have, and PREEMPT until they have again.
         timeout: Timeout of most launches, in seconds; no test reaches it.
         short_timeout: Timeout of the replicas that are to be overdue, in seconds.
         overrun: Seconds beyond it after which they must have been ended, or be about to.
         slack: Seconds by which collect may come back late.
         resolution: Seconds by which the times in the backend's records may be off.
-        patience: Real seconds that one call may take before it counts as hung; 30 if it is not set, or 5 where time is virtual
-            (:meth:`sleep` is not overridden), since nothing waits in real time there.
-        many_ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
-        many_runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
-        long_log: How many bytes are more than the platform gives of a log in one page, or as many as this world can bear.
-        keeps_carriage_returns: Whether a carriage return right before a newline is kept in logs; containerd drops it.
-        gpus: Some values of ``gpu=`` that this backend takes, such as ``"H100:2"``; none if it has no GPUs.
-        run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
+        patience: Real seconds that one call may take before it counts as hung; 30 if it is not set,
+            or 5 where time is virtual (:meth:`sleep` is not overridden), since nothing waits in
+            real time there.
+        many_ranks: How many replicas a large run of the suite has; more than ten, unless that is
+            too much for this world.
+        many_runs: How many runs are more than one page of the backend's lists, or as many as this
+            world can bear.
+        long_log: How many bytes are more than the platform gives of a log in one page, or as many
+            as this world can bear.
+        keeps_carriage_returns: Whether a carriage return right before a newline is kept in logs;
+            containerd drops it.
+        gpus: Some values of ``gpu=`` that this backend takes, such as ``"H100:2"``; none if it has
+            no GPUs.
+        run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must
+            be new each time.
         time: The clock of the world, if it is virtual.
     """
 
@@ -182,7 +192,10 @@ class Harness(WorldHooks, ABC):
         return self.time.clock()
 
     def sleep(self, seconds: float) -> None:
-        """What executors on this world sleep with: the world goes on meanwhile. Override it where time is real."""
+        """What executors on this world sleep with: the world goes on meanwhile.
+
+        Override it where time is real.
+        """
         if not self.time.idle():
             self.advance(seconds)
 

@@ -54,8 +54,9 @@ class Lab(Hand):
         silent = [name for name, why in self.harness.cannot.items() if not str(why).strip()]
         if wrong or needed or silent:
             raise HarnessFault(
-                f"cannot= may name a Step, Fault, Operation or Ability with a reason, but not start, succeed or fail: "
-                f"unknown {wrong}, needed {needed}, without a reason {silent}"
+                "cannot= may name a Step, Fault, Operation or Ability with a reason, but not "
+                f"start, succeed or fail: unknown {wrong}, needed {needed}, without a reason "
+                f"{silent}"
             )
 
     def can(self, *needs: str) -> bool:

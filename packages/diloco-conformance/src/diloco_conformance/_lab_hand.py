@@ -61,8 +61,8 @@ class Hand(Verbs):
         if step in FAILURES and counted and (truth.state, truth.attempt) == before:
             fault(
                 self.harness,
-                f"drive(…, Step.{step.name}, {value!r}) changed nothing: the world tells {truth}. It must end the attempt that "
-                f"runs, or declare Step.{step.name} in cannot",
+                f"drive(…, Step.{step.name}, {value!r}) changed nothing: the world tells {truth}. "
+                f"It must end the attempt that runs, or declare Step.{step.name} in cannot",
                 "drive",
             )
         if step in FAILURES and truth.state is not replica.state:
@@ -183,8 +183,9 @@ class Hand(Verbs):
             self.broken(
                 "L9",
                 f"past its timeout, {replica} is {truth.state} in attempt {truth.attempt}",
-                f"it was launched with max_restarts={limit}, and a timeout is a failure as any other. Either the platform was "
-                "told of fewer restarts, or the world does not start again in advance() what is overdue",
+                f"it was launched with max_restarts={limit}, and a timeout is a failure as any "
+                "other. Either the platform was told of fewer restarts, or the world does not "
+                "start again in advance() what is overdue",
             )
         replica.restarts += 1
         self._again(replica, began)

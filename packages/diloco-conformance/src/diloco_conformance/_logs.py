@@ -15,7 +15,8 @@ from ._model import Replica
 def allowed(lab: Lab, replica: Replica) -> list[list[str]]:
     """The logs that a replica may have: of its newest attempt, or of all; and an unfinished line may be held back.
 
-    A carriage return at the end of a line may be missing where the platform takes it for a part of the line's end.
+    A carriage return at the end of a line may be missing where the platform takes it for a part of
+    the line's end.
     """
     begun = [rest.decode(errors="replace") for rest in replica.rest.values() if rest]
     logs = [replica.lines, [*replica.before, *replica.lines]]

@@ -32,9 +32,10 @@ values = st.one_of(
 class ExecutorMachine(MoreRules, LogRules):
     """The rules. Purely random ones miss much, so some of them go straight to where executors err.
 
-    A backend adds rules of its own in a subclass, which its test class names (``machine = MyMachine``). A rule acts through
-    ``self.lab``, whose methods check and write down; :meth:`some`, :meth:`some_run` and :meth:`running` choose, and a rule
-    for which they find nothing returns.
+    A backend adds rules of its own in a subclass, which its test class names
+    (``machine = MyMachine``). A rule acts through ``self.lab``, whose methods check and write down;
+    :meth:`some`, :meth:`some_run` and :meth:`running` choose, and a rule for which they find
+    nothing returns.
     """
 
     # --- launching ---

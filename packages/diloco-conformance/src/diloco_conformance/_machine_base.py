@@ -24,7 +24,8 @@ class MachineBase(RuleBasedStateMachine):
     """A world, and what there is in it.
 
     Attributes:
-        lab: World, executor and model: everything a rule does goes through it, is checked, and is written down.
+        lab: World, executor and model: everything a rule does goes through it, is checked, and is
+            written down.
     """
 
     def __init__(self, harness: Harness) -> None:
@@ -38,7 +39,8 @@ class MachineBase(RuleBasedStateMachine):
 
     # --- choosing ---
 
-    # A rule that finds nothing to act on does nothing: hypothesis.assume() would throw the whole sequence away.
+    # A rule that finds nothing to act on does nothing: hypothesis.assume() would throw the whole
+    # sequence away.
 
     def some(self, number: int, test: Callable[[Replica], bool]) -> Replica | None:
         """One of the replicas that pass, if there is one."""

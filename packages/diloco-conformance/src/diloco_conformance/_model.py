@@ -28,8 +28,8 @@ class Replica:
         cancelled_by: The promise that this cancel is under.
         raced: It has ended by itself after a cancel of it was accepted.
         doomed: A sibling has failed in a backend whose failure scope is the gang.
-        begun_at: When it was started at the earliest, on the world's clock. Where replicas start by themselves, they may have run
-            for a while before it is seen.
+        begun_at: When it was started at the earliest, on the world's clock. Where replicas start by
+            themselves, they may have run for a while before it is seen.
         started_at: When it was started at the latest: when it was seen to run.
         started: From when to when that was, in Unix seconds.
         ended: From when to when it was made to end, in Unix seconds.

@@ -18,7 +18,8 @@ def once(cls: type, folder: Path | None, look: Callable[[], None]) -> str | None
 
     Args:
         cls: The class of the tests.
-        folder: Shared by the workers of this run, and by no other run; None if there is one process only.
+        folder: Shared by the workers of this run, and by no other run; None if there is one process
+            only.
         look: Raises if something is wrong.
     """
     if folder is None or "<locals>" in cls.__qualname__:  # such classes may share a name

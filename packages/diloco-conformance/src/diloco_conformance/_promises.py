@@ -98,7 +98,8 @@ class PromiseBroken(AssertionError):  # noqa: N818 - it says what happened
             or "    (nothing)"
         )
         super().__init__(
-            f"{promise} is broken. {PROMISES[promise]}\n  The backend said: {said}\n  True is: {true}\n  After:\n{steps}"
+            f"{promise} is broken. {PROMISES[promise]}\n  The backend said: {said}\n  True is: "
+            f"{true}\n  After:\n{steps}"
         )
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Puppets:
     """Real replicas of a harness, told what to do through a folder that they and the test see.
 
-    Launch ``Puppets.entrypoint`` with ``puppets.arguments``, and with ``Puppets.source`` on the replicas' import path.
+    Launch ``Puppets.entrypoint`` with ``puppets.arguments``, and with ``Puppets.source`` on the
+    replicas' import path.
 
     Args:
         folder: An existing folder.
@@ -110,6 +111,7 @@ class Puppets:
             waited = time.monotonic() - start
             if waited > self.patience:
                 raise HarnessFault(f"waited {self.patience:g} s for {what}")
-            # What has taken long may take a little longer: to ask all the time would slow down what is waited for.
+            # What has taken long may take a little longer: to ask all the time would slow down what
+            # is waited for.
             time.sleep(min(max(0.005, waited / 6), 0.25))
         return found

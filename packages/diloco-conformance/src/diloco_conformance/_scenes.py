@@ -227,16 +227,18 @@ def other_launch(lab: Lab, run: Run, n: int, change: dict[str, Any]) -> None:
         lab.broken(
             "L7",
             f"launch_replicas({n}, {change}) gave {handles}",
-            f"{run.name} has this run_id and was launched with {len(run.replicas)} replicas and without {change}, so this launch "
-            "must be refused with RunConflictError. Look at what the executor compares with the run that is there "
-            "(request.fingerprint() is made from every argument)",
+            f"{run.name} has this run_id and was launched with {len(run.replicas)} replicas and "
+            f"without {change}, so this launch must be refused with RunConflictError. Look at "
+            "what the executor compares with the run that is there (request.fingerprint() is made "
+            "from every argument)",
         )
     if (lab.harness.living(), _told(lab, run)) != (living, told):
         lab.broken(
             "L7",
             f"launch_replicas({n}, {change}) under the run_id of {run.name} was refused",
-            f"before it, {living} replicas lived and {run.name} was told {told}; now {lab.harness.living()} live, and it is told "
-            f"{_told(lab, run)}. A launch that is refused must change nothing: look at what was sent before it was compared",
+            f"before it, {living} replicas lived and {run.name} was told {told}; now "
+            f"{lab.harness.living()} live, and it is told {_told(lab, run)}. A launch that is "
+            "refused must change nothing: look at what was sent before it was compared",
         )
 
 

@@ -1,7 +1,7 @@
 """Whether requests whose answers are lost are carried out, and whether all answers are lost that are to be.
 
-What the executor makes of it says nothing: one that looks again finds its run in any case. So the world is looked at when an
-error reaches the executor, and the errors are counted.
+What the executor makes of it says nothing: one that looks again finds its run in any case. So the
+world is looked at when an error reaches the executor, and the errors are counted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def lost_answers_are_of_requests_that_are_done(sample: Sample) -> None:
         if living and max(living) <= before:
             fault(
                 sample.harness,
-                f"under inject({Operation.LAUNCH!r}, {kind!r}) nothing of a launch lived when the executor heard that its "
-                "request had failed: the request must be carried out, and then its answer lost",
+                f"under inject({Operation.LAUNCH!r}, {kind!r}) nothing of a launch lived when the "
+                "executor heard that its request had failed: the request must be carried out, and "
+                "then its answer lost",
                 "inject",
             )
 
@@ -45,8 +46,9 @@ def no_answer_comes(sample: Sample) -> None:
     if first > well and second <= well:
         fault(
             harness,
-            f"under inject({Operation.LAUNCH!r}, {Fault.UNANSWERED!r}) the first launch met {first - well} errors, and the "
-            "second one none: every answer must be lost until clear()",
+            f"under inject({Operation.LAUNCH!r}, {Fault.UNANSWERED!r}) the first launch met "
+            f"{first - well} errors, and the second one none: every answer must be lost until "
+            "clear()",
             "inject",
         )
 
@@ -79,5 +81,6 @@ def _errors(sample: Sample, kind: Fault | None) -> list[int]:
         harness.clear()
     with contextlib.suppress(BackendError):
         sample.ask(lambda: lab.executor.cancel_run(run_id))
-    harness.settle()  # what is still ending would count as living before the next launch, and be gone after it
+    # What is still ending would count as living before the next launch, and be gone after it
+    harness.settle()
     return living

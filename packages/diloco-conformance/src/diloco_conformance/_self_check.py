@@ -59,7 +59,8 @@ def check_harness(make_harness: Callable[[], object], owner: str) -> None:
         raise
     except Exception as error:
         raise HarnessFault(
-            f"{owner}: before the first test, {type(error).__name__} was raised: {error}\n  {raised_at(error)}"
+            f"{owner}: before the first test, {type(error).__name__} was raised: {error}\n  "
+            f"{raised_at(error)}"
         ) from error
 
 
@@ -69,12 +70,14 @@ def _make(make_harness: Callable[[], object], owner: str) -> Harness:
     except TypeError as error:
         if "abstract" in str(error):
             raise HarnessFault(
-                f"{error}. A harness supplies all of these methods; docs/harness.md of diloco-conformance says how"
+                f"{error}. A harness supplies all of these methods; docs/harness.md of "
+                "diloco-conformance says how"
             ) from error
         raise
     if not isinstance(harness, Harness):
         raise HarnessFault(
-            f"{owner}.make_harness() returned {harness!r}: it must return a fresh object of a class that subclasses Harness"
+            f"{owner}.make_harness() returned {harness!r}: it must return a fresh object of a "
+            "class that subclasses Harness"
         )
     if not hasattr(harness, "time"):
         fault(

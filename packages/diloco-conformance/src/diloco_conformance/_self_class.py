@@ -90,14 +90,15 @@ def _check_attributes(harness: Harness) -> None:
             if (value := getattr(harness, name)) > harness.short_timeout / 4:
                 fault(
                     harness,
-                    f"{name} is {value:g} s where time is virtual and short_timeout {harness.short_timeout:g} s: with as much as "
-                    "that, nothing late or wrongly dated would be noticed",
+                    f"{name} is {value:g} s where time is virtual and short_timeout "
+                    f"{harness.short_timeout:g} s: with as much as that, nothing late or wrongly "
+                    "dated would be noticed",
                 )
     if not harness.short_timeout < harness.timeout:
         fault(
             harness,
-            f"short_timeout ({harness.short_timeout:g} s) must be shorter than timeout ({harness.timeout:g} s), "
-            "which no test reaches",
+            f"short_timeout ({harness.short_timeout:g} s) must be shorter than timeout "
+            f"({harness.timeout:g} s), which no test reaches",
         )
 
 
@@ -122,8 +123,8 @@ def _check_method(
     ):
         fault(
             harness,
-            f"{name} is a generator or 'async def', so that calling it does nothing: write a plain method, which returns "
-            "when its work is done",
+            f"{name} is a generator or 'async def', so that calling it does nothing: write a "
+            "plain method, which returns when its work is done",
             name,
         )
 
@@ -150,6 +151,6 @@ def _check_left_out(harness: Harness) -> None:
         abilities = ", ".join(f"Ability.{ability.name}" for ability in silent)
         fault(
             harness,
-            f"it lacks {methods}: write what this world can do, and for the rest declare in cannot, each with its reason: "
-            f"{abilities}",
+            f"it lacks {methods}: write what this world can do, and for the rest declare in "
+            f"cannot, each with its reason: {abilities}",
         )

@@ -35,7 +35,8 @@ def check_executor(harness: Harness) -> None:
         if not isinstance(value, wanted):
             said = f"has {name} = {value!r}" if hasattr(executor, name) else f"lacks {name}"
             raise HarnessFault(
-                f"{kind} {said}: it must be {wanted.__name__}, declared on the class, such as {example}"
+                f"{kind} {said}: it must be {wanted.__name__}, declared on the class, such as "
+                f"{example}"
             )
     if not hasattr(executor, "_backoff"):
         raise HarnessFault(
@@ -45,17 +46,22 @@ def check_executor(harness: Harness) -> None:
     if harness.make_executor() is executor:
         fault(
             harness,
-            "make_executor() returned the same object twice: it must make a new executor, which has seen nothing",
+            (
+                "make_executor() returned the same object twice: it must make a new executor, which "
+                "has seen nothing"
+            ),
             "make_executor",
         )
-    pauses = executor._backoff  # noqa: SLF001 - there is no other way to see which clock it waits by
+    # There is no other way to see which clock it waits by
+    pauses = executor._backoff  # noqa: SLF001
     virtual = type(harness).sleep is Harness.sleep
     far = abs(pauses.clock() - harness.clock()) > max(10.0, harness.slack)
     if far or (virtual and pauses.sleep is time.sleep):
         fault(
             harness,
-            f"make_executor() makes a {kind} that waits by another clock than the harness's. Either make_executor() does not "
-            f"pass backoff=self.backoff(), or the __init__ of {kind} does not pass it on: super().__init__(backoff=backoff)",
+            f"make_executor() makes a {kind} that waits by another clock than the harness's. "
+            "Either make_executor() does not pass backoff=self.backoff(), or the __init__ of "
+            f"{kind} does not pass it on: super().__init__(backoff=backoff)",
             "make_executor",
         )
     close(harness, executor)
@@ -67,8 +73,8 @@ def check_kind(harness: Harness, method: str, executor: object) -> None:
     if not isinstance(executor, BaseExecutor):
         fault(
             harness,
-            f"{method}() returned {executor!r} ({type(executor).__name__}), which is no executor: it must be a subclass of "
-            "diloco_protocol.BaseExecutor",
+            f"{method}() returned {executor!r} ({type(executor).__name__}), which is no executor: "
+            "it must be a subclass of diloco_protocol.BaseExecutor",
             method,
         )
 
@@ -91,8 +97,8 @@ def check_time(harness: Harness) -> None:
     if not passed >= 0.9 * seconds:
         fault(
             harness,
-            f"advance({seconds:g}) let {passed:g} s pass by clock(): call self.time.sleep(seconds) in it, and then do "
-            "what the world does by itself",
+            f"advance({seconds:g}) let {passed:g} s pass by clock(): call "
+            "self.time.sleep(seconds) in it, and then do what the world does by itself",
             "advance",
         )
     moment = harness.clock()
@@ -100,8 +106,8 @@ def check_time(harness: Harness) -> None:
     if type(harness).sleep is Harness.sleep and harness.clock() - moment > harness.short_timeout:
         fault(
             harness,
-            f"settle() let {harness.clock() - moment:g} s pass although nothing was under way: what was launched would be past "
-            "its timeout after it",
+            f"settle() let {harness.clock() - moment:g} s pass although nothing was under way: "
+            "what was launched would be past its timeout after it",
             "settle",
         )
     passed = harness.now() - then
@@ -109,6 +115,9 @@ def check_time(harness: Harness) -> None:
     if stands or not passed >= 0.9 * seconds - harness.resolution:
         fault(
             harness,
-            f"advance({seconds:g}) let {passed:g} s pass by now(), and more by clock(): both must go on together",
+            (
+                f"advance({seconds:g}) let {passed:g} s pass by now(), and more by clock(): both must "
+                "go on together"
+            ),
             "now",
         )

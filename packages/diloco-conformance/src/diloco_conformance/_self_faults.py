@@ -1,4 +1,7 @@
-"""Whether disturbances disturb, and end. What is tried is what the world lets happen, not only what the executor says."""
+"""Whether disturbances disturb, and end.
+
+What is tried is what the world lets happen, not only what the executor says.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,8 @@ def several_are_disturbed(sample: Sample) -> None:
     if seen == true:
         fault(
             harness,
-            f"inject({Operation.LAUNCH!r}, …) has ended what inject({Operation.OBSERVE!r}, …) had begun: several operations add "
-            "up, until clear()",
+            f"inject({Operation.LAUNCH!r}, …) has ended what inject({Operation.OBSERVE!r}, …) had "
+            "begun: several operations add up, until clear()",
             "inject",
         )
     if not _started(sample):
@@ -83,16 +86,16 @@ def launches_are_disturbed(sample: Sample) -> None:
     if refused:
         fault(
             sample.harness,
-            f"under inject({Operation.LAUNCH!r}, {Fault.FORBIDDEN!r}, after={MANY}) a launch is refused: the first {MANY} calls "
-            "must go well",
+            f"under inject({Operation.LAUNCH!r}, {Fault.FORBIDDEN!r}, after={MANY}) a launch is "
+            f"refused: the first {MANY} calls must go well",
             "inject",
         )
     with _disturbed(sample, Operation.LAUNCH, after=1):
         if all(_started(sample) for _ in range(LAUNCHES)):
             fault(
                 sample.harness,
-                f"under inject({Operation.LAUNCH!r}, {Fault.FORBIDDEN!r}, after=1), {LAUNCHES} launches went well: only the "
-                "first call must, and every later one must be refused",
+                f"under inject({Operation.LAUNCH!r}, {Fault.FORBIDDEN!r}, after=1), {LAUNCHES} "
+                "launches went well: only the first call must, and every later one must be refused",
                 "inject",
             )
 
@@ -179,8 +182,9 @@ def _nothing(
 ) -> None:
     fault(
         sample.harness,
-        f"inject({operation!r}, {kind!r}) changes nothing: {what} under it. Until clear(), every such call to the "
-        "platform must run into the fault, or the fault must be declared in cannot",
+        f"inject({operation!r}, {kind!r}) changes nothing: {what} under it. Until clear(), every "
+        "such call to the platform must run into the fault, or the fault must be declared in "
+        "cannot",
         "inject",
     )
 

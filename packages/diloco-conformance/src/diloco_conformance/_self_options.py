@@ -24,7 +24,8 @@ def check_options(harness: Harness) -> None:
     """Make an executor with every option that the suite uses.
 
     Raises:
-        HarnessFault: One of them does not come to the constructor. What the constructor does with it, the tests will see.
+        HarnessFault: One of them does not come to the constructor. What the constructor does with
+            it, the tests will see.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = {
@@ -37,8 +38,8 @@ def check_options(harness: Harness) -> None:
         if not any(_is(one, value) for one in given):
             fault(
                 harness,
-                f"make_executor({name}={value!r}) does not give {name} to the constructor of {kind}: write "
-                f"make_executor(self, **options), and {kind}(…, **options) in it",
+                f"make_executor({name}={value!r}) does not give {name} to the constructor of "
+                f"{kind}: write make_executor(self, **options), and {kind}(…, **options) in it",
                 "make_executor",
             )
 

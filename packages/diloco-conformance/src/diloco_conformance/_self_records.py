@@ -1,7 +1,7 @@
 """Whether a harness finds in the platform's records what an executor has sent: labels, resources, secrets.
 
-An executor that sends nothing of the kind is not the harness's fault. So the platform's requests are looked at, where they can be
-read, or else the plan: only what is in there must be found.
+An executor that sends nothing of the kind is not the harness's fault. So the platform's requests
+are looked at, where they can be read, or else the plan: only what is in there must be found.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def labels_are_found(sample: Sample) -> None:
     if LABEL in sent and LABEL not in (labels := dict(harness.labels(run.handles[0]))).values():
         fault(
             harness,
-            f"a run was launched with the label {LABEL!r}, which is in its request, and labels() returned {labels}: it must "
-            "return the labels in the platform's records",
+            f"a run was launched with the label {LABEL!r}, which is in its request, and labels() "
+            f"returned {labels}: it must return the labels in the platform's records",
             "labels",
         )
 
@@ -54,9 +54,10 @@ def resources_are_found(sample: Sample) -> None:
     if taken:
         fault(
             harness,
-            f"resources() returned {plain} of every replica, whether it was launched with {' or '.join(map(str, taken))} or "
-            "without: it must return what the platform's records say was asked for. If the executor sends none of these, it must "
-            "refuse them all",
+            f"resources() returned {plain} of every replica, whether it was launched with "
+            f"{' or '.join(map(str, taken))} or without: it must return what the platform's "
+            "records say was asked for. If the executor sends none of these, it must refuse them "
+            "all",
             "resources",
         )
 
@@ -79,8 +80,9 @@ def secrets_are_kept(sample: Sample) -> None:
     if got != value:
         fault(
             harness,
-            f"a replica was launched with the reference {reference!r} that secret({value!r}) had returned, and it is in the "
-            f"request; what came of it is {got!r}. secret() must put the value where the platform looks for that reference",
+            f"a replica was launched with the reference {reference!r} that secret({value!r}) had "
+            f"returned, and it is in the request; what came of it is {got!r}. secret() must put "
+            "the value where the platform looks for that reference",
             "secret",
         )
 

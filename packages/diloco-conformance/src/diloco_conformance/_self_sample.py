@@ -30,8 +30,8 @@ class Sample:
         if quiet := self.living():
             fault(
                 self.harness,
-                f"living() is {quiet} in a fresh world, before anything was launched: every test must find a world of its own, "
-                "in which nothing lives",
+                f"living() is {quiet} in a fresh world, before anything was launched: every test "
+                "must find a world of its own, in which nothing lives",
                 "living",
             )
         run = lab.launch(2)
@@ -43,15 +43,16 @@ class Sample:
         if (counted := self.living()) < alive:
             fault(
                 self.harness,
-                f"living() was 0 before a launch of two replicas, and is {counted} now, although truth() says that "
-                f"{alive} of them are alive: it must count what lives in the world at this moment",
+                f"living() was 0 before a launch of two replicas, and is {counted} now, although "
+                f"truth() says that {alive} of them are alive: it must count what lives in the "
+                "world at this moment",
                 "living",
             )
         if any(self._truth(handle).stopping for handle in run.handles):
             fault(
                 self.harness,
-                f"truth() returned {self._truth(run.handles[0])} of a replica that nobody has ended: stopping must say "
-                "whether its end was asked for",
+                f"truth() returned {self._truth(run.handles[0])} of a replica that nobody has "
+                "ended: stopping must say whether its end was asked for",
                 "truth",
             )
 
@@ -74,7 +75,10 @@ class Sample:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             fault(
                 self.harness,
-                f"living() returned {value!r}: it must return how many replicas are alive, a whole number",
+                (
+                    f"living() returned {value!r}: it must return how many replicas are alive, a "
+                    "whole number"
+                ),
                 "living",
             )
         return value

@@ -23,8 +23,8 @@ def truth_is_its_own(sample: Sample) -> None:
     if asked := verbs_in(told, lab.executor):
         fault(
             harness,
-            f"truth() or living() calls the executor ({', '.join(asked)}): what is true must come from the world itself, or "
-            "the suite compares the executor with itself",
+            f"truth() or living() calls the executor ({', '.join(asked)}): what is true must come "
+            "from the world itself, or the suite compares the executor with itself",
             "truth",
         )
     with sample.fresh() as executor:
@@ -32,8 +32,9 @@ def truth_is_its_own(sample: Sample) -> None:
     if both := shared(told, said):
         fault(
             harness,
-            f"truth() has its states from {', '.join(both)}, and so has the executor: if that is wrong, both are wrong alike, "
-            "and nobody sees it. Write down once more, in the harness, which word of the platform means which state",
+            f"truth() has its states from {', '.join(both)}, and so has the executor: if that is "
+            "wrong, both are wrong alike, and nobody sees it. Write down once more, in the "
+            "harness, which word of the platform means which state",
             "truth",
         )
 
@@ -67,8 +68,9 @@ def told_is_what_the_replica_was_told(sample: Sample) -> None:
         if theirs:
             fault(
                 harness,
-                f"told() has its {name} from the handle: it must be what the replica itself was told, by its environment, its "
-                "spec or its own report, or nobody sees a replica that was told something else",
+                f"told() has its {name} from the handle: it must be what the replica itself was "
+                "told, by its environment, its spec or its own report, or nobody sees a replica "
+                "that was told something else",
                 "told",
             )
 
@@ -87,8 +89,9 @@ def calls_are_counted(sample: Sample) -> None:
     if (after := harness.calls()) <= before:
         fault(
             harness,
-            f"calls() was {before} before poll and list_runs by an executor that had seen nothing, and is {after} after them: "
-            "it must count every call that reaches the platform",
+            f"calls() was {before} before poll and list_runs by an executor that had seen "
+            f"nothing, and is {after} after them: it must count every call that reaches the "
+            "platform",
             "calls",
         )
 
@@ -103,16 +106,17 @@ def what_was_sent_is_kept(sample: Sample) -> None:
     if not sent:
         fault(
             sample.harness,
-            "sent() is empty after a launch: it must return the requests of all launches so far, in the words of "
-            "Plan.requests",
+            "sent() is empty after a launch: it must return the requests of all launches so far, "
+            "in the words of Plan.requests",
             "sent",
         )
     sample.lab.launch(1)
     if (now := sample.harness.sent())[: len(sent)] != sent or len(now) == len(sent):
         fault(
             sample.harness,
-            f"sent() had {len(sent)} requests before a launch, and has {len(now)} after it, of which not all of the first "
-            f"{len(sent)} are the same: it must keep all requests, in order",
+            f"sent() had {len(sent)} requests before a launch, and has {len(now)} after it, of "
+            f"which not all of the first {len(sent)} are the same: it must keep all requests, in "
+            "order",
             "sent",
         )
 
@@ -133,7 +137,10 @@ def records_have_their_types(sample: Sample) -> None:
         if not isinstance(reference, str) or not reference or reference == "conf-secret":
             fault(
                 harness,
-                f"secret() returned {reference!r}: it must be the reference under which the store has the secret, a text",
+                (
+                    f"secret() returned {reference!r}: it must be the reference under which the store "
+                    "has the secret, a text"
+                ),
                 "secret",
             )
 
@@ -149,15 +156,15 @@ def elsewhere_is_elsewhere(sample: Sample) -> None:
         if executor.backend_name != sample.lab.executor.backend_name:
             fault(
                 harness,
-                f"elsewhere() returned an executor of {executor.backend_name!r}: it must be of the same backend, on another "
-                "account, cluster or host",
+                f"elsewhere() returned an executor of {executor.backend_name!r}: it must be of "
+                "the same backend, on another account, cluster or host",
                 "elsewhere",
             )
         if run_id in sample.ask(executor.list_runs):
             fault(
                 harness,
-                f"the executor of elsewhere() lists {run_id!r}, which was launched here: it must work on another account, "
-                "cluster or host, whose runs are others",
+                f"the executor of elsewhere() lists {run_id!r}, which was launched here: it must "
+                "work on another account, cluster or host, whose runs are others",
                 "elsewhere",
             )
     finally:

@@ -10,7 +10,8 @@ from ._blame import fault
 from ._harness import Ability, Fault, Harness, Operation
 from ._words import HOOKS
 
-#: The methods that do something with each of their arguments, and what is declared where a world cannot do it.
+#: The methods that do something with each of their arguments, and what is declared where a world
+#: cannot do it.
 METHODS: dict[str, str | None] = {
     "drive": None,
     "truth": None,
@@ -38,8 +39,9 @@ def check_used(harness: Harness) -> None:
         if unused:
             fault(
                 harness,
-                f"{name}() never uses its argument {unused[0]}, so it cannot do what the suite asks of it: see {name} in "
-                "docs/harness.md, or declare in cannot what this world cannot do",
+                f"{name}() never uses its argument {unused[0]}, so it cannot do what the suite "
+                f"asks of it: see {name} in docs/harness.md, or declare in cannot what this world "
+                "cannot do",
                 name,
             )
 

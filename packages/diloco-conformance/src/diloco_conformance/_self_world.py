@@ -22,8 +22,9 @@ def prints_are_recorded(sample: Sample) -> None:
         if not (log := sample.ask(lambda: lab.executor.stream_logs(handle))):
             fault(
                 harness,
-                "after drive(…, Step.PRINT, ['self-check']) the log is empty. Either drive writes where the executor "
-                "does not read, or the executor reads no logs: mend what is wrong, or declare Step.PRINT in cannot",
+                "after drive(…, Step.PRINT, ['self-check']) the log is empty. Either drive writes "
+                "where the executor does not read, or the executor reads no logs: mend what is "
+                "wrong, or declare Step.PRINT in cannot",
                 "drive",
             )
         if lab.can(Ability.WRITE):
@@ -34,8 +35,9 @@ def prints_are_recorded(sample: Sample) -> None:
             if now == log:
                 fault(
                     harness,
-                    "after write(…, b'to write\\n') there is no such line in the log, although drive(…, Step.PRINT, …) is seen "
-                    "there: it must have the program write these very bytes",
+                    "after write(…, b'to write\\n') there is no such line in the log, although "
+                    "drive(…, Step.PRINT, …) is seen there: it must have the program write these "
+                    "very bytes",
                     "write",
                 )
     streams = ("stdout", "stderr")
@@ -64,8 +66,8 @@ def ends_are_counted(sample: Sample) -> None:
     if after != before - 1:
         fault(
             harness,
-            f"living() was {before}, one replica was made to succeed, and it is {after}: it must count what lives in the "
-            "world at this moment",
+            f"living() was {before}, one replica was made to succeed, and it is {after}: it must "
+            "count what lives in the world at this moment",
             "living",
         )
 
@@ -107,12 +109,14 @@ def moments_are_those_of_the_records(sample: Sample) -> None:
                 )
             )
 
-        # An executor alone may be wrong in what it says of a start, but hardly in its logs by as much.
+        # An executor alone may be wrong in what it says of a start, but hardly in its logs by as
+        # much.
         if abs(off) > 2 * NEAR and printed(before + off) and not printed(before):
             fault(
                 harness,
-                f"now() is {-off:+.0f} s off: what was started and printed at {before:.0f} by now() is dated about "
-                f"{before + off:.0f} by the platform. It must be the Unix time by which the platform dates its records",
+                f"now() is {-off:+.0f} s off: what was started and printed at {before:.0f} by "
+                f"now() is dated about {before + off:.0f} by the platform. It must be the Unix "
+                "time by which the platform dates its records",
                 "now",
             )
 
@@ -128,8 +132,8 @@ def lives_are_counted(sample: Sample) -> None:
     if (truth := harness.truth(replica.handle)).attempt != 2:
         fault(
             harness,
-            f"after drive(…, Step.PREEMPT) and START, truth() returned {truth}: attempt must be 2. If the platform itself does "
-            "not count, the executor declares counts_attempts=False",
+            f"after drive(…, Step.PREEMPT) and START, truth() returned {truth}: attempt must be "
+            "2. If the platform itself does not count, the executor declares counts_attempts=False",
             "truth",
         )
 
@@ -147,8 +151,8 @@ def what_is_lost_is_gone(sample: Sample) -> None:
     if entry["result"] == "self-check":
         fault(
             harness,
-            "after lose(handle) an executor that had seen nothing still finds the result: it must be gone from wherever the "
-            "platform keeps it",
+            "after lose(handle) an executor that had seen nothing still finds the result: it must "
+            "be gone from wherever the platform keeps it",
             "lose",
         )
 
@@ -164,16 +168,16 @@ def what_is_removed_goes(sample: Sample) -> None:
     if type(harness).sleep is Harness.sleep and harness.truth(replica.handle).state is None:
         fault(
             harness,
-            "after remove(handle) the run is gone at once: it must only begin to remove it, so that it is seen what others do "
-            "meanwhile, and settle() must bring that to its end",
+            "after remove(handle) the run is gone at once: it must only begin to remove it, so "
+            "that it is seen what others do meanwhile, and settle() must bring that to its end",
             "remove",
         )
     harness.settle()
     if (truth := harness.truth(replica.handle)).state is not None:
         fault(
             harness,
-            f"after remove(handle) and settle() the world still tells {truth}: it must have begun to remove the run, and "
-            "settle() must bring that to its end",
+            f"after remove(handle) and settle() the world still tells {truth}: it must have begun "
+            "to remove the run, and settle() must bring that to its end",
             "remove",
         )
     replica.gone = True
@@ -191,15 +195,15 @@ def cancels_settle(sample: Sample) -> None:
     if over and not accepted and at_once.state is not None and not at_once.state.terminal:
         fault(
             harness,
-            f"truth() returned {at_once} of a replica whose cancel was accepted, and that had ended after settle(): stopping "
-            "must say that its end was asked for",
+            f"truth() returned {at_once} of a replica whose cancel was accepted, and that had "
+            "ended after settle(): stopping must say that its end was asked for",
             "truth",
         )
     if accepted and truth.state is not None and not truth.state.terminal:
         fault(
             harness,
-            f"settle() returned while a cancel is still under way ({truth}): it must let everything that has begun come "
-            "to its end, however long that takes in this world",
+            f"settle() returned while a cancel is still under way ({truth}): it must let "
+            "everything that has begun come to its end, however long that takes in this world",
             "settle",
         )
 
@@ -215,7 +219,10 @@ def days_pass(sample: Sample) -> None:
     if not (passed := harness.now() - before) >= 0.9 * day:
         fault(
             harness,
-            f"age({day:g}) let {passed:g} s pass by now(): it must let that time pass, with what the platform forgets then",
+            (
+                f"age({day:g}) let {passed:g} s pass by now(): it must let that time pass, with what "
+                "the platform forgets then"
+            ),
             "age",
         )
 
@@ -235,13 +242,19 @@ def what_expires_is_gone(sample: Sample) -> None:
         if (truth := harness.truth(replica.handle)).state is not None:
             fault(
                 harness,
-                f"after expire(handles) the world still tells {truth} of {replica}: it must have the platform forget the run",
+                (
+                    f"after expire(handles) the world still tells {truth} of {replica}: it must have "
+                    "the platform forget the run"
+                ),
                 "expire",
             )
     if harness.truth(other).state is None:
         fault(
             harness,
-            "after expire(handles) another run is gone too: it must have the platform forget the run of these handles alone",
+            (
+                "after expire(handles) another run is gone too: it must have the platform forget the "
+                "run of these handles alone"
+            ),
             "expire",
         )
 
@@ -259,8 +272,9 @@ def between_waits(sample: Sample) -> None:
     if early or len(done) > 1:
         fault(
             sample.harness,
-            f"between(action) called action {'at once' if early else f'{len(done)} times'}: it must be called once, after the "
-            "platform has answered the next call for a page of the runs",
+            f"between(action) called action {'at once' if early else f'{len(done)} times'}: it "
+            "must be called once, after the platform has answered the next call for a page of the "
+            "runs",
             "between",
         )
 

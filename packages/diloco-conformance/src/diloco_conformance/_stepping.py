@@ -1,7 +1,7 @@
 """Between two lines of an executor: something is done there, or another thread goes on.
 
-What goes wrong only if something happens just then, would be seen once in a thousand runs otherwise: a scripted world answers at
-once, so that a thread is hardly ever interrupted.
+What goes wrong only if something happens just then, would be seen once in a thousand runs
+otherwise: a scripted world answers at once, so that a thread is hardly ever interrupted.
 """
 
 from __future__ import annotations

@@ -84,14 +84,16 @@ class ExecutorConformance(
 ):
     """Every promise of the contract, as tests. Subclass it, and give it a :class:`Harness`.
 
-    A standard test may be changed only openly: by ``@pytest.mark.xfail(reason=...)`` on a method of the same name. Anything
-    else is refused when the class is made.
+    A standard test may be changed only openly: by ``@pytest.mark.xfail(reason=...)`` on a method of
+    the same name. Anything else is refused when the class is made.
 
     Attributes:
         examples: Sequences that the state machine tries.
         steps: Steps of each.
-        shrink: Whether a sequence that breaks a promise is made shorter, by trying a hundred others; one that hangs is not.
-        fresh: Whether other sequences are tried every time. A failure says how to try the same ones again.
+        shrink: Whether a sequence that breaks a promise is made shorter, by trying a hundred
+            others; one that hangs is not.
+        fresh: Whether other sequences are tried every time. A failure says how to try the same ones
+            again.
         machine: The rules of the state machine; a backend may add its own in a subclass.
     """
 
@@ -232,8 +234,9 @@ def refuse_overrides(cls: type) -> None:
             mark.name == "xfail" and str(mark.kwargs.get("reason", "")).strip() for mark in marks
         ):
             raise TypeError(
-                f"{cls.__name__} replaces the standard test {name}. A promise that is not kept is shown, not hidden: mark the "
-                "method with @pytest.mark.xfail(reason=...), and call super()'s in it"
+                f"{cls.__name__} replaces the standard test {name}. A promise that is not kept is "
+                "shown, not hidden: mark the method with @pytest.mark.xfail(reason=...), and call "
+                "super()'s in it"
             )
 
 

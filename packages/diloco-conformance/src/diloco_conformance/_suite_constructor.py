@@ -46,7 +46,8 @@ class Constructing:
                     "L12",
                     f"launched with env={env} by an executor made without any, it gave {gave!r}",
                     f"{one.name} was launched by one that was made with env={GIVEN}, so this is "
-                    f"{'the same' if same else 'another'} launch. Does the constructor pass env on: super().__init__(env=env)?",
+                    f"{'the same' if same else 'another'} launch. Does the constructor pass env "
+                    "on: super().__init__(env=env)?",
                 )
 
     def test_l12_the_journal_of_the_constructor_is_written_and_read(self, lab: Lab) -> None:
@@ -59,7 +60,10 @@ class Constructing:
                 lab.broken(
                     "L12",
                     f"after the launch of {run.name} the journal has {written}",
-                    f"its handles are {run.handles}. Does the constructor pass journal on: super().__init__(journal=journal)?",
+                    (
+                        f"its handles are {run.handles}. Does the constructor pass journal on: "
+                        "super().__init__(journal=journal)?"
+                    ),
                 )
             lab.drive(run.replicas[0], Step.SUCCEED, "kept")
             lab.drive(run.replicas[1], Step.FAIL, 3)
@@ -92,7 +96,10 @@ class Constructing:
                 lab.broken(
                     "L12",
                     f"after the purge, collect says {after}",
-                    "the journal has every end with its result: BaseExecutor.purge writes them before _purge is called",
+                    (
+                        "the journal has every end with its result: BaseExecutor.purge writes them "
+                        "before _purge is called"
+                    ),
                 )
             lab.forget()
 

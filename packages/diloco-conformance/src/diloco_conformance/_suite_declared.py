@@ -1,4 +1,7 @@
-"""What happens is declared: D2. That what is declared happens, the tests of all other promises see."""
+"""What happens is declared: D2.
+
+That what is declared happens, the tests of all other promises see.
+"""
 
 from __future__ import annotations
 

@@ -146,7 +146,10 @@ class Endings:
                 lab.broken("R12", f"collect took {took:g} s", "what is lost is not waited for")
 
     def test_r12_whatever_is_left_is_data(self, lab: Lab) -> None:
-        """Some of it may be taken for a result. But every verb answers, or raises a BackendError, also for the sibling."""
+        """Some of it may be taken for a result.
+
+        But every verb answers, or raises a BackendError, also for the sibling.
+        """
         lab.needs(Ability.LOSE, Ability.DAMAGE)
         for left in ODD:
             run = lab.up(2)

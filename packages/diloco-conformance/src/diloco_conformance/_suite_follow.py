@@ -25,7 +25,10 @@ def check_streams(lab: Lab) -> None:
         lab.broken(
             "D1",
             f"log_streams={declared!r}",
-            f"{', '.join(map(repr, unknown))} is none of the streams that there are: {', '.join(STREAMS)}",
+            (
+                f"{', '.join(map(repr, unknown))} is none of the streams that there are: "
+                f"{', '.join(STREAMS)}"
+            ),
         )
 
 

@@ -34,8 +34,9 @@ class LastLines:
                 lab.broken(
                     "G3",
                     f"log_iter gave {lines}",
-                    f"{replica} wrote 'the first' and 'the last', and ended just when the executor had been at work for "
-                    f"{number} lines of its own. Who asks whether it has ended must do so before reading, not after",
+                    f"{replica} wrote 'the first' and 'the last', and ended just when the "
+                    f"executor had been at work for {number} lines of its own. Who asks whether "
+                    "it has ended must do so before reading, not after",
                 )
 
     def _looks(self, lab: Lab) -> tuple[int, int]:

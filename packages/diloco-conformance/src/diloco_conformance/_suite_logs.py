@@ -28,7 +28,8 @@ UGLY = [
     "last",
 ]
 
-#: Every character that some splitter takes for the end of a line, and others that are changed on the way.
+#: Every character that some splitter takes for the end of a line, and others that are changed on
+#: the way.
 STRANGE = [
     "10%\r50%\r100%",
     "carriage return at the end\r",

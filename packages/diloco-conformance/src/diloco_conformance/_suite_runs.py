@@ -73,7 +73,10 @@ class Runs:
                 f"cancel_run({run_id!r})",
                 partial(lab.executor.cancel_run, run_id),
                 ReplicaNotFoundError,
-                "there is no such run, so it must raise ReplicaNotFoundError. It does if attach does: look at _attach",
+                (
+                    "there is no such run, so it must raise ReplicaNotFoundError. It does if attach "
+                    "does: look at _attach"
+                ),
             )
 
     def test_c7_a_cancel_that_is_not_accepted_raises(self, lab: Lab) -> None:
@@ -93,7 +96,10 @@ class Runs:
                         lab.broken(
                             "C7",
                             f"cancel_run({run.name}) returned",
-                            f"every cancel met: {Fault.FORBIDDEN}. It must raise what the backend said: look at _stop",
+                            (
+                                f"every cancel met: {Fault.FORBIDDEN}. It must raise what the backend "
+                                "said: look at _stop"
+                            ),
                         )
             for replica in run.replicas:
                 replica.stopping |= after > 0 and lab.harness.truth(replica.handle).stopping
@@ -111,7 +117,10 @@ class Runs:
             lab.broken(
                 "C7",
                 f"cancel_run({run.name}) raised {error!r}",
-                f"{', '.join(map(str, unnamed))} is not being ended, and the error must name its rank",
+                (
+                    f"{', '.join(map(str, unnamed))} is not being ended, and the error must name its "
+                    "rank"
+                ),
             )
 
     def test_c7_where_the_scope_is_the_run_one_call_is_enough(self, lab: Lab) -> None:
@@ -130,8 +139,8 @@ class Runs:
             lab.broken(
                 "C7",
                 f"cancel_run took {counts[0]} calls for 2 ranks, and {counts[1]} for 8",
-                f"cancel_scope is {scope!r}, so that 6 more ranks may take {more} more calls. Look at how often _stop and "
-                "_attach call the backend",
+                f"cancel_scope is {scope!r}, so that 6 more ranks may take {more} more calls. "
+                "Look at how often _stop and _attach call the backend",
             )
 
     def test_c7_a_refused_rank_keeps_no_other_from_its_end(self, lab: Lab) -> None:
@@ -154,8 +163,14 @@ class Runs:
         if refused_ones < min(accepted, 6):
             lab.broken(
                 "C7",
-                f"when every cancel is refused, cancel_run takes {refused_ones} calls more for 8 ranks than for 2",
-                f"when none is, it takes {accepted} more, one for each rank at least: it must try all of them, and then raise",
+                (
+                    f"when every cancel is refused, cancel_run takes {refused_ones} calls more for 8 "
+                    "ranks than for 2"
+                ),
+                (
+                    f"when none is, it takes {accepted} more, one for each rank at least: it must try "
+                    "all of them, and then raise"
+                ),
             )
 
     def test_c8_close_ends_nothing(self, lab: Lab) -> None:
@@ -163,7 +178,8 @@ class Runs:
         run = lab.up(2)
         lab.drive(run.replicas[0], Step.SUCCEED, "kept")
         lab.observe_all()
-        # The world is cleared away by another one: a closed executor need not be able to do anything.
+        # The world is cleared away by another one: a closed executor need not be able to do
+        # anything.
         executor, lab.executor = lab.executor, lab.harness.make_executor()
         before = [lab.harness.truth(handle) for handle in run.handles]
         for _ in range(3):

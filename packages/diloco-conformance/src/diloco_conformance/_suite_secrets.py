@@ -58,7 +58,13 @@ class Hiding:
                 **options,
             }
             kwargs = {**lab.harness.entrypoint_args, **given.pop("entrypoint_args", {})}
-            look(lab, shown, f"plan, with {name},", partial(executor.plan, entrypoint_args=kwargs, **given))  # fmt: skip
+            # Fmt: skip
+            look(
+                lab,
+                shown,
+                f"plan, with {name},",
+                partial(executor.plan, entrypoint_args=kwargs, **given),
+            )
         for name in NAMES:
             call = partial(self._planned_by, lab, env={name: SECRET})
             look(lab, shown, f"plan of an executor with env={{{name!r}: ...}}", call)
@@ -76,7 +82,8 @@ class Hiding:
                 look_for = partial(look, lab, shown, errors_only=True)
                 is_known = look_for("describe", partial(executor.describe, wrong))
                 for verb, call in verbs(executor, wrong).items():
-                    # A handle may name the replica all the same, as one with another address of the same cluster does.
+                    # A handle may name the replica all the same, as one with another address of the
+                    # same cluster does.
                     if not (is_known and verb in {"cancel", "purge"}):
                         look_for(verb, call)
             for verb in ("attach", "exists", "cancel_run"):

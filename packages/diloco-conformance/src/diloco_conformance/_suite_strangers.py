@@ -181,8 +181,9 @@ class Strangers:
             lab.broken("H7", f"list_runs gave {listed}", f"these were there all the time: {wanted}")
         if not asked:
             raise HarnessFault(
-                "between(action) has not called action although list_runs was called: it must be called after the next call that "
-                "lists a page of the runs. If this backend lists none, declare Ability.BETWEEN in cannot"
+                "between(action) has not called action although list_runs was called: it must be "
+                "called after the next call that lists a page of the runs. If this backend lists "
+                "none, declare Ability.BETWEEN in cannot"
             )
         lab.settle()
         for run in gone:

@@ -12,20 +12,23 @@ from diloco_protocol import ReplicaState
 
 
 class Step(StrEnum):
-    """What a replica can be made to do. START, SUCCEED and FAIL are needed; the others may be declared impossible.
+    """What a replica can be made to do.
+
+    START, SUCCEED and FAIL are needed; the others may be declared impossible.
 
     Attributes:
         START: Its program runs now; value: None.
         SUCCEED: Its program returns; value: what it returns (JSON).
         FAIL: Its program exits; value: the exit code, 1 … 255.
         OOM: It is killed for want of memory; value: None.
-        KILL: Its program is ended by a signal that it sends to itself; value: the signal's name, such as ``"SIGABRT"``.
-        PREEMPT: Its machine is taken away, and the backend will start it again; value: what its program has returned just
-            before, which counts for nothing, since nobody has recorded that it succeeded; None: nothing. Worlds in which that
-            cannot be pass the value over.
+        KILL: Its program is ended by a signal that it sends to itself; value: the signal's name,
+            such as ``"SIGABRT"``.
+        PREEMPT: Its machine is taken away, and the backend will start it again; value: what its
+            program has returned just before, which counts for nothing, since nobody has recorded
+            that it succeeded; None: nothing. Worlds in which that cannot be pass the value over.
         PRINT: Its program writes lines to standard output; value: list of text.
-        STOP: Somebody ends it from outside, with the platform's own means and not through an executor, and it has ended;
-            value: None.
+        STOP: Somebody ends it from outside, with the platform's own means and not through an
+            executor, and it has ended; value: None.
     """
 
     START = "start"
@@ -61,7 +64,8 @@ class Fault(StrEnum):
 
     Attributes:
         THROTTLE: Too many requests: ThrottledError, or retried.
-        SERVER_ERROR: An internal error of the backend, nothing done: a retryable BackendError, or retried.
+        SERVER_ERROR: An internal error of the backend, nothing done: a retryable BackendError, or
+            retried.
         REFUSED: No connection, nothing done: a retryable BackendError, or retried.
         CUT: The connection is cut before the request is done: a retryable BackendError, or retried.
         FORBIDDEN: The credentials do not allow it: a BackendError that is not retryable.
@@ -93,7 +97,8 @@ class Ability(StrEnum):
         WRITE: A program can be made to write any bytes, to standard output and to standard error.
         SECRETS: There is a store of secrets. Without one, launches with secrets are refused.
         LABELS: The labels of what was launched can be read.
-        RESTART: A failed replica of a run with restarts is started again. START and FAIL are then for its next attempt.
+        RESTART: A failed replica of a run with restarts is started again. START and FAIL are then
+            for its next attempt.
         AGE: Days can be made to pass.
         ELSEWHERE: There can be an executor of the same backend on another account, cluster or host.
         RESOURCES: What the platform was asked for on behalf of a replica can be read.
@@ -139,12 +144,14 @@ class Truth:
     """What is true of a replica, from the world and not from the executor.
 
     Attributes:
-        state: Its state; None if the backend has no record of it. It is terminal only if the backend's records say so.
+        state: Its state; None if the backend has no record of it. It is terminal only if the
+            backend's records say so.
         alive: Whether anything of it still exists that costs money: process, pod, machine.
         attempt: Its n-th life.
         stopping: It is being ended and is not yet gone.
-        exit_code: Of what has failed, the exit code in the world's records; ``...`` if they do not say. Who tells it is told of
-            a ``drive`` that makes programs exit with another code than was asked for.
+        exit_code: Of what has failed, the exit code in the world's records; ``...`` if they do not
+            say. Who tells it is told of a ``drive`` that makes programs exit with another code than
+            was asked for.
         out_of_memory: Likewise, whether the records say that memory ran out.
     """
 
@@ -169,7 +176,8 @@ class Told:
         world_size: The number of replicas of the run.
         kwargs: The arguments of its entrypoint.
         environment: Its environment variables.
-        timeout: The timeout in its spec, in seconds; None for no limit; ``...`` if the world cannot read it.
+        timeout: The timeout in its spec, in seconds; None for no limit; ``...`` if the world cannot
+            read it.
     """
 
     rank: int

@@ -17,7 +17,8 @@ class Resources:
     Attributes:
         cpu: CPUs; None if nothing was asked for.
         memory: Bytes; None if nothing was asked for.
-        gpu: Model and number, such as ``"H100:2"``; ``"any:2"`` where the model is all the same; None for no GPU.
+        gpu: Model and number, such as ``"H100:2"``; ``"any:2"`` where the model is all the same;
+            None for no GPU.
         spot: Whether interruptible capacity was asked for; None if nothing was said of it.
     """
 
@@ -37,7 +38,8 @@ class WorldHooks:
     def lose(self, handle: ReplicaHandle, left: bytes | None = None) -> None:
         """Lose the result of a replica that has succeeded; ``left`` is found in its place, None: nothing is.
 
-        The record that it has succeeded stays. Where a result can only be lost, Ability.DAMAGE is in ``cannot``.
+        The record that it has succeeded stays. Where a result can only be lost, Ability.DAMAGE is
+        in ``cannot``.
         """
         raise NotImplementedError(self._missing("lose"))
 

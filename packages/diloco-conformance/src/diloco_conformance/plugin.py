@@ -1,4 +1,7 @@
-"""What pytest learns from this package: ``--diloco-seed``. It is loaded by itself where the package is installed."""
+"""What pytest learns from this package: ``--diloco-seed``.
+
+It is loaded by itself where the package is installed.
+"""
 
 from __future__ import annotations
 

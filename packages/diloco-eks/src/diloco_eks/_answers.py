@@ -32,7 +32,8 @@ def own_answer(
         what: What was tried, in words.
         kind: The kind that was asked for.
         name: The object that was asked for; empty if none was named.
-        space: The namespace that was asked; whatever says that it is in another one is another object.
+        space: The namespace that was asked; whatever says that it is in another one is another
+            object.
         removed: Whether a Status will do, which says that the object is gone.
 
     Raises:
@@ -57,7 +58,8 @@ def own_answer(
         if not space or elsewhere is None:
             return read
         raise UnavailableError(
-            f"cannot {what}: the answer is about the namespace {shown(elsewhere)}, so it is not the cluster's own: {_LOOK}"
+            f"cannot {what}: the answer is about the namespace {shown(elsewhere)}, so it is not "
+            f"the cluster's own: {_LOOK}"
         )
     found = f"kind {shown(read.get('kind'))}" + (f" and name {shown(about)}" if name else "")
     raise UnavailableError(
@@ -69,7 +71,8 @@ def own_answer(
 def missing_only(kind: str, name: str) -> Iterator[None]:
     """Take an object for missing only where the cluster says so of this very object.
 
-    A proxy has 404s of its own, and another API server behind it may say NotFound of something else.
+    A proxy has 404s of its own, and another API server behind it may say NotFound of something
+    else.
 
     Raises:
         UnavailableError: A 404 was about something else, or about nothing.

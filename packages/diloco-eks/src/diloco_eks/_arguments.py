@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ._facts import JobFacts
     from ._options import EKSOptions
 
-# Encoded bytes up to which the arguments stand in the Job itself. Each pod repeats them: 600 kB on 8 ranks made lists of 6 MB.
+# Encoded bytes up to which the arguments stand in the Job itself. Each pod repeats them: 600 kB on
+# 8 ranks made lists of 6 MB.
 _MOST_INSIDE = 64 * 1024
 _MOST_BYTES = 1024 * 1024  # of a ConfigMap's data
 
@@ -56,8 +57,8 @@ def encoded_spec(
     size = sum(map(len, pieces.values()))
     if size > _MOST_BYTES:
         raise InvalidRequestError(
-            f"the arguments are {size} bytes when they are encoded, and a ConfigMap holds {_MOST_BYTES}: put large arguments "
-            "into the store and pass their address"
+            f"the arguments are {size} bytes when they are encoded, and a ConfigMap holds "
+            f"{_MOST_BYTES}: put large arguments into the store and pass their address"
         )
     return shown_pieces or pieces, spec_sha256(pieces)
 
@@ -101,7 +102,9 @@ def arguments_map(
 def put_arguments(
     cluster: Cluster, body: Mapping[str, Any], job: JobFacts, backoff: Backoff, patience: float
 ) -> None:
-    """Create the ConfigMap of a Job, which owns it: it goes when the Job goes. The pods wait for it. Repeatable.
+    """Create the ConfigMap of a Job, which owns it: it goes when the Job goes.
+
+    The pods wait for it. Repeatable.
 
     Raises:
         BackendError: It was not created.

@@ -19,9 +19,10 @@ _TRIES = 10
 def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, Any]:
     """The patch that turns a running or queued Job into a cancelled one.
 
-    A deadline of a second ends a running Job: its pods get their grace, what has succeeded stays so, and the Job finishes,
-    so that its TTL collects it. The mark tells a cancel from a timeout. No deadline runs while a Job is suspended, so
-    that one is resumed with room for no pod. Under Kueue only the mark is set here: it would undo the rest.
+    A deadline of a second ends a running Job: its pods get their grace, what has succeeded stays
+    so, and the Job finishes, so that its TTL collects it. The mark tells a cancel from a timeout.
+    No deadline runs while a Job is suspended, so that one is resumed with room for no pod. Under
+    Kueue only the mark is set here: it would undo the rest.
 
     The version makes it one step: if the Job has changed since it was read, nothing happens.
     """
@@ -36,7 +37,9 @@ def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, An
 
 
 def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
-    """Have a handle's run ended; returns whether there is its Job. Repeatable; what has ended or is decided stays as it is.
+    """Have a handle's run ended; returns whether there is its Job.
+
+    Repeatable; what has ended or is decided stays as it is.
 
     One that was cancelled while it was held, and that somebody let go on, is ended as any other.
 
@@ -65,8 +68,8 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
             continue  # it has changed meanwhile: look again
         return True
     raise UnavailableError(
-        f"cannot cancel Job {space}/{name}: in {_TRIES} tries somebody else changed it each time before the cancel arrived; "
-        "it was not cancelled"
+        f"cannot cancel Job {space}/{name}: in {_TRIES} tries somebody else changed it each time "
+        "before the cancel arrived; it was not cancelled"
     )
 
 

@@ -52,7 +52,9 @@ def check_cluster(
     *,
     restricted: bool,
 ) -> list[Finding]:
-    """Everything that can be known before a launch; creates nothing. Ends at the first look if there is no cluster.
+    """Everything that can be known before a launch; creates nothing.
+
+    Ends at the first look if there is no cluster.
 
     Args:
         cluster: To ask.
@@ -155,7 +157,8 @@ def _manifest(
     yield Finding("manifest", True, "the cluster would accept the Job")
     for warning in dict.fromkeys(warned):
         yield Finding("manifest", None, f"the cluster warns: {hinted(warning)}")
-    # Policies, limits and classes are asked of pods only: a Job whose pods are refused is accepted, and waits for ever.
+    # Policies, limits and classes are asked of pods only: a Job whose pods are refused is accepted,
+    # and waits for ever.
     try:
         patiently(lambda: cluster.try_pod(manifest))
     except MissingRightError:
@@ -195,7 +198,10 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
                 yield Finding(
                     "quota",
                     False,
-                    f"{text}: the rest of the pods would wait. Raise the quota, or launch fewer replicas",
+                    (
+                        f"{text}: the rest of the pods would wait. Raise the quota, or launch fewer "
+                        "replicas"
+                    ),
                 )
                 return
     yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")

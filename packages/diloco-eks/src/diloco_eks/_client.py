@@ -63,7 +63,9 @@ class Apis:
 
 
 class Client:
-    """Calls the Kubernetes API. Never reads or writes the client library's global configuration. Thread-safe.
+    """Calls the Kubernetes API.
+
+    Never reads or writes the client library's global configuration. Thread-safe.
 
     Args:
         context: The kubeconfig's context; None for its current one.
@@ -124,7 +126,8 @@ class Client:
 
         Args:
             what: In words, such as ``"read Job default/run-1"``.
-            make: Makes the call with ``_preload_content=False`` and ``_request_timeout`` (see :meth:`options`).
+            make: Makes the call with ``_preload_content=False`` and ``_request_timeout`` (see
+                :meth:`options`).
             warned: Takes what the cluster warns of.
 
         Raises:
@@ -193,7 +196,8 @@ class Client:
             if not self._refused:
                 self._refused = True
                 warn(str(error))
-            # A file that is being replaced, or a plugin that cannot renew a token just now, may do so in a while.
+            # A file that is being replaced, or a plugin that cannot renew a token just now, may do
+            # so in a while.
             error.retryable = True
             raise
 
@@ -257,14 +261,16 @@ class Client:
             return client.ApiClient(configuration=configuration), headers
         except BackendError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a file or its credential plugin has wrong
+        # Whatever a file or its credential plugin has wrong
+        except Exception as error:  # noqa: BLE001
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             named = "" if self._context is None else f", context {self._context!r}"
             # The client quotes entries whole, with their secrets.
             said = re.sub(r"\{.*\}", "{...}", str(error), flags=re.DOTALL)
             raise AuthError(
-                f"no cluster can be read from {where}{named}: {said}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
-                "give kubeconfig=, context=, or run inside a pod"
+                f"no cluster can be read from {where}{named}: {said}. On EKS: aws eks "
+                "update-kubeconfig --name CLUSTER; or give kubeconfig=, context=, or run inside a "
+                "pod"
             ) from None
 
 
@@ -319,7 +325,8 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
         raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
-        # Some clients (36) trip over a body that is empty or not UTF-8 before their own error comes.
+        # Some clients (36) trip over a body that is empty or not UTF-8 before their own error
+        # comes.
         if isinstance(error.__context__, ApiException):
             raise _answered(what, error.__context__) from error
         if isinstance(error, AttributeError):
@@ -327,7 +334,8 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
         # Newer clients check what they are given before they send it.
         if "header value" in str(error):  # it quotes that, and it may be a token
             raise InvalidRequestError(
-                f"cannot {what}: a header has a value that cannot be sent, such as a token with a line end in it"
+                f"cannot {what}: a header has a value that cannot be sent, such as a token with a "
+                "line end in it"
             ) from None
         raise InvalidRequestError(
             f"cannot {what}: the kubernetes client refuses it: {error}"
@@ -372,7 +380,8 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
         if hasattr(response, "read1"):
             yield from iter(partial(response.read1, size), b"")
         else:
-            # Older clients (urllib3 before 2.2) have no other way to give what has come; a chunk's size has no bound there.
+            # Older clients (urllib3 before 2.2) have no other way to give what has come; a chunk's
+            # size has no bound there.
             yield from response.stream(size)
     except (HTTPError, OSError) as error:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError

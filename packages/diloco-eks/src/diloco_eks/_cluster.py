@@ -1,4 +1,7 @@
-"""The calls that we make, one method each. Keyword arguments only: the newest client refuses positional ones."""
+"""The calls that we make, one method each.
+
+Keyword arguments only: the newest client refuses positional ones.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,8 @@ class Cluster:
             )
         except MissingError as error:
             raise InvalidRequestError(
-                f"there is no namespace {space!r} on the cluster: create it, or give another namespace= ({error})"
+                f"there is no namespace {space!r} on the cluster: create it, or give another "
+                f"namespace= ({error})"
             ) from error
 
     def try_pod(self, manifest: Json) -> None:
@@ -112,7 +116,10 @@ class Cluster:
         )
 
     def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
-        """Delete this very Job, pods first. Without a propagation policy the pods would go on running."""
+        """Delete this very Job, pods first.
+
+        Without a propagation policy the pods would go on running.
+        """
         conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
         self._json(
@@ -352,7 +359,8 @@ class Cluster:
 
         Args:
             what: In words.
-            asked: The kind that is asked for, the name of the object (empty if none is named), and its namespace, if it has one.
+            asked: The kind that is asked for, the name of the object (empty if none is named), and
+                its namespace, if it has one.
             make: Makes the call.
             warned: Takes what the cluster warns of.
             within: The namespace in which something is created: nothing else can be missing.
@@ -415,7 +423,8 @@ class Cluster:
             if objects > _OBJECTS or time.monotonic() > up:
                 break
         raise UnavailableError(
-            f"cannot {what}: the list does not come to an end: after {objects} objects it was given up"
+            f"cannot {what}: the list does not come to an end: after {objects} objects it was "
+            "given up"
         )
 
 

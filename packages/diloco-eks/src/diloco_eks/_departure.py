@@ -21,8 +21,9 @@ def why_going(pod: PodFacts) -> str:
         return text
     since = "" if pod.unready_since is None else f" since {clock(pod.unready_since)}"
     return (
-        f"{text}; its node {pod.node} has not answered{since}. It is not replaced before the node is back or is removed from "
-        f"the cluster: if the machine is gone for good, run: kubectl delete node {pod.node}"
+        f"{text}; its node {pod.node} has not answered{since}. It is not replaced before the node "
+        "is back or is removed from the cluster: if the machine is gone for good, run: kubectl "
+        f"delete node {pod.node}"
     )
 
 

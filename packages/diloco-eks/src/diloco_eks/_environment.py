@@ -27,7 +27,8 @@ def container_environment(
     """The container's ``env``: the caller's variables, references to secrets, the spec, and the attempt's number.
 
     Raises:
-        InvalidRequestError: A name is taken, a value is too large, or a reference has the wrong form.
+        InvalidRequestError: A name is taken, a value is too large, or a reference has the wrong
+            form.
     """
     entries: list[dict[str, Any]] = []
     for name, value in env.items():
@@ -48,8 +49,9 @@ def container_environment(
 def runner_arguments(message_path: str, pieces: Iterable[str], digest: str | None) -> list[str]:
     """What the runner is told beside its spec; Kubernetes fills in the variables.
 
-    It would take every variable with the prefix of a spec's for a piece, also one that ``envFrom`` of an overlay adds. So the
-    pieces are named one by one where the pod itself has them; where they stand elsewhere, their digest tells.
+    It would take every variable with the prefix of a spec's for a piece, also one that ``envFrom``
+    of an overlay adds. So the pieces are named one by one where the pod itself has them; where they
+    stand elsewhere, their digest tells.
 
     Args:
         message_path: Where it reports.

@@ -29,7 +29,8 @@ class MissingError(ReplicaNotFoundError):
     """Raised when the cluster has no such object (404).
 
     Attributes:
-        about: The resource and the name of what is missing, in the cluster's words; empty where it has none.
+        about: The resource and the name of what is missing, in the cluster's words; empty where it
+            has none.
     """
 
     about: tuple[str, str] = "", ""
@@ -139,8 +140,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
         return BadRequestError(text) if own else InvalidRequestError(text + _not_its_own(status))
     if status == 401:
         return AuthError(
-            f"{text}. The cluster refused the credentials, and again after they were loaded anew: log in again, or choose "
-            "another context=",
+            f"{text}. The cluster refused the credentials, and again after they were loaded anew: "
+            "log in again, or choose another context=",
             retryable=True,  # whoever renews them may be about to
         )
     if status == 403:
@@ -152,18 +153,20 @@ def to_error(answer: Answer, what: str) -> BackendError:
             )
         if "because it is being terminated" in answer.message:
             return ForbiddenError(
-                f"{text}. The namespace is being deleted: wait until it is gone and create it anew, or give another namespace="
+                f"{text}. The namespace is being deleted: wait until it is gone and create it "
+                "anew, or give another namespace="
             )
         if RESTRICTED in text:  # check() knows what helps
             return ForbiddenError(text)
         if not answer.reason:
             return ForbiddenError(f"{text}{_not_its_own(status)}")
         return ForbiddenError(
-            f"{text}. No right is missing: a policy of the cluster refuses this. Change what it names, by an argument or by "
-            "pod_overlay=, or ask whoever runs the cluster"
+            f"{text}. No right is missing: a policy of the cluster refuses this. Change what it "
+            "names, by an argument or by pod_overlay=, or ask whoever runs the cluster"
         )
     if status in {404, 409, 410}:
-        # What is told of an object counts as the cluster's word only with its reason: a proxy has numbers of its own.
+        # What is told of an object counts as the cluster's word only with its reason: a proxy has
+        # numbers of its own.
         if status == 404 and answer.reason == "NotFound":
             missing = MissingError(text)
             missing.about = answer.about

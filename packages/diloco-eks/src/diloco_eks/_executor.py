@@ -55,11 +55,13 @@ from ._runs import Runs
 class EKSExecutor(LogVerbs):
     """Runs replicas as the pods of one Indexed Job per run, on EKS or any Kubernetes from 1.33 on.
 
-    All that is known about a run is in its Job and pods, so any executor in any process answers for any handle. The
-    replicas' image needs ``diloco-protocol``, whose runner is what the container starts. Safe to share between threads.
+    All that is known about a run is in its Job and pods, so any executor in any process answers for
+    any handle. The replicas' image needs ``diloco-protocol``, whose runner is what the container
+    starts. Safe to share between threads.
 
-    ``gpu``: ``"H100"``, ``"A100:8"``, ``"L40S:4"``, or ``"2"`` for two of any model. ``secrets``: ``"name/key"`` of
-    Secrets in the run's namespace. Cancel ends the whole run. See the README for what the cluster must allow.
+    ``gpu``: ``"H100"``, ``"A100:8"``, ``"L40S:4"``, or ``"2"`` for two of any model. ``secrets``:
+    ``"name/key"`` of Secrets in the run's namespace. Cancel ends the whole run. See the README for
+    what the cluster must allow.
 
     Its arguments are the fields of :class:`EKSOptions`: ``image`` first, the others by name.
 
@@ -84,7 +86,8 @@ class EKSExecutor(LogVerbs):
         chosen = EKSOptions(*arguments, **options)
         if chosen.core_api is not None and chosen.batch_api is None:
             raise InvalidRequestError(
-                "core_api= is used together with batch_api=: give both, of the same cluster, or neither"
+                "core_api= is used together with batch_api=: give both, of the same cluster, or "
+                "neither"
             )
         super().__init__(
             run_id=chosen.run_id,
@@ -150,7 +153,8 @@ class EKSExecutor(LogVerbs):
             n_replicas: As for the launch.
             entrypoint: As for the launch.
             entrypoint_args: As for the launch.
-            dry_run: ``"server"`` has the cluster check it too, with its admission hooks, quotas aside; nothing is created.
+            dry_run: ``"server"`` has the cluster check it too, with its admission hooks, quotas
+                aside; nothing is created.
             **options: As for the launch.
 
         Raises:
@@ -172,7 +176,8 @@ class EKSExecutor(LogVerbs):
         """Find out whether large arguments can be sent, before anything is created."""
         if arguments is None:
             return
-        # There may be one of an earlier launch of this very run, or one that is about to be removed.
+        # There may be one of an earlier launch of this very run, or one that is about to be
+        # removed.
         with suppress(ConflictError):
             self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
 
@@ -186,9 +191,10 @@ class EKSExecutor(LogVerbs):
     ) -> list[Finding]:
         """What stands in the way of a launch; creates nothing, but for one pod where ``rendezvous_uri`` is given.
 
-        Looks at the cluster's address and credentials, our rights, the service account, quotas, and has the cluster
-        check the Job and one of its pods (dry runs). Whether replicas can reach their bucket only a replica can find out:
-        one without GPUs is started with the run's image, account and environment, tries the bucket, and is removed.
+        Looks at the cluster's address and credentials, our rights, the service account, quotas, and
+        has the cluster check the Job and one of its pods (dry runs). Whether replicas can reach
+        their bucket only a replica can find out: one without GPUs is started with the run's image,
+        account and environment, tries the bucket, and is removed.
 
         Args:
             n_replicas: As for the launch.
@@ -197,9 +203,10 @@ class EKSExecutor(LogVerbs):
             **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do. The subjects are ``"cluster"``, ``"rights"``,
-            ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``, ``"quota"`` and ``"rendezvous"``; and
-            ``"cleanup"`` if the pod that tried it could not be removed.
+            What was found, good and bad; each says what to do. The subjects are ``"cluster"``,
+            ``"rights"``, ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``,
+            ``"quota"`` and ``"rendezvous"``; and ``"cleanup"`` if the pod that tried it could not
+            be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -251,12 +258,14 @@ class EKSExecutor(LogVerbs):
         except BackendError:
             raise
         except BaseException as interrupt:
-            # A run that the caller has named may be an earlier launch's, whose replicas are not ours to end.
+            # A run that the caller has named may be an earlier launch's, whose replicas are not
+            # ours to end.
             if not request.named:
                 withdraw(self._cluster, manifest, self._backoff, self._patience)
             # Where that found nothing, the create may still be under way.
             interrupt.add_note(
-                f"the run {request.run_id!r} may have been created, or may be yet: attach it, or cancel it"
+                f"the run {request.run_id!r} may have been created, or may be yet: attach it, or "
+                "cancel it"
             )
             raise
         if arguments is not None:
@@ -279,7 +288,8 @@ class EKSExecutor(LogVerbs):
             if name is None or self._patiently(partial(check, self._cluster, space, name)):
                 continue
             warn(
-                f"whether the {what} {space}/{name} exists cannot be checked: reading it is not allowed"
+                f"whether the {what} {space}/{name} exists cannot be checked: reading it is not "
+                "allowed"
             )
 
     def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
@@ -297,7 +307,10 @@ class EKSExecutor(LogVerbs):
     # --- watching ---
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
+        """Everything known about a replica; see :meth:`BaseExecutor.describe`.
+
+        Tries again for ``retry_timeout`` seconds.
+        """
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
@@ -321,7 +334,8 @@ class EKSExecutor(LogVerbs):
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         server = self._client.server
         near = [handle for handle in handles if handle.metadata["server"] == server]
-        # The same cluster may have another address, so what is far is looked for; but a journal does not speak for it.
+        # The same cluster may have another address, so what is far is looked for; but a journal
+        # does not speak for it.
         far = [handle for handle in handles if handle.metadata["server"] != server]
         if not far:
             return super()._observe(near)
@@ -342,7 +356,10 @@ class EKSExecutor(LogVerbs):
         self._patiently(lambda: self._runs.cancel(handle, now))
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the records of a run; see :meth:`BaseExecutor.purge`. Tries again for ``retry_timeout`` seconds."""
+        """Remove the records of a run; see :meth:`BaseExecutor.purge`.
+
+        Tries again for ``retry_timeout`` seconds.
+        """
         remove = super().purge
         self._patiently(lambda: remove(handle))
 

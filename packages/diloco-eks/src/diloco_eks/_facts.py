@@ -1,4 +1,7 @@
-"""What a Job and a pod say of themselves: only what the states are made of. ``_reading.py`` makes it of their JSON."""
+"""What a Job and a pod say of themselves: only what the states are made of.
+
+``_reading.py`` makes it of their JSON.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,8 @@ class PodFacts:
         node: Its node; empty while it has none.
         unready_since: Since when it has not been ready, in Unix seconds, if it is not.
         told_to_end: When it was told to go, in Unix seconds, if it was.
-        disruption: Who took it away, if it was not its own Job: the eviction API, the taint manager, the scheduler, a node.
+        disruption: Who took it away, if it was not its own Job: the eviction API, the taint
+            manager, the scheduler, a node.
         reason: The pod's own reason, such as Evicted.
         message: The pod's own message.
         blocked: Why it is not on a node: reason and message.

@@ -37,7 +37,8 @@ class Model:
     Attributes:
         name: In Karpenter's and Auto Mode's label.
         products: In the label of NVIDIA's GPU feature discovery.
-        types: Instance type → GPUs of one node. EKS user guide, "ml-workload-placement"; EC2 instance types.
+        types: Instance type → GPUs of one node. EKS user guide, "ml-workload-placement"; EC2
+            instance types.
         resource: The resource that counts them; None for GPUs of NVIDIA.
     """
 
@@ -106,7 +107,8 @@ MODELS: Mapping[str, Model] = {
         NEURON,
     ),
 }
-# Where the label of Karpenter and Auto Mode does not tell variants apart, or is not known for sure, the instance types do.
+# Where the label of Karpenter and Auto Mode does not tell variants apart, or is not known for sure,
+# the instance types do.
 AMBIGUOUS = frozenset({"A100-80GB", "L4", "L4-PART", "RTX-PRO-6000", "TRAINIUM", "TRAINIUM2"})
 
 
@@ -141,7 +143,8 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     for name, places in (table or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() == ANY:
             raise InvalidRequestError(
-                f"gpu_types has the name {shown(name)}: letters, digits, '-', '_' and '.' are allowed"
+                f"gpu_types has the name {shown(name)}: letters, digits, '-', '_' and '.' are "
+                "allowed"
             )
         called = f"gpu_types[{name!r}]"
         if not isinstance(places, Mapping) or not places:
@@ -172,7 +175,8 @@ def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
         table: The caller's own table, by upper-case name; it wins over ours.
 
     Raises:
-        InvalidRequestError: The text has another form, the name is unknown (lists the known ones), or no node has so many.
+        InvalidRequestError: The text has another form, the name is unknown (lists the known ones),
+            or no node has so many.
     """
     table = table or {}
     wanted = parse_gpu(text)
@@ -189,7 +193,8 @@ def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
     elif wanted.name != ANY:
         known = ", ".join([*sorted({*MODELS, *table}), ANY])
         raise InvalidRequestError(
-            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}; gpu_types= adds others"
+            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}; gpu_types= adds "
+            "others"
         )
     if count > most:
         raise InvalidRequestError(
@@ -216,13 +221,14 @@ def node_affinity(
 ) -> dict[str, Any] | None:
     """The required node affinity, or None if any node will do.
 
-    Nodes are labelled by whoever made them (Karpenter, Auto Mode, NVIDIA's discovery, a node group), so the terms are
-    OR-ed: one that matches is enough.
+    Nodes are labelled by whoever made them (Karpenter, Auto Mode, NVIDIA's discovery, a node
+    group), so the terms are OR-ed: one that matches is enough.
 
     Args:
         places: Label → values; see :class:`PlacedGpus`.
         spot: True for interruptible capacity, False for any other, None for whatever there is.
-        chosen: The caller's node selector. Where it speaks of the model or the capacity itself, we do not.
+        chosen: The caller's node selector. Where it speaks of the model or the capacity itself, we
+            do not.
         reservation: Id of a capacity reservation, or ``"block"`` for any capacity block.
 
     Raises:
@@ -247,8 +253,8 @@ def node_affinity(
 def _reserved(reservation: str, *, spot: bool | None) -> list[list[dict[str, Any]]]:
     if spot:
         raise InvalidRequestError(
-            f"spot=True together with capacity_reservation={reservation!r}: reserved capacity is never spot; leave one of "
-            "them out"
+            f"spot=True together with capacity_reservation={reservation!r}: reserved capacity is "
+            "never spot; leave one of them out"
         )
     if reservation != BLOCK:
         return [[_expression(RESERVATION, (reservation,))]]

@@ -27,7 +27,8 @@ def make_handles(
 ) -> list[ReplicaHandle]:
     """The handles of a run's replicas, in rank order.
 
-    Where it is not known whether the Job was created, the uid is empty, and the launch's fingerprint tells whose a Job is.
+    Where it is not known whether the Job was created, the uid is empty, and the launch's
+    fingerprint tells whose a Job is.
     """
     metadata = {
         "first_rank": str(first_rank),
@@ -48,7 +49,8 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
     """Refuse a handle that was not made by a launch, or that leads out of the executor's namespaces.
 
     Raises:
-        InvalidRequestError: It lacks what leads to its Job, names another Job than its run's, or another namespace.
+        InvalidRequestError: It lacks what leads to its Job, names another Job than its run's, or
+            another namespace.
     """
     place = handle.metadata
     needed = {"first_rank", "job_name", "job_uid", "namespace", "server"}
@@ -61,14 +63,15 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
     )
     if place["job_name"] != handle.run_id:
         raise InvalidRequestError(
-            f"this handle does not lead to a Job of its run: the Job of run {handle.run_id!r} has that name, and the handle "
-            f"names {shown(place['job_name'])}"
+            f"this handle does not lead to a Job of its run: the Job of run {handle.run_id!r} has "
+            f"that name, and the handle names {shown(place['job_name'])}"
         )
     check_dns_label("a handle's run_id", handle.run_id)
     if place["namespace"] not in namespaces:
         raise InvalidRequestError(
-            f"this handle leads to the namespace {shown(place['namespace'])}, and this executor works in "
-            f"{', '.join(map(repr, namespaces))}: allow it with other_namespaces=, or use an executor of that namespace"
+            f"this handle leads to the namespace {shown(place['namespace'])}, and this executor "
+            f"works in {', '.join(map(repr, namespaces))}: allow it with other_namespaces=, or use "
+            "an executor of that namespace"
         )
 
 
@@ -76,7 +79,8 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
     """Whether a Job is the handle's, and not an earlier or later one of the same name.
 
     Raises:
-        BackendError: It is, and it does not say any more that diloco launched it: somebody has changed it.
+        BackendError: It is, and it does not say any more that diloco launched it: somebody has
+            changed it.
     """
     place = handle.metadata
     unchanged = facts.run_id == handle.run_id
@@ -93,17 +97,18 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
 
 def _changed(namespace: str, run_id: str) -> BackendError:
     return BackendError(
-        f"the Job {namespace}/{run_id} is there, and somebody has changed what says that it is the run {run_id!r} of diloco (its "
-        "labels and annotations, completions and completionMode): put that back, or delete the Job with kubectl. Its pods may "
-        "be running"
+        f"the Job {namespace}/{run_id} is there, and somebody has changed what says that it is the "
+        f"run {run_id!r} of diloco (its labels and annotations, completions and completionMode): "
+        "put that back, or delete the Job with kubectl. Its pods may be running"
     )
 
 
 def orphaned(job: str, left: Sequence[str], namespace: str, selector: str) -> BackendError:
     """The error for a Job that was deleted without its pods, which carry these labels."""
     return BackendError(
-        f"the Job {job} was deleted without its pods, and {len(left)} of them are still there, such as {shown(left[0])}: end "
-        f"them with kubectl delete pods --namespace {namespace} -l {redact_text(selector)}"
+        f"the Job {job} was deleted without its pods, and {len(left)} of them are still there, "
+        f"such as {shown(left[0])}: end them with kubectl delete pods --namespace {namespace} -l "
+        f"{redact_text(selector)}"
     )
 
 
@@ -117,7 +122,8 @@ def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
     if not 0 <= index < facts.completions:
         last = facts.first_rank + facts.completions - 1
         raise InvalidRequestError(
-            f"the Job {facts.name} has the ranks {facts.first_rank} to {last}, and not {handle.rank}"
+            f"the Job {facts.name} has the ranks {facts.first_rank} to {last}, and not "
+            f"{handle.rank}"
         )
     return index
 
@@ -127,7 +133,8 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
 
     Raises:
         ReplicaNotFoundError: There is no such Job.
-        BackendError: Somebody has changed it, so that it does not say any more that diloco launched it.
+        BackendError: Somebody has changed it, so that it does not say any more that diloco launched
+            it.
     """
     try:
         facts = read_job(cluster.read_job(namespace, run_id))

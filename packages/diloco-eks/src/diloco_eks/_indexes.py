@@ -15,7 +15,8 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
     """The indexes that a status names.
 
     Raises:
-        BackendError: The text is malformed or names an index that the Job does not have: no index is left out in silence.
+        BackendError: The text is malformed or names an index that the Job does not have: no index
+            is left out in silence.
     """
     indexes: set[int] = set()
     least = 0  # the controller writes them in order: none is read twice
@@ -24,7 +25,8 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not least <= first <= last < completions:
             raise BackendError(
-                f"the cluster lists the indexes {shown(text)} for a Job of {completions} completions"
+                f"the cluster lists the indexes {shown(text)} for a Job of {completions} "
+                "completions"
             )
         least = last + 1
         indexes.update(range(first, least))

@@ -63,17 +63,19 @@ class Kubeconfig:
             texts.append("the user and password in the server's address are not sent")
         if Path(str(plugin.get("command"))).name not in {"None", "aws", "aws-iam-authenticator"}:
             texts.append(
-                f"the plugin {plugin.get('command')} runs in the kubeconfig's folder, not in the caller's, and what it answers "
-                "is not checked: a token that is a number and an expirationTimestamp that is no time are taken"
+                f"the plugin {plugin.get('command')} runs in the kubeconfig's folder, not in the "
+                "caller's, and what it answers is not checked: a token that is a number and an "
+                "expirationTimestamp that is no time are taken"
             )
         if _is_clear(self.cluster, self.cluster.get("proxy-url")):
             texts.append(
-                "no credentials are sent, as by kubectl: the server's address begins with http://, so anybody between could "
-                "read them"
+                "no credentials are sent, as by kubectl: the server's address begins with http://, "
+                "so anybody between could read them"
             )
         elif urlsplit(str(self.cluster.get("server"))).scheme == "http":
             texts.append(
-                "credentials are sent without TLS, since the server is on this machine: kubectl sends none to http://"
+                "credentials are sent without TLS, since the server is on this machine: kubectl "
+                "sends none to http://"
             )
         return texts
 
@@ -114,7 +116,8 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
         context: A context of it; None for the current one.
 
     Raises:
-        AuthError: A file cannot be read or is in an unknown home folder, or something in it that is used has the wrong type.
+        AuthError: A file cannot be read or is in an unknown home folder, or something in it that is
+            used has the wrong type.
     """
     given = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
     named = filter(None, (given or "~/.kube/config").split(os.pathsep))
@@ -122,8 +125,8 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
     # Nobody means a folder called so.
     if homeless := [file for file in files if file.startswith("~")]:
         raise AuthError(
-            f"the kubeconfig {shown(homeless[0])} is in a home folder that is not known: name a file with kubeconfig= or "
-            "$KUBECONFIG"
+            f"the kubeconfig {shown(homeless[0])} is in a home folder that is not known: name a "
+            "file with kubeconfig= or $KUBECONFIG"
         )
     known: dict[str, dict[str, Any]] = {"context": {}, "cluster": {}, "user": {}}
     configs = {file: read_file(file) for file in files}
@@ -138,14 +141,16 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
     )
     if chosen.get("cluster") in known["cluster"] and not cluster.get("server"):
         raise AuthError(
-            f"the kubeconfig's cluster {chosen['cluster']!r} has no server: add its address, as aws eks update-kubeconfig does"
+            f"the kubeconfig's cluster {chosen['cluster']!r} has no server: add its address, as "
+            "aws eks update-kubeconfig does"
         )
     for kind, entry in (("cluster", cluster), ("user", user)):
         if entry and (why := refused(kind, entry)):
             raise AuthError(f"the kubeconfig's {kind} {chosen[kind]!r} {why}")
     if str(cluster.get("server")).lower().startswith("https:") and not chosen.get("user"):
         raise AuthError(
-            f"the kubeconfig's context {context!r} names no user: without credentials, requests would be anonymous"
+            f"the kubeconfig's context {context!r} names no user: without credentials, requests "
+            "would be anonymous"
         )
     missing = chosen.get("user") not in known["user"]
     return Kubeconfig(
@@ -198,8 +203,8 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
     ]
     if any(halves) and not all(halves):
         raise AuthError(
-            f"the user of the context {kubeconfig.context!r} has a client-certificate or a client-key alone: either is of use "
-            "only with the other"
+            f"the user of the context {kubeconfig.context!r} has a client-certificate or a "
+            "client-key alone: either is of use only with the other"
         )
     renew = configuration.refresh_api_key_hook
 
@@ -310,7 +315,7 @@ def _sendable(what: str, text: str) -> str:
     value = text.strip(" \t\r\n")
     if not value.strip() or not value.isprintable():
         raise InvalidRequestError(
-            f"the kubeconfig's user has {what} that cannot be sent: it is blank, or has a line end or another character in it "
-            "that no header carries"
+            f"the kubeconfig's user has {what} that cannot be sent: it is blank, or has a line end "
+            "or another character in it that no header carries"
         )
     return value

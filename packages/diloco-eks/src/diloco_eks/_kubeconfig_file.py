@@ -1,7 +1,8 @@
 """The files of a kubeconfig as they are, refused where something in them has another type than it must have.
 
-YAML takes ``5``, ``on`` and ``2026-11-26`` for a number, a truth value and a date. kubectl refuses these where text must be. The
-client library finds no context of that name, or takes a text for a list of letters, and goes on without what the file says.
+YAML takes ``5``, ``on`` and ``2026-11-26`` for a number, a truth value and a date. kubectl refuses
+these where text must be. The client library finds no context of that name, or takes a text for a
+list of letters, and goes on without what the file says.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ _PLUGINS = {f"client.authentication.k8s.io/{version}" for version in ("v1", "v1b
 
 
 def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
-    """Say why a context's cluster or user cannot be used as it stands; None if it can. No value is told."""
+    """Say why a context's cluster or user cannot be used as it stands; None if it can.
+
+    No value is told.
+    """
     both = next((pair for pair in _APART[kind] if all(map(entry.get, pair))), None)
     if both is not None:
         return f"has both {both[0]} and {both[1]}: leave one of them"
@@ -98,7 +102,8 @@ def read_file(file: str) -> dict[str, Any] | None:
     """Return a file's content; None if there is nothing in it, and an empty mapping if there is no file.
 
     Raises:
-        AuthError: It cannot be read, or something in it has the wrong type. Nothing of it is shown: it may be a secret.
+        AuthError: It cannot be read, or something in it has the wrong type. Nothing of it is shown:
+            it may be a secret.
     """
     try:
         import yaml  # type: ignore[import-untyped] # comes with the client; slow to import
@@ -112,7 +117,8 @@ def read_file(file: str) -> dict[str, Any] | None:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         raise AuthError(f"the kubeconfig {file} is not YAML{line}") from None
-    except Exception as error:  # noqa: BLE001 - PyYAML raises anything where an explicit tag does not fit
+    # PyYAML raises anything where an explicit tag does not fit
+    except Exception as error:  # noqa: BLE001
         why = getattr(error, "strerror", None) or type(error).__name__
         raise AuthError(f"the kubeconfig {file} cannot be read: {why}") from None
     wrong = None if config is None else misfit(config, _CONFIG, "what it holds")

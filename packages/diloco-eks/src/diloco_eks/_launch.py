@@ -38,7 +38,8 @@ def create(
 ) -> tuple[JobFacts, bool]:
     """Create the Job of a run, or find the one that an earlier try created; returns it, and whether it is certainly new.
 
-    An answer that was lost does no harm: the next try meets the Job, which carries the launch's fingerprint.
+    An answer that was lost does no harm: the next try meets the Job, which carries the launch's
+    fingerprint.
 
     Raises:
         RunConflictError: A Job of this name belongs to another launch, or is being deleted.
@@ -62,7 +63,8 @@ def create(
         if not _is_same(facts, manifest):
             unsure = True
             raise UnavailableError(
-                f"the cluster's answer is another Job than the one that was to be created, {facts.name}"
+                "the cluster's answer is another Job than the one that was to be created, "
+                f"{facts.name}"
             )
         return facts, True
 
@@ -78,8 +80,8 @@ def create(
         except BackendError as second:
             name = manifest["metadata"]["name"]
             raise UnknownLaunchError(
-                f"{error}. Whether the Job {name} was created is not known, since {second}: launch again with "
-                f"run_id={name!r}, or attach({name!r}), once the cluster answers"
+                f"{error}. Whether the Job {name} was created is not known, since {second}: launch "
+                f"again with run_id={name!r}, or attach({name!r}), once the cluster answers"
             ) from error
 
 
@@ -101,7 +103,8 @@ def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
     """Have the cluster check a Job, and create nothing; returns what the cluster warns of.
 
     Raises:
-        RunConflictError: There is a Job of that name, and it is another launch's: this launch would find its own again.
+        RunConflictError: There is a Job of that name, and it is another launch's: this launch would
+            find its own again.
         BackendError: It would be refused.
     """
     warned: list[str] = []
@@ -144,12 +147,14 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
         if facts.run_id and not facts.fingerprint:
             whose = "whose fingerprint somebody has removed"
         raise RunConflictError(
-            f"there is a Job {space}/{name} already, {whose}: choose another run_id; attach({name!r}) finds a run again"
+            f"there is a Job {space}/{name} already, {whose}: choose another run_id; "
+            f"attach({name!r}) finds a run again"
         )
     if not _is_same(facts, manifest):
         raise RunConflictError(
-            f"there is a Job {space}/{name} with the fingerprint of this launch, and with other labels, annotations or "
-            "completions than it was given. Its pods may be running: delete it with kubectl, or choose another run_id"
+            f"there is a Job {space}/{name} with the fingerprint of this launch, and with other "
+            "labels, annotations or completions than it was given. Its pods may be running: delete "
+            "it with kubectl, or choose another run_id"
         )
     return facts
 
@@ -175,7 +180,8 @@ def send_arguments(
 ) -> None:
     """Create the ConfigMap of a run whose Job is there; if that fails, the run is deleted: its pods wait, and none has begun.
 
-    If the ConfigMap is there all the same, the run is complete, and somebody may have been given it: it is not deleted.
+    If the ConfigMap is there all the same, the run is complete, and somebody may have been given
+    it: it is not deleted.
 
     Args:
         cluster: To ask.
@@ -184,7 +190,8 @@ def send_arguments(
         facts: The Job as it is.
         backoff: Pauses between tries.
         patience: Seconds for which to try.
-        ours: Whether the Job was created just now. Any other may be an earlier launch's, whose replicas are not ours to end.
+        ours: Whether the Job was created just now. Any other may be an earlier launch's, whose
+            replicas are not ours to end.
 
     Raises:
         StrandedError: It failed, and the run is still there.
@@ -207,8 +214,9 @@ def send_arguments(
         if complete is False and ours and withdraw(cluster, manifest, backoff, patience):
             raise
         raise StrandedError(
-            f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so its replicas do not "
-            "start. Launch it again with the same run_id and arguments, or cancel it"
+            f"the run {facts.run_id!r} is there, but its arguments could not be sent ({error}), so "
+            "its replicas do not start. Launch it again with the same run_id and arguments, or "
+            "cancel it"
         ) from error
 
 
@@ -237,14 +245,15 @@ def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
     """
     if cluster.kueue_version() is None:
         raise InvalidRequestError(
-            f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. Install Kueue, or leave queue= out"
+            f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. "
+            "Install Kueue, or leave queue= out"
         )
     try:
         cluster.read_local_queue(space, queue)
     except MissingError as error:
         raise InvalidRequestError(
-            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run would wait for ever ({error}). "
-            "Create it, or give another queue="
+            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
+            f"would wait for ever ({error}). Create it, or give another queue="
         ) from error
     except ForbiddenError:
         return False
@@ -263,8 +272,8 @@ def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
         cluster.read_service_account(space, name)
     except MissingError as error:
         raise InvalidRequestError(
-            f"there is no service account {name!r} in the namespace {space!r}: create it, or give another "
-            f"service_account_name ({error})"
+            f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
+            f"another service_account_name ({error})"
         ) from error
     except ForbiddenError:
         return False

@@ -15,8 +15,9 @@ from ._errors import MissingError, NoLogError
 from ._facts import parse_time
 
 _SHOWN = 500
-# What the kubelet says in place of a log, with status 200; pkg/kubelet/kuberuntime, and cri-client's logs.go. It says so of
-# one that is gone, and while it cannot ask its runtime, as when that starts anew; the last only for a moment.
+# What the kubelet says in place of a log, with status 200; pkg/kubelet/kuberuntime, and
+# cri-client's logs.go. It says so of one that is gone, and while it cannot ask its runtime, as when
+# that starts anew; the last only for a moment.
 _NO_LOG = re.compile(
     r"unable to retrieve container logs for |failed to try resolving symlinks in path |"
     r"failed to (open|tail|seek|read) .*log file |(rpc error: code = )"
@@ -39,8 +40,9 @@ class Line:
 class Place:
     """How far a log has been read, so that a new connection continues where the old one broke.
 
-    Neither clocks nor the order of time stamps are relied on. A new connection asks for the last lines, and goes on behind
-    those that are known. If they do not show where that is, the whole log is asked for, and what was read is passed over.
+    Neither clocks nor the order of time stamps are relied on. A new connection asks for the last
+    lines, and goes on behind those that are known. If they do not show where that is, the whole log
+    is asked for, and what was read is passed over.
 
     Args:
         known: How many lines are remembered.
@@ -118,7 +120,8 @@ def written(lines: Iterable[Line], is_gone: Callable[[], bool]) -> Iterator[Line
     Raises:
         MissingError: There are none, as the kubelet says, and the cluster says that they are gone.
         NoLogError: There are none, and the kubelet does not say whether they are gone.
-        UnavailableError: There are none for the moment, or what is in their place is not the kubelet's.
+        UnavailableError: There are none for the moment, or what is in their place is not the
+            kubelet's.
     """
     said, any_written = "", False
     for line in lines:

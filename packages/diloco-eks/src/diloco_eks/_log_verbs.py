@@ -42,13 +42,14 @@ class LogVerbs(BaseExecutor):
 
         Args:
             handle: The replica.
-            n_lines: How many at most. A runtime that writes lines in pieces of less than 4 KiB (containerd's have 16)
-                may give fewer.
+            n_lines: How many at most. A runtime that writes lines in pieces of less than 4 KiB
+                (containerd's have 16) may give fewer.
             attempt: Number of the attempt to read; None for the newest.
             previous: Read the attempt before the newest.
 
         Raises:
-            ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs of pods that it ends itself.
+            ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs
+                of pods that it ends itself.
             UnavailableError: Its node could not read it for ``retry_timeout`` seconds.
         """
         if attempt is None and not previous:

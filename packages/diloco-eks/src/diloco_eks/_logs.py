@@ -142,7 +142,10 @@ class PodLog(Iterator[str]):
         self._lines: Generator[str, None, None] | None = None
 
     def close(self) -> None:
-        """Close the connection, if there is one; nothing more is read. Who drops the iterator does the same."""
+        """Close the connection, if there is one; nothing more is read.
+
+        Who drops the iterator does the same.
+        """
         if self._lines is None:
             self._lines = self._read()
         self._lines.close()
@@ -199,7 +202,8 @@ class PodLog(Iterator[str]):
             return fitting[-1]
         if not pods and self._patiently(self._source.terminal):
             raise ReplicaNotFoundError(
-                "the replica's pod has been removed, and its log with it: Kubernetes keeps no log of pods that it ends"
+                "the replica's pod has been removed, and its log with it: Kubernetes keeps no log "
+                "of pods that it ends"
             )
         return pods[-1] if pods else None
 
@@ -214,7 +218,10 @@ class PodLog(Iterator[str]):
         yield from [line.text for line in lines][-count:]
 
     def _last_lines(self, pod: PodFacts, count: int) -> list[Line]:
-        """At least the last lines but those of a result. The kubelet counts pieces of 16 KiB, and may begin in a line."""
+        """At least the last lines but those of a result.
+
+        The kubelet counts pieces of 16 KiB, and may begin in a line.
+        """
         report = read_message(pod)
         pieces_asked = count + 1 + (0 if report is None else report.result_lines)
         before = None

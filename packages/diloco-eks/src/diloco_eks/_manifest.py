@@ -39,9 +39,9 @@ def job_manifest(
 ) -> dict[str, Any]:
     """The Job of a run. Equal arguments give equal manifests.
 
-    Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a disruption is no
-    failure, and who was replaced is not started again; the deadline is a backstop behind the runner's own timeout.
-    https://kubernetes.io/docs/concepts/workloads/controllers/job/
+    Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a
+    disruption is no failure, and who was replaced is not started again; the deadline is a backstop
+    behind the runner's own timeout. https://kubernetes.io/docs/concepts/workloads/controllers/job/
 
     Args:
         request: The launch.
@@ -112,8 +112,8 @@ def job_manifest(
         raise InvalidRequestError(f"the Job cannot be written as JSON: {error}") from None
     if size > _MOST_BYTES:
         raise InvalidRequestError(
-            f"the Job would be {size} bytes; a cluster keeps objects of up to {_MOST_BYTES}: put large arguments into the "
-            "store and pass their address"
+            f"the Job would be {size} bytes; a cluster keeps objects of up to {_MOST_BYTES}: put "
+            "large arguments into the store and pass their address"
         )
     return manifest
 
@@ -130,7 +130,8 @@ def _fingerprint(manifest: Mapping[str, Any], spec: ReplicaSpec) -> str:
     """Digest of all that two launches of one run_id must agree on; our own version is left out."""
     agreed = json.loads(json.dumps(manifest))
     container = agreed["spec"]["template"]["spec"]["containers"][0]
-    # The encoded spec also tells in which order the keys of the arguments were written, and that means nothing.
+    # The encoded spec also tells in which order the keys of the arguments were written, and that
+    # means nothing.
     container["env"] = [entry for entry in container["env"] if not is_reserved(entry["name"])]
     text = json.dumps([agreed, spec.to_dict()], sort_keys=True)
     text = text.replace(f'"{names.VERSION}": "{__version__}"', "")
@@ -157,8 +158,8 @@ def _template(
     gpu = place_gpus(request.gpu, options.gpu_types) if request.gpu is not None else None
     if gpu is not None and options.runtime_class_name is not None:
         warnings.warn(
-            f"runtime_class_name={options.runtime_class_name!r} together with GPUs: gVisor and Kata pass only some GPUs "
-            "through; check that the class does",
+            f"runtime_class_name={options.runtime_class_name!r} together with GPUs: gVisor and "
+            "Kata pass only some GPUs through; check that the class does",
             UserWarning,
             stacklevel=2,
         )
@@ -241,8 +242,8 @@ def _resources(
         limits["cpu"] = options.cpu_limit
         if (parse_quantity(limits["cpu"]) or 0) < (parse_quantity(amounts["cpu"]) or 0):
             raise InvalidRequestError(
-                f"cpu_limit={options.cpu_limit!r} is less than the {amounts['cpu']} that a replica requests: give more, or None "
-                "for no limit"
+                f"cpu_limit={options.cpu_limit!r} is less than the {amounts['cpu']} that a replica "
+                "requests: give more, or None for no limit"
             )
     return {"requests": amounts, "limits": limits}
 

@@ -48,7 +48,8 @@ class Memory:
         """Remember a status; returns the one to report.
 
         An end stays as it was first reported, even when its pod is gone; and what a newer look has
-        told stays true when an older one is told after it. But no replica is cancelled while it has a pod.
+        told stays true when an older one is told after it. But no replica is cancelled while it has
+        a pod.
 
         Args:
             handle: The replica.

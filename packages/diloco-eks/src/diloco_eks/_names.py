@@ -47,15 +47,15 @@ def job_name(run_id: str, n_replicas: int) -> str:
     """The name of a run's Job: the run_id.
 
     Raises:
-        InvalidRequestError: With the last index appended (the hostname of that pod) it is not a DNS label of at most 63
-            characters.
+        InvalidRequestError: With the last index appended (the hostname of that pod) it is not a DNS
+            label of at most 63 characters.
     """
     longest = f"{run_id}-{n_replicas - 1}"
     if not _DNS_LABEL.fullmatch(longest) or not _DNS_LABEL.fullmatch(run_id):
         room = 63 - len(longest) + len(run_id)
         raise InvalidRequestError(
-            f"the run_id {run_id!r} cannot name a Job of {n_replicas} replicas: 1 to {room} lower-case letters, digits and "
-            "dashes are allowed, with a letter or digit at both ends"
+            f"the run_id {run_id!r} cannot name a Job of {n_replicas} replicas: 1 to {room} "
+            "lower-case letters, digits and dashes are allowed, with a letter or digit at both ends"
         )
     return run_id
 
@@ -68,8 +68,8 @@ def check_dns_label(what: str, value: object) -> str:
     """
     if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
         raise InvalidRequestError(
-            f"{what} must be 1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends, not "
-            f"{shown(value)}"
+            f"{what} must be 1 to 63 lower-case letters, digits and dashes, with a letter or digit "
+            f"at both ends, not {shown(value)}"
         )
     return value
 
@@ -82,7 +82,8 @@ def check_object_name(what: str, value: object) -> str:
     """
     if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
         raise InvalidRequestError(
-            f"{what} must be lower-case letters, digits, dashes and dots, at most 253 characters, not {shown(value)}"
+            f"{what} must be lower-case letters, digits, dashes and dots, at most 253 characters, "
+            f"not {shown(value)}"
         )
     return value
 
@@ -98,8 +99,8 @@ def check_key(what: str, key: object) -> str:
         slash and (len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix))
     ):
         raise InvalidRequestError(
-            f"{what} has the key {shown(key)}: a name of at most 63 letters, digits, '-', '_' and '.' is allowed, with an "
-            "optional DNS prefix and '/' in front"
+            f"{what} has the key {shown(key)}: a name of at most 63 letters, digits, '-', '_' and "
+            "'.' is allowed, with an optional DNS prefix and '/' in front"
         )
     return str(key)
 
@@ -108,7 +109,8 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
     """Labels that a caller gives.
 
     Raises:
-        InvalidRequestError: A key or value is not allowed, or belongs to the launch or the Job controller.
+        InvalidRequestError: A key or value is not allowed, or belongs to the launch or the Job
+            controller.
     """
     for key, value in labels.items():
         check_key(what, key)
@@ -144,8 +146,8 @@ def check_label_value(what: str, value: object, hint: str = "") -> str:
     """
     if not isinstance(value, str) or not _QUALIFIED.fullmatch(value):
         raise InvalidRequestError(
-            f"{what} must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
-            f"not {shown(value, what)}{hint}"
+            f"{what} must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit "
+            f"at both ends, not {shown(value, what)}{hint}"
         )
     return value
 
@@ -164,6 +166,7 @@ def secret_reference(variable: str, reference: str) -> dict[str, str]:
         or not _DNS_SUBDOMAIN.fullmatch(name)
     ):
         raise InvalidRequestError(
-            f"secrets[{variable!r}] must be 'name/key' of a Secret in the run's namespace: a reference, never a value"
+            f"secrets[{variable!r}] must be 'name/key' of a Secret in the run's namespace: a "
+            "reference, never a value"
         )
     return {"name": name, "key": key}

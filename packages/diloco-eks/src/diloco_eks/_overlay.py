@@ -27,8 +27,8 @@ _OURS = (
 def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any] | None) -> dict[str, Any]:
     """A pod template with another one merged into it; neither is changed.
 
-    Mappings are merged; None removes; lists of named items (containers, volumes, environment, …) are merged by name;
-    tolerations are added; any other list replaces ours.
+    Mappings are merged; None removes; lists of named items (containers, volumes, environment, …)
+    are merged by name; tolerations are added; any other list replaces ours.
 
     Args:
         template: Ours.
@@ -90,7 +90,8 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
     spec = merged["spec"]
     if spec.get("restartPolicy") != "Never":
         raise InvalidRequestError(
-            "pod_overlay.spec.restartPolicy cannot be changed: the logs of a failed pod would be lost with it"
+            "pod_overlay.spec.restartPolicy cannot be changed: the logs of a failed pod would be "
+            "lost with it"
         )
     ours = template["spec"]["containers"][0]
     replica = next(
@@ -109,7 +110,8 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
     for entry in ours["env"]:
         if variables.get(entry["name"]) != entry:
             raise InvalidRequestError(
-                f"pod_overlay changes the variable {entry['name']} of the container {CONTAINER!r}: use env= or secrets="
+                f"pod_overlay changes the variable {entry['name']} of the container {CONTAINER!r}: "
+                "use env= or secrets="
             )
     for name in variables.keys() - {entry["name"] for entry in ours["env"]}:
         check_free(name)

@@ -1,6 +1,7 @@
 """The one look at a caller's pod template before anything is made of it.
 
-It has to be JSON of a bounded depth and size, in the shape that the merging and the launch rely on. All else the cluster checks.
+It has to be JSON of a bounded depth and size, in the shape that the merging and the launch rely on.
+All else the cluster checks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ._shape import misfit
 
 Json = dict[str, Any]
 
-# The items of lists; the field that they must have tells them apart, as in Kubernetes' strategic merge patch.
+# The items of lists; the field that they must have tells them apart, as in Kubernetes' strategic
+# merge patch.
 # https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 _NAMED: Json = {"name!": str}
 _CONTAINER_ITEMS: Mapping[str, Json] = {
@@ -77,13 +79,15 @@ def check_overlay(name: str, value: object) -> Json:
     ):
         if unknown := part.keys() - set(allowed):
             raise InvalidRequestError(
-                f"{place} may have {allowed[0]!r} and {allowed[1]!r}, as a pod template has, not {shown(sorted(unknown))}"
+                f"{place} may have {allowed[0]!r} and {allowed[1]!r}, as a pod template has, not "
+                f"{shown(sorted(unknown))}"
             )
     check_labels(f"{name}.metadata.labels", metadata["labels"])
     for key in metadata["annotations"]:
         if is_taken(check_key(f"{name}.metadata.annotations", key)):
             raise InvalidRequestError(
-                f"{name}.metadata.annotations may not set {key}: the launch or the Job controller sets it"
+                f"{name}.metadata.annotations may not set {key}: the launch or the Job controller "
+                "sets it"
             )
     for container in overlay["spec"].get("containers") or []:
         for source in container.get("envFrom") or []:
@@ -91,8 +95,9 @@ def check_overlay(name: str, value: object) -> Json:
                 "DILOCO_"
             ):
                 raise InvalidRequestError(
-                    f"{name} may not have the prefix {shown(source['prefix'])} in envFrom of the container {CONTAINER!r}: the "
-                    "launch itself sets its variables that begin with DILOCO_"
+                    f"{name} may not have the prefix {shown(source['prefix'])} in envFrom of the "
+                    f"container {CONTAINER!r}: the launch itself sets its variables that begin "
+                    "with DILOCO_"
                 )
     return overlay
 
@@ -102,13 +107,15 @@ def _copied(value: Any, path: str, depth: int, room: list[int]) -> Any:
     room[0] -= 1 + (len(value) if type(value) is str else 0)
     if depth > _MOST_LEVELS or room[0] < 0:
         raise InvalidRequestError(
-            f"{path} is beyond what a pod template may hold: {_MOST_LEVELS} levels, and {_MOST_SIZE} values and characters"
+            f"{path} is beyond what a pod template may hold: {_MOST_LEVELS} levels, and "
+            f"{_MOST_SIZE} values and characters"
         )
     if isinstance(value, Mapping):
         for key in value:
             if type(key) is not str or key.startswith("$"):
                 raise InvalidRequestError(
-                    f"{path} has the key {shown(key)}: keys must be text, and patch directives ($...) are not supported"
+                    f"{path} has the key {shown(key)}: keys must be text, and patch directives "
+                    "($...) are not supported"
                 )
         return {
             _copied(key, f"a key of {path}", depth, room): _copied(

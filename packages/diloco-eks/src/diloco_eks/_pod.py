@@ -74,8 +74,8 @@ def _check_free(options: EKSOptions) -> None:
     for path, (name, value) in ours.items():
         if value is not None and path in (options.mounts or {}):
             raise InvalidRequestError(
-                f"mounts has the path {path!r}, where {name}={value!r} mounts a volume of its own: give another path, or "
-                f"leave {name}= out"
+                f"mounts has the path {path!r}, where {name}={value!r} mounts a volume of its own: "
+                f"give another path, or leave {name}= out"
             )
 
 
@@ -86,7 +86,10 @@ def _add_volume(pod: Json, name: str, source: Json, path: str, *, read_only: boo
 
 
 def _place(pod: Json, topology: str, selector: Mapping[str, str]) -> None:
-    """Near each other, or apart. The first pod of a required affinity to its own kind is placed anywhere."""
+    """Near each other, or apart.
+
+    The first pod of a required affinity to its own kind is placed anywhere.
+    """
     match = {"matchLabels": dict(selector)}
     if topology == "one_zone":
         pod.setdefault("affinity", {})["podAffinity"] = {

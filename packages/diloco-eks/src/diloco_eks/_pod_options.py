@@ -29,13 +29,15 @@ def check_mounts(what: str, value: object) -> dict[str, str]:
         if match is None:
             called = f"{what}[{path!r}]"
             raise InvalidRequestError(
-                f"{called} must be 'pvc/NAME', 'configmap/NAME' or 'secret/NAME', with ':ro' behind it for read-only, "
-                f"not {shown(source, called)}; FSx and EFS are mounted by a claim of their driver"
+                f"{called} must be 'pvc/NAME', 'configmap/NAME' or 'secret/NAME', with ':ro' "
+                f"behind it for read-only, not {shown(source, called)}; FSx and EFS are mounted by "
+                "a claim of their driver"
             )
         names.check_object_name(f"{what}[{path!r}]", match["name"])
         if not _PATH.fullmatch(path):
             raise InvalidRequestError(
-                f"{what} has the path {path!r}: an absolute path such as '/data' is needed, without ':', '..' or a '/' at its end"
+                f"{what} has the path {path!r}: an absolute path such as '/data' is needed, "
+                "without ':', '..' or a '/' at its end"
             )
     return mounts
 

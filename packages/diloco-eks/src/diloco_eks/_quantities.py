@@ -67,7 +67,8 @@ def check_bytes(what: str, value: object) -> str:
         )
     if amount < _LEAST_BYTES:
         raise InvalidRequestError(
-            f"{what}={shown(value)} is {float(amount):g} bytes; no container starts in less than 6Mi"
+            f"{what}={shown(value)} is {float(amount):g} bytes; no container starts in less than "
+            "6Mi"
         )
     return text
 

@@ -48,16 +48,17 @@ def read_result(
     name = f"rank {handle.rank} of run {handle.run_id!r} succeeded"
     if pod is None:
         raise ResultLostError(
-            f"{name}, but its pod has been removed, and its result with it (Kubernetes removes the pods of a node that goes "
-            "away). To keep results, collect during the run with an executor that has a journal="
+            f"{name}, but its pod has been removed, and its result with it (Kubernetes removes the "
+            "pods of a node that goes away). To keep results, collect during the run with an "
+            "executor that has a journal="
         )
     report = read_message(pod)
     if is_damaged(pod):
         raise ResultLostError(f"{name}, but what its runner reported cannot be read")
     if report is None:
         raise ResultLostError(
-            f"{name}, but its container reported no result: command= must end with what starts diloco_protocol.runner, "
-            "and the image must have this version of diloco-protocol"
+            f"{name}, but its container reported no result: command= must end with what starts "
+            "diloco_protocol.runner, and the image must have this version of diloco-protocol"
         )
     if not report.result_lines:
         return report.outcome.result
@@ -73,7 +74,8 @@ def read_result(
             raise ResultLostError(f"{lost}: {error}") from error
         lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))
         try:
-            # A log without a line of the replica, which has written some, proves nothing: it may be a proxy's.
+            # A log without a line of the replica, which has written some, proves nothing: it may be
+            # a proxy's.
             if (first := next(lines, None)) is None:
                 raise UnavailableError(f"cannot {what}: the answer is empty")
             return result_from_lines(report, (line.text for line in chain([first], lines)))

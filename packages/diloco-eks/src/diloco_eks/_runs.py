@@ -63,7 +63,8 @@ class Runs:
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """The statuses of replicas of one run.
 
-        Of a Job that is gone, or that somebody has changed, there are those that were seen to end; raises if there is none.
+        Of a Job that is gone, or that somebody has changed, there are those that were seen to end;
+        raises if there is none.
         """
         try:
             return self._look(handles)
@@ -128,8 +129,8 @@ class Runs:
         alive = [each.rank for each, status in seen.items() if not status.state.terminal]
         if alive and not facts.deleting:
             raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel "
-                f"them with cancel_run({handle.run_id!r}), and wait with collect"
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
+                f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
             )
         purge_job(self._cluster, space, facts)
         self._memory.forget(run)
@@ -138,9 +139,11 @@ class Runs:
         except MissingError:
             return
         if left.uid == facts.uid:
-            # The Job goes when its pods are gone; until then its name is taken, and its logs can be read.
+            # The Job goes when its pods are gone; until then its name is taken, and its logs can be
+            # read.
             raise UnavailableError(
-                f"the Job {space}/{facts.name} is being removed, and not all of it is gone yet: purge again in a moment"
+                f"the Job {space}/{facts.name} is being removed, and not all of it is gone yet: "
+                "purge again in a moment"
             )
 
     def _look(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
@@ -162,7 +165,8 @@ class Runs:
         now = self._clock()
         for index, (status, seen) in mapped.items():
             last = newest.get(index)
-            # One look at 50 ranks is not to ask 50 times: the events of pods are for those who ask for one rank.
+            # One look at 50 ranks is not to ask 50 times: the events of pods are for those who ask
+            # for one rank.
             if is_stuck(status, last, facts, now) and (last is None or len(handles) == 1):
                 about = facts.uid if last is None else last.uid
                 status = self._warnings.explain(status, space, about)
@@ -175,8 +179,8 @@ class Runs:
         job = f"Job {place['namespace']}/{place['job_name']}"
         if place["server"] != server:
             return InvalidRequestError(
-                f"the {job} is not on {server}: this handle belongs to the cluster at {shown(place['server'])}; give "
-                "its context= or kubeconfig= to the executor"
+                f"the {job} is not on {server}: this handle belongs to the cluster at "
+                f"{shown(place['server'])}; give its context= or kubeconfig= to the executor"
             )
         uid = place["job_uid"]
         selector = f"{CONTROLLER_UID}={uid}" if uid else f"{RUN}={handle.run_id}"
@@ -185,8 +189,8 @@ class Runs:
         ):
             return orphaned(job.removeprefix("Job "), left, place["namespace"], selector)
         return ReplicaNotFoundError(
-            f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "
-            "known only to a journal"
+            f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its "
+            "TTL is over. How it ended is known only to a journal"
         )
 
 

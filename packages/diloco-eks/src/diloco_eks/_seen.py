@@ -18,7 +18,8 @@ class Seen:
         state: Its state.
         attempt: Its attempt.
         podless: It had no pod.
-        pod: Its newest pod. Pods that are ended before the cluster has counted them vanish with all that they said.
+        pod: Its newest pod. Pods that are ended before the cluster has counted them vanish with all
+            that they said.
     """
 
     state: ReplicaState

@@ -21,9 +21,9 @@ def misfit(value: Any, schema: Any, path: str) -> str | None:
 
     Args:
         value: Anything.
-        schema: A type; or a list with the schema of every item; or a mapping with that of every field, or with ``str`` and
-            that of every value. Values may be None, and fields may be missing, but for those that end with ``!``. Other fields
-            are not looked at.
+        schema: A type; or a list with the schema of every item; or a mapping with that of every
+            field, or with ``str`` and that of every value. Values may be None, and fields may be
+            missing, but for those that end with ``!``. Other fields are not looked at.
         path: What to call the value.
     """
     wanted = schema if isinstance(schema, type) else type(schema)

@@ -37,8 +37,9 @@ def map_states(
 ) -> dict[int, tuple[ReplicaStatus, Seen]]:
     """The status of some indexes, and what to remember of it.
 
-    The Job's lists decide what has succeeded or failed; a pod that has ended and is in neither is not counted yet (this
-    takes seconds). Everyone else ends with the Job, and only when it says that no pod is left.
+    The Job's lists decide what has succeeded or failed; a pod that has ended and is in neither is
+    not counted yet (this takes seconds). Everyone else ends with the Job, and only when it says
+    that no pod is left.
 
     Args:
         job: The Job, read before the pods.
@@ -110,7 +111,8 @@ class _View:
                 PENDING, reason=reason, stopping=job.cancelled, message=text, native=words
             )
         if before is not None and before.state is RUNNING and not before.podless:
-            # The Job was read before the pods: it may have counted this pod by now. The next look knows.
+            # The Job was read before the pods: it may have counted this pod by now. The next look
+            # knows.
             text = why_gone(before.pod) or "its pod is gone"
             text += "; whether it is replaced is not known yet"
             return ReplicaStatus(RUNNING, message=text, started_at=began(before), native=words)
@@ -145,8 +147,9 @@ class _View:
                 reason, message = _why_pending(pod)
                 if f'configmap "{map_name(job.name)}' in message:
                     message += (
-                        "; the launch was interrupted before it had sent its arguments: launch again "
-                        f"with run_id={job.name!r} and the same arguments, or cancel_run({job.name!r})"
+                        "; the launch was interrupted before it had sent its arguments: launch "
+                        f"again with run_id={job.name!r} and the same arguments, or "
+                        f"cancel_run({job.name!r})"
                     )
         return ReplicaStatus(
             state,

@@ -67,7 +67,8 @@ def is_damaged(pod: PodFacts) -> bool:
 def interrupted(pod: PodFacts) -> bool:
     """Whether a pod that the cluster counts as succeeded had only been told to end, and left with code 0 because of it.
 
-    The runner leaves with another code then, so this is about containers in which something else has the last word.
+    The runner leaves with another code then, so this is about containers in which something else
+    has the last word.
     """
     told = pod.told_to_end if pod.disruption is None else pod.disruption.time
     if pod.terminated is None or (pod.disruption is None and told is None):
@@ -125,8 +126,9 @@ def judge(pod: PodFacts) -> Verdict:
         if exit_code == 0:  # which only a success has
             exit_code = None
             message = (
-                f"its container left with code 0 when it was told to end ({message}). Kubernetes counts that as done, and "
-                "does not replace it: end with another code, as diloco_protocol.runner does"
+                f"its container left with code 0 when it was told to end ({message}). Kubernetes "
+                "counts that as done, and does not replace it: end with another code, as "
+                "diloco_protocol.runner does"
             )
         return Verdict(Reason.EVICTED, exit_code, name, message, started, finished)
     if outcome is not None:

@@ -71,14 +71,16 @@ def check_entrypoint(
         timeout: Seconds after which an import is given up.
 
     Raises:
-        InvalidRequestError: It cannot be imported; says which module or attribute, and how the import failed.
+        InvalidRequestError: It cannot be imported; says which module or attribute, and how the
+            import failed.
     """
     module, _, name = entrypoint.partition(":")
     marker = f"check/{uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
         report, log = Path(folder, "report.json"), Path(folder, "stderr.log")
         try:
-            # A file and no pipe: a module may print without end, or leave a process behind that keeps a pipe open.
+            # A file and no pipe: a module may print without end, or leave a process behind that
+            # keeps a pipe open.
             with log.open("wb") as errors:
                 try:
                     process = subprocess.Popen(
@@ -91,7 +93,8 @@ def check_entrypoint(
                         start_new_session=True,
                     )
                 except KeyboardInterrupt:
-                    # The process is there, but nobody has been told its number. It is found once it is an interpreter.
+                    # The process is there, but nobody has been told its number. It is found once it
+                    # is an interpreter.
                     time.sleep(_START)
                     _end(marker, -1)
                     raise
@@ -108,7 +111,8 @@ def check_entrypoint(
             ) from error
         except subprocess.TimeoutExpired as error:
             raise InvalidRequestError(
-                f"importing module {module!r} of entrypoint {entrypoint!r} took more than {timeout:g} s"
+                f"importing module {module!r} of entrypoint {entrypoint!r} took more than "
+                f"{timeout:g} s"
             ) from error
         try:
             answer = read_json(report)
@@ -117,19 +121,22 @@ def check_entrypoint(
         if answer is None:
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} ended the interpreter "
-                f"with code {code}: {read_tail(log) or f'it printed nothing (is there room in {folder}?)'}"
+                f"with code {code}: "
+                f"{read_tail(log) or f'it printed nothing (is there room in {folder}?)'}"
             )
     if not answer:
         return
     where = f"(interpreter {python}, working directory {cwd})"
     if answer["step"] == "module":
         raise InvalidRequestError(
-            f"module {module!r} of entrypoint {entrypoint!r} cannot be imported: {answer['error']} {where}. "
-            f"Put its folder into pythonpath=[...] or cwd=, or install it.\n{answer['traceback']}"
+            f"module {module!r} of entrypoint {entrypoint!r} cannot be imported: {answer['error']} "
+            f"{where}. Put its folder into pythonpath=[...] or cwd=, or install "
+            f"it.\n{answer['traceback']}"
         )
     if answer["step"] == "attribute":
         raise InvalidRequestError(
-            f"module {module!r} has no attribute {name!r} (entrypoint {entrypoint!r}): {answer['error']} {where}"
+            f"module {module!r} has no attribute {name!r} (entrypoint {entrypoint!r}): "
+            f"{answer['error']} {where}"
         )
     raise InvalidRequestError(
         f"{name!r} of module {module!r} cannot be called: {answer['error']} {where}"

@@ -2,14 +2,15 @@
 
 The policy, from weak to strong:
 
-1. the launcher's environment, or the chosen part of it (``inherit_env``), less the variables that describe the
-   launcher itself: those of a replica, and those of torchrun unless they are named;
+1. the launcher's environment, or the chosen part of it (``inherit_env``), less the variables that
+   describe the launcher itself: those of a replica, and those of torchrun unless they are named;
 2. ``env`` of the constructor, then ``env`` of the launch;
 3. ``CUDA_VISIBLE_DEVICES``, if GPUs were asked for;
 4. ``PYTHONPATH``: the import path first, then what 1 and 2 made of that variable;
 5. what the spec says (rank, world size, rendezvous, run, attempt), set by the runner.
 
-Nothing else is set: no number of threads, no device, and no locale but the LC_CTYPE that Python itself sets where there is none.
+Nothing else is set: no number of threads, no device, and no locale but the LC_CTYPE that Python
+itself sets where there is none.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from diloco_protocol.backend import is_reserved, shown
 
 from ._processes import MARKER
 
-#: An interpreter started so looks for modules on its import path and not in the folder in which it runs, nor in the user's
-#: site-packages where the launcher does not.
+#: An interpreter started so looks for modules on its import path and not in the folder in which it
+#: runs, nor in the user's site-packages where the launcher does not.
 SAFE_PATH = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
 # What torchrun tells the processes that it starts.
@@ -57,8 +58,9 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
 
     Args:
         environ: The launcher's environment.
-        inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``. Those of torchrun have to
-            be named, as have Python's where the launcher itself ignores them.
+        inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``.
+            Those of torchrun have to be named, as have Python's where the launcher itself ignores
+            them.
     """
     everything_or_nothing = ["*"] if inherit_env is True else []
     patterns = everything_or_nothing if isinstance(inherit_env, bool) else list(inherit_env)
@@ -100,7 +102,8 @@ def with_current_folder() -> Iterator[None]:
 def find_program(name: str | os.PathLike[str]) -> str | None:
     """Return where a program is, or None: by its path, or below an absolute folder of ``PATH``.
 
-    An empty entry of that variable, or a relative one, leads to the current folder, where anybody may have put programs.
+    An empty entry of that variable, or a relative one, leads to the current folder, where anybody
+    may have put programs.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, folders)))
@@ -136,17 +139,19 @@ def import_path(
 ) -> list[str]:
     """The folders a replica finds modules in, ahead of its own installation.
 
-    The folder in which it happens to run is among them only if the caller chose it, or the launcher itself imports from it:
-    anybody may have put an ``argparse.py`` there.
+    The folder in which it happens to run is among them only if the caller chose it, or the launcher
+    itself imports from it: anybody may have put an ``argparse.py`` there.
 
     Args:
-        pythonpath: The caller's choice; None for the launcher's own import path (if the replica runs the launcher's
-            interpreter), so that a module lying beside the launching script can be named.
+        pythonpath: The caller's choice; None for the launcher's own import path (if the replica
+            runs the launcher's interpreter), so that a module lying beside the launching script can
+            be named.
         python: The replica's interpreter.
         cwd: The replica's working directory, if the caller chose it.
 
     Raises:
-        InvalidRequestError: The name of a folder has a colon, at which ``PYTHONPATH`` would be cut in two.
+        InvalidRequestError: The name of a folder has a colon, at which ``PYTHONPATH`` would be cut
+            in two.
     """
     chosen = [] if cwd is None else [os.path.abspath(cwd)]  # noqa: PTH100
     if pythonpath is not None:
@@ -161,8 +166,8 @@ def import_path(
     chosen += [folder for folder in extra_folders([protocol]) if folder not in chosen]
     if odd := [folder for folder in chosen if os.pathsep in folder]:
         raise InvalidRequestError(
-            f"modules cannot be looked for in the folder {shown(odd[0])}, since PYTHONPATH would take it for two: rename it, or "
-            "name the folders to look in by pythonpath=[...]"
+            f"modules cannot be looked for in the folder {shown(odd[0])}, since PYTHONPATH would "
+            "take it for two: rename it, or name the folders to look in by pythonpath=[...]"
         )
     return chosen
 
@@ -180,7 +185,8 @@ def compose(
 ) -> dict[str, str]:
     """One replica's environment, by the policy above."""
     result = dict(base)
-    # Relative entries are of the launcher's folder, and what it imports from there is in ``folders``.
+    # Relative entries are of the launcher's folder, and what it imports from there is in
+    # ``folders``.
     inherited_path = result.pop("PYTHONPATH", "").split(os.pathsep)
     if absolute := [*filter(os.path.isabs, inherited_path)]:
         result["PYTHONPATH"] = os.pathsep.join(absolute)

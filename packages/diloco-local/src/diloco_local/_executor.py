@@ -44,14 +44,15 @@ from ._rundir import Root, default_root
 class LocalProcessExecutor(BaseExecutor):
     """Runs replicas as processes of this machine, each with a session and a run directory of its own.
 
-    All that is known about a run is in its directory below ``root``, so any executor with that root, in any process
-    of the machine and of the user, answers for its handles. A small supervisor process per run, detached from the
-    launcher, enforces timeouts, finishes cancels, ends whole process trees and restarts failed attempts. Safe to share
-    between threads.
+    All that is known about a run is in its directory below ``root``, so any executor with that
+    root, in any process of the machine and of the user, answers for its handles. A small supervisor
+    process per run, detached from the launcher, enforces timeouts, finishes cancels, ends whole
+    process trees and restarts failed attempts. Safe to share between threads.
 
-    GPUs: ``gpu=None`` leaves ``CUDA_VISIBLE_DEVICES`` as it is. ``"2"`` or ``"any:2"`` give each replica two of the
-    machine's GPUs, ``"A100"`` one and ``"A100:2"`` two of a model, disjoint among the replicas of the launch. Not
-    honoured and therefore refused: ``cpu``, ``memory``, ``secrets``, ``spot=True``.
+    GPUs: ``gpu=None`` leaves ``CUDA_VISIBLE_DEVICES`` as it is. ``"2"`` or ``"any:2"`` give each
+    replica two of the machine's GPUs, ``"A100"`` one and ``"A100:2"`` two of a model, disjoint
+    among the replicas of the launch. Not honoured and therefore refused: ``cpu``, ``memory``,
+    ``secrets``, ``spot=True``.
 
     Its arguments are the fields of :class:`LocalOptions`, all by name.
 
@@ -96,7 +97,8 @@ class LocalProcessExecutor(BaseExecutor):
 
     @with_current_folder()
     def _setting(self) -> Setting:
-        # Looked up at every launch, since folder, environment and import path of this process may change.
+        # Looked up at every launch, since folder, environment and import path of this process may
+        # change.
         chosen = self._options
         program = find_program(chosen.python)
         if program is None:
@@ -106,7 +108,8 @@ class LocalProcessExecutor(BaseExecutor):
         cwd = os.path.abspath(self._options.cwd if self._options.cwd is not None else Path.cwd())  # noqa: PTH100
         if not os.path.isdir(cwd):  # noqa: PTH112  # False also for what no path can be
             raise InvalidRequestError(f"the working directory cwd={shown(cwd)} is not a folder")
-        python = os.path.abspath(program)  # noqa: PTH100  # a link into a virtual environment must stay one
+        # A link into a virtual environment must stay one
+        python = os.path.abspath(program)  # noqa: PTH100
         folders = tuple(import_path(chosen.pythonpath, python, None if chosen.cwd is None else cwd))
         return Setting(
             python,

@@ -29,7 +29,8 @@ def system_errors() -> Iterator[None]:
     """What the operating system refuses is an error of the protocol.
 
     Raises:
-        BackendError: In place of :class:`OSError`; retryable if the system is only short of something.
+        BackendError: In place of :class:`OSError`; retryable if the system is only short of
+            something.
     """
     try:
         yield
@@ -96,7 +97,8 @@ def read_json(path: Path) -> Any | None:
     """The JSON in ``path``, or None if there is no such file.
 
     Raises:
-        DamagedFileError: The file is not JSON, or null. Files written here never are, so somebody else has damaged it.
+        DamagedFileError: The file is not JSON, or null. Files written here never are, so somebody
+            else has damaged it.
         BackendError: It cannot be read.
     """
     data = read_bytes(path)
@@ -156,8 +158,8 @@ def open_lock(path: Path) -> int:
 def try_lock(descriptor: int, *, wait: float = 0.0) -> bool:
     """Take the exclusive lock, trying for ``wait`` seconds.
 
-    The lock belongs to the open file, so processes that share the descriptor by fork hold it together, and it is
-    released when the last of them is gone, however it went.
+    The lock belongs to the open file, so processes that share the descriptor by fork hold it
+    together, and it is released when the last of them is gone, however it went.
     """
     deadline = time.monotonic() + wait
     while True:

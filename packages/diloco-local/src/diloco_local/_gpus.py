@@ -58,14 +58,15 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
         The same, without blanks, and without zeros before a number.
 
     Raises:
-        InvalidRequestError: One of them is something else or is named twice, or there are both numbers and UUIDs.
+        InvalidRequestError: One of them is something else or is named twice, or there are both
+            numbers and UUIDs.
     """
     matches = [_DEVICE.fullmatch(device.strip()) for device in devices]
     numbers = [match for match in matches if match and match["number"]]
     if not all(matches) or 0 < len(numbers) < len(devices):
         raise InvalidRequestError(
-            f"{name}={shown(list(devices))} must name GPUs by their numbers ('0'), or all of them by UUIDs that "
-            "begin with GPU- or MIG-"
+            f"{name}={shown(list(devices))} must name GPUs by their numbers ('0'), or all of them "
+            "by UUIDs that begin with GPU- or MIG-"
         )
     known = tuple(str(int(match[0])) if match["number"] else match[0] for match in matches if match)
     # CUDA takes the beginning of a UUID for the whole.
@@ -98,7 +99,8 @@ def share_out(
     """``CUDA_VISIBLE_DEVICES`` of each replica; disjoint; None leaves the variable alone.
 
     Args:
-        request: The launch's ``gpu`` argument; a model is found by any part of its name in nvidia-smi's list.
+        request: The launch's ``gpu`` argument; a model is found by any part of its name in
+            nvidia-smi's list.
         n_replicas: How many replicas are to have that many each.
         gpus: Called only when GPUs are asked for.
 
@@ -119,9 +121,9 @@ def share_out(
         )
         raise InvalidRequestError(
             f"gpu={shown(request)} for {n_replicas} replica(s) needs {n_replicas * count} GPU(s), "
-            f"and this machine offers {len(fitting)} of them. Its GPUs are: {known}. Ask for fewer, "
-            "ask for 'any:N', name them with gpus=[...] in the constructor, or leave gpu out, so that the "
-            "replicas share what CUDA_VISIBLE_DEVICES shows"
+            f"and this machine offers {len(fitting)} of them. Its GPUs are: {known}. Ask for "
+            "fewer, ask for 'any:N', name them with gpus=[...] in the constructor, or leave gpu "
+            "out, so that the replicas share what CUDA_VISIBLE_DEVICES shows"
         )
     devices = [gpu.device for gpu in fitting]
     return [",".join(devices[k * count : (k + 1) * count]) for k in range(n_replicas)]

@@ -84,7 +84,8 @@ class ProcessId:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: There is no process with such a number; some numbers mean many processes to the system.
+            ValueError: There is no process with such a number; some numbers mean many processes to
+                the system.
         """
         if type(data["pid"]) is not int or not 0 < data["pid"] < 1 << 31:
             raise ValueError("a pid is a number from 1")
@@ -106,7 +107,8 @@ class ProcessId:
         """Signal exactly this process.
 
         Returns:
-            False if it is gone, or has taken another user's rights, as sudo does; a later owner of the pid is never hit.
+            False if it is gone, or has taken another user's rights, as sudo does; a later owner of
+            the pid is never hit.
         """
         descriptor = -1
         if sys.platform == "linux" and hasattr(signal, "pidfd_send_signal"):
@@ -118,7 +120,8 @@ class ProcessId:
                 pass
         if descriptor >= 0:
             try:
-                # The descriptor holds the process; the start time then says whether it is the one meant.
+                # The descriptor holds the process; the start time then says whether it is the one
+                # meant.
                 if not self.alive():
                     return False
                 signal.pidfd_send_signal(descriptor, number)

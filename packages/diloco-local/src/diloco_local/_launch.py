@@ -20,8 +20,9 @@ from ._order import Order
 from ._own import open_own_stream
 from ._rundir import RunDir
 
-# The supervisor is kept apart from the user's modules. It finds its own two packages by the launcher's folders: after the
-# standard library, since such a folder may hold anything, and before what is installed, which may be another version.
+# The supervisor is kept apart from the user's modules. It finds its own two packages by the
+# launcher's folders: after the standard library, since such a folder may hold anything, and before
+# what is installed, which may be another version.
 _ISOLATED = ("-I", "-S")
 _PATH = "import sys; sys.path += {folders!r}; import site; site.main()"
 _MAIN = "from diloco_local._supervisor import main; main({lock}, {ready})"
@@ -43,13 +44,15 @@ def start_supervisor(
 
     Args:
         run: The published run.
-        lock: Descriptor of the run's lock; held by the caller, unless ``recover``. The caller closes its own.
+        lock: Descriptor of the run's lock; held by the caller, unless ``recover``. The caller
+            closes its own.
         orders: The replicas to start; empty for a recovery.
         recover: Only finish what an earlier supervisor of this run left behind.
         patience: Seconds to wait.
 
     Raises:
-        SupervisorError: It could not; no replica of it is left running, unless the supervisor itself was killed.
+        SupervisorError: It could not; no replica of it is left running, unless the supervisor
+            itself was killed.
     """
     reader, writer = os.pipe()
     try:
@@ -83,7 +86,8 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
         log = opened.enter_context(open_own_stream(run.log, "ab"))
         kept = []
         for descriptor in (lock, writer):
-            # 0 to 2 are the supervisor's own streams; a launcher that has closed its own may have other files there.
+            # 0 to 2 are the supervisor's own streams; a launcher that has closed its own may have
+            # other files there.
             kept.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
             opened.callback(os.close, kept[-1])
         program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=kept[0], ready=kept[1])}"
@@ -96,7 +100,8 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
             cwd="/",
             start_new_session=True,
         )
-        # Ends at once: it reads its orders and forks, so that the launcher never has a child to wait for.
+        # Ends at once: it reads its orders and forks, so that the launcher never has a child to
+        # wait for.
         process.communicate(json.dumps(job).encode())
 
 

@@ -2,10 +2,11 @@
 
 However long a line is, `LINE_BYTES` of it are held; what follows is cut off, and the line says so.
 
-A replica writes its stdout and stderr straight into two files, so that no process of ours can lose or delay a line.
-What time a line was written is known from the supervisor's samples of the file sizes (`SAMPLE_SECONDS` apart while
-the logs grow): a line has the time of the first sample that covers its last byte. That is also how the two streams
-are merged; within one sample, stdout comes first.
+A replica writes its stdout and stderr straight into two files, so that no process of ours can lose
+or delay a line. What time a line was written is known from the supervisor's samples of the file
+sizes (`SAMPLE_SECONDS` apart while the logs grow): a line has the time of the first sample that
+covers its last byte. That is also how the two streams are merged; within one sample, stdout comes
+first.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "combined": ("stdout", "stderr"),
 }
 _BLOCK = 1 << 16
-# How far back the beginning of one line is looked for: a file that is one line of terabytes, most of it holes, must not keep
-# a tail busy for hours.
+# How far back the beginning of one line is looked for: a file that is one line of terabytes, most
+# of it holes, must not keep a tail busy for hours.
 _FAR = 64 * LINE_BYTES
-# The samples of 24 days in which a log never rested; lines after them have the time of the newest. A replica can write there.
+# The samples of 24 days in which a log never rested; lines after them have the time of the newest.
+# A replica can write there.
 _MOST_SAMPLES = 1 << 22
 _SAMPLE_BYTES = 64
 
@@ -143,7 +145,8 @@ class _Reader:
     def read(self, *, last: bool, size: int | None = None, limit: int = 1 << 18) -> list[Line]:
         """The new lines in the next ``limit`` bytes; an unfinished one only if nobody will finish it (``last``).
 
-        Sets ``ended`` if this was the end of a file that nobody writes to any more, or of its first ``size`` bytes.
+        Sets ``ended`` if this was the end of a file that nobody writes to any more, or of its first
+        ``size`` bytes.
         """
         room = limit if size is None else max(0, min(limit, size - self.offset))
         data = b""
@@ -177,7 +180,8 @@ class _Clock:
         self.reader = _Reader(self.attempt.times)
 
     def refresh(self) -> None:
-        # There is a sample only where a log has grown: so many bytes of them at most, or they are somebody else's.
+        # There is a sample only where a log has grown: so many bytes of them at most, or they are
+        # somebody else's.
         most = _SAMPLE_BYTES * sum(size_of(self.attempt.log(stream)) for stream in self.sizes)
         while self.reader.offset <= most and len(self.times) < _MOST_SAMPLES:
             if not (lines := self.reader.read(last=False)):
@@ -245,7 +249,8 @@ def iterate(
     Args:
         replica: Whose logs.
         terminal: Whether the replica has ended for good.
-        follow: Go on until the replica is terminal and its logs are exhausted, or ``until`` has passed.
+        follow: Go on until the replica is terminal and its logs are exhausted, or ``until`` has
+            passed.
         since: Only lines written at this time (unix seconds) or later.
         until: Only lines written before this time.
         regex: Only lines in which this pattern is found.
@@ -330,7 +335,8 @@ class _Attempt:
 
     def _timed(self, order: int, name: str, last: bool) -> Iterator[tuple[float, int, int, str]]:
         reader = self._readers[name]
-        # Up to the size of now: a replica that writes faster than we read would otherwise keep us reading without end.
+        # Up to the size of now: a replica that writes faster than we read would otherwise keep us
+        # reading without end.
         size = reader.size
         while True:
             before = reader.offset

@@ -17,18 +17,21 @@ from ._rundir import ReplicaDir, RunDir
 from ._state import AttemptState, read_state
 from ._verdict import Stop, verdict
 
-# A file of one replica that cannot be believed. Its siblings are not concerned: the other evidence decides its state.
+# A file of one replica that cannot be believed. Its siblings are not concerned: the other evidence
+# decides its state.
 _UNUSABLE = (DamagedFileError, InvalidRequestError)
 
 
 def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     """The status of one replica.
 
-    The terminal record counts if there is one. Else a living supervisor (or guardian) answers for the replica. Else,
-    both having been killed, the processes and the outcome file tell; so they do if the terminal record is damaged.
+    The terminal record counts if there is one. Else a living supervisor (or guardian) answers for
+    the replica. Else, both having been killed, the processes and the outcome file tell; so they do
+    if the terminal record is damaged.
 
     Raises:
-        BackendError: Nobody supervises, and the processes live in a PID namespace that cannot be seen from here.
+        BackendError: Nobody supervises, and the processes live in a PID namespace that cannot be
+            seen from here.
     """
     files = run.replica(rank)
     try:
@@ -139,7 +142,7 @@ def _refused(run: RunDir, record: RunRecord, rank: int, why: str) -> ReplicaStat
 def _check_namespace(record: RunRecord, rank: int) -> None:
     if record.namespace != pid_namespace():
         raise BackendError(
-            f"replica {rank} of run {record.run_id!r} has lost its supervisor, and its processes are in another "
-            "PID namespace (container): ask again from inside that container",
+            f"replica {rank} of run {record.run_id!r} has lost its supervisor, and its processes "
+            "are in another PID namespace (container): ask again from inside that container",
             retryable=False,
         )

@@ -50,21 +50,23 @@ def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LocalOptions(Options):
-    """The options of a :class:`LocalProcessExecutor`: what its constructor takes, checked. Immutable.
+    """The options of a :class:`LocalProcessExecutor`: what its constructor takes, checked.
+
+    Immutable.
 
     ``~`` and ``~user`` at the beginning of a path are home folders.
 
     Attributes:
         root: The folder that holds the runs. Must be on a local disk.
-        other_roots: More folders that may hold the runs of handles given to this executor. Handles of runs elsewhere are
-            refused.
+        other_roots: More folders that may hold the runs of handles given to this executor. Handles
+            of runs elsewhere are refused.
         python: The replicas' interpreter.
         env: Environment variables for every launch; those of the launch itself win.
-        inherit_env: How much of the launcher's environment replicas inherit: all, nothing, or names and patterns such as
-            ``["PATH", "AWS_*"]``.
+        inherit_env: How much of the launcher's environment replicas inherit: all, nothing, or names
+            and patterns such as ``["PATH", "AWS_*"]``.
         cwd: The replicas' working directory. If it is given, modules are looked for there too.
-        pythonpath: Folders in which replicas look for modules before those of their installation. By default a module
-            beside the launching script is found.
+        pythonpath: Folders in which replicas look for modules before those of their installation.
+            By default a module beside the launching script is found.
         gpus: The GPUs to share out, as ``CUDA_VISIBLE_DEVICES`` names them.
         grace: Seconds between SIGTERM and SIGKILL when a replica is ended.
         run_id: Prefix of the names of runs that the caller does not name.

@@ -51,11 +51,17 @@ def check_request(request: RunRequest) -> None:
         ),
         "secrets": (
             tuple(request.secrets),
-            "there is no secret store here; replicas inherit the launcher's environment (see inherit_env), so export them",
+            (
+                "there is no secret store here; replicas inherit the launcher's environment (see "
+                "inherit_env), so export them"
+            ),
         ),
         "cpu": (
             request.cpu,
-            "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS by env=",
+            (
+                "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS "
+                "by env="
+            ),
         ),
         "memory": (
             request.memory,
@@ -70,7 +76,8 @@ def check_request(request: RunRequest) -> None:
 
     if request.timeout is not None and request.timeout > LATEST:
         raise InvalidRequestError(
-            f"timeout={request.timeout:g} is longer than {LATEST} s: give less, or None for no limit"
+            f"timeout={request.timeout:g} is longer than {LATEST} s: give less, or None for no "
+            "limit"
         )
     if (size := len(json.dumps(dict(request.labels)))) > _LABELS:
         raise InvalidRequestError(
@@ -83,8 +90,9 @@ def fingerprint(request: RunRequest, *chosen: object) -> str:
 
     Args:
         request: The launch.
-        *chosen: What else the caller chose, as JSON values. What is merely taken from the launching process (its
-            environment, folder and import path) is left out: a retry may come from another process.
+        *chosen: What else the caller chose, as JSON values. What is merely taken from the launching
+            process (its environment, folder and import path) is left out: a retry may come from
+            another process.
     """
     return hashlib.sha256(json.dumps([request.fingerprint(), *chosen]).encode()).hexdigest()
 

@@ -1,8 +1,8 @@
 """What belongs to this user: opened without following links, and only where nobody else could have put it.
 
-Everything below a root is reached through here. A folder that is this user's and that nobody else can write to holds
-only what this user has put there, so it is enough to look at each folder once, at the folders above it before, and at
-every file when it is opened.
+Everything below a root is reached through here. A folder that is this user's and that nobody else
+can write to holds only what this user has put there, so it is enough to look at each folder once,
+at the folders above it before, and at every file when it is opened.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def check_own_folder(path: Path) -> None:
     """Refuse a folder into which somebody else could have put something; one that does not exist is fine.
 
     Raises:
-        InvalidRequestError: It is a link, no folder, another user's, or others can write to it; or that cannot be known.
+        InvalidRequestError: It is a link, no folder, another user's, or others can write to it; or
+            that cannot be known.
     """
     try:
         found = path.lstat()
@@ -45,8 +46,8 @@ def check_root(path: Path) -> None:
         return  # missing, or no folder: whoever uses it says so
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise InvalidRequestError(
-            f"everybody can replace what is in root={str(path)!r}: choose another folder, or take that right away "
-            f"(chmod o-w {path})"
+            f"everybody can replace what is in root={str(path)!r}: choose another folder, or take "
+            f"that right away (chmod o-w {path})"
         )
 
 
@@ -59,7 +60,8 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
         fifo: It is a FIFO, and opening and writing are not to wait for its reader.
 
     Raises:
-        InvalidRequestError: The file or its folder is a link, another user's, closed, or not of the expected kind.
+        InvalidRequestError: The file or its folder is a link, another user's, closed, or not of the
+            expected kind.
         OSError: It is missing, or cannot be opened.
     """
     folder = _open_folder(path.parent)

@@ -86,9 +86,9 @@ def members(
 ) -> dict[int, ProcessEntry]:
     """The living processes of a replica.
 
-    Found by the marker in their environment, by having been known before (``known``), and by descent from either:
-    a process that cleared its environment is still found below one that did not, and one that was orphaned is
-    still found by its marker.
+    Found by the marker in their environment, by having been known before (``known``), and by
+    descent from either: a process that cleared its environment is still found below one that did
+    not, and one that was orphaned is still found by its marker.
     """
     table = process_table() if table is None else table
     roots = {

@@ -33,8 +33,8 @@ class RunRecord:
     """``run.json``: what was launched, where and when.
 
     Attributes:
-        uid: Never used twice; a run that was purged and launched anew under its old name has another one. Its folders
-            are called by it.
+        uid: Never used twice; a run that was purged and launched anew under its old name has
+            another one. Its folders are called by it.
         run_id: The run's name.
         fingerprint: Digest of everything the launch asked for.
         ranks: The ranks launched here, ascending.
@@ -132,11 +132,12 @@ def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
     """What the runner of an attempt reported.
 
     Returns:
-        The outcome, None if there is none or it cannot be read; and in the latter case what is wrong with it. A runner
-        of another version must not keep the supervisor from its work.
+        The outcome, None if there is none or it cannot be read; and in the latter case what is
+        wrong with it. A runner of another version must not keep the supervisor from its work.
 
     Raises:
-        BackendError: The system is short of file descriptors, so that cannot be known at the moment.
+        BackendError: The system is short of file descriptors, so that cannot be known at the
+            moment.
     """
     try:
         data = read_bytes(attempt.outcome, OUTCOME_BYTES)

@@ -27,7 +27,8 @@ from ._state import AttemptState, read_state
 from ._times import Sampler
 from ._verdict import LATEST, Stop, verdict
 
-#: Seconds that the runner gets beyond the grace to end its tree and to report, before everything is killed.
+#: Seconds that the runner gets beyond the grace to end its tree and to report, before everything is
+#: killed.
 MARGIN = 2.0
 
 
@@ -63,7 +64,8 @@ class Replica:
         order: How to start it; None if this supervisor only finishes what another one began.
         reap: Reads how a child process ended; None if it is not our child or has not ended.
         oom: Evidence of OOM kills.
-        strays: Finds, in a table of all processes, those of which nobody knows to which replica they belong.
+        strays: Finds, in a table of all processes, those of which nobody knows to which replica
+            they belong.
     """
 
     def __init__(
@@ -210,14 +212,16 @@ class Replica:
         """Begin to end the attempt: written down first, then SIGTERM; SIGKILL when the grace is over."""
         if self._stop is not None or self.done:
             return
-        self._members()  # so that state.json names those that may slip away while they are being ended
+        # So that state.json names those that may slip away while they are being ended
+        self._members()
         self._stop = Stop(reason, time.time())
         self._kill_at = (
             time.monotonic() + self._rules.grace + (MARGIN if self.phase is Phase.RUNNING else 0.0)
         )
         self._save()
         if self.phase is Phase.RUNNING and self._runner is not None:
-            # Only the runner is told: it tells its tree, and a second SIGTERM means "at once" to many programs.
+            # Only the runner is told: it tells its tree, and a second SIGTERM means "at once" to
+            # many programs.
             self._runner.send(signal.SIGTERM)
 
     def step(self) -> None:
@@ -233,7 +237,8 @@ class Replica:
     def sample(self) -> None:
         """Write down the sizes of the logs."""
         if not self.done and self._attempt:
-            # Without a sample lines have later times; twice a second is too often to write about it.
+            # Without a sample lines have later times; twice a second is too often to write about
+            # it.
             with contextlib.suppress(OSError, BackendError):
                 self._sampler.sample(self._dir.attempt(self._attempt))
 
@@ -274,7 +279,8 @@ class Replica:
             self._finish()
             return
         if self._stop is None and self._wait_status is None and self.cancel_requested():
-            # Its runner died unseen and what it left behind still works: that is what the cancel is to end.
+            # Its runner died unseen and what it left behind still works: that is what the cancel is
+            # to end.
             self.stop(Reason.CANCEL_REQUESTED)
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._rules.grace

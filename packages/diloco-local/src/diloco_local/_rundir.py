@@ -1,18 +1,20 @@
-"""The layout of a run on disk. Everything that is known about a run is here; no object keeps anything.
+"""The layout of a run on disk.
+
+Everything that is known about a run is here; no object keeps anything.
 
 <root>/
   runs/<run_id>/            appears whole, by one rename
-    run.json                what was launched, where and when; never changes
-    lock                    held by the supervisor (and its guardian) as long as one of them lives
-    wake                    a FIFO: a byte in it makes the supervisor look at once
-    supervisor.log          what the supervisor had to say
-    started                 the supervisor has started every replica: from here on the run exists
-    replica-<rank>-<uid>/   of this launch alone: what is late for an earlier run of that name does not find it
+    run.json what was launched, where and when; never changes lock held by the supervisor (and its
+    guardian) as long as one of them lives wake a FIFO: a byte in it makes the supervisor look at
+    once supervisor.log what the supervisor had to say started the supervisor has started every
+    replica: from here on the run exists replica-<rank>-<uid>/ of this launch alone: what is late
+    for an earlier run of that name does not find it
       state.json            what the supervisor is doing with the replica (replaced)
       final.json            how it ended (create-once: terminal states are absorbing)
       attempt-<k>/          spec.json, stdout.log, stderr.log, times.jsonl, outcome.json
-    replica-<rank>-<uid>.cancel.json   somebody asked for a cancel (create-once); here, since a replica may spoil its folder
-    replica-<rank>-<uid>.final.json    that it has ended, if that could not be written into its folder
+    replica-<rank>-<uid>.cancel.json somebody asked for a cancel (create-once); here, since a
+    replica may spoil its folder replica-<rank>-<uid>.final.json that it has ended, if that could
+    not be written into its folder
   staging/                  runs being written
   trash/                    runs being purged, under their uids
 """
@@ -109,7 +111,10 @@ class ReplicaDir:
         return self.path.with_name(f"{self.path.name}.final.json")
 
     def cancelled_at(self) -> float | None:
-        """When a cancel was requested, in Unix seconds: when its mark was written, once. What is in it is for people."""
+        """When a cancel was requested, in Unix seconds: when its mark was written, once.
+
+        What is in it is for people.
+        """
         try:
             return self.cancel.lstat().st_mtime
         except OSError:
@@ -223,7 +228,8 @@ class Root:
 
     def stage(self, uid: str = "") -> RunDir:
         """A new, empty, private run directory that nobody sees yet."""
-        # Those above it as well: parents= would leave them to the umask, and whoever may write there could replace what is below.
+        # Those above it as well: parents= would leave them to the umask, and whoever may write
+        # there could replace what is below.
         above = [*reversed(self.path.parents), self.path]
         for folder in (*above, *(self.path / name for name in _FOLDERS)):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -248,7 +254,10 @@ class Root:
         return True
 
     def discard(self, run: RunDir) -> None:
-        """Remove a run: out of sight in one step, then from the disk. Removing what is gone is a no-op."""
+        """Remove a run: out of sight in one step, then from the disk.
+
+        Removing what is gone is a no-op.
+        """
         if not os.path.lexists(run.path):
             return
         self.check()

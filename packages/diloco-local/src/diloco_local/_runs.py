@@ -1,4 +1,7 @@
-"""The runs below a root: launch all or nothing, find again, cancel, purge. Keeps no state of its own."""
+"""The runs below a root: launch all or nothing, find again, cancel, purge.
+
+Keeps no state of its own.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +83,13 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
     A handle names a root, and does not lead to one: the root returned is one of those given.
 
     Raises:
-        InvalidRequestError: It is of another backend, machine or root, or lacks what leads to its run.
+        InvalidRequestError: It is of another backend, machine or root, or lacks what leads to its
+            run.
     """
     if handle.backend_name != BACKEND:
         raise InvalidRequestError(
-            f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {BACKEND!r}"
+            f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for "
+            f"{BACKEND!r}"
         )
     if missing := {"host", "root", "uid"} - handle.metadata.keys():
         raise InvalidRequestError(
@@ -93,16 +98,17 @@ def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
     host = handle.metadata["host"]
     if host != host_name():
         raise InvalidRequestError(
-            f"replica {handle.rank} of run {handle.run_id!r} is on host {shown(host)}, and this is {host_name()!r}: "
-            "use the handle there"
+            f"replica {handle.rank} of run {handle.run_id!r} is on host {shown(host)}, and this is "
+            f"{host_name()!r}: use the handle there"
         )
     named = handle.metadata["root"]
     for root in roots:
         if _same_folder(named, root):
             return root
     raise InvalidRequestError(
-        f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and this executor has "
-        f"{', '.join(repr(str(root.path)) for root in roots)}: use one with that root, or give it other_roots=[...]"
+        f"replica {handle.rank} of run {handle.run_id!r} is below the root {shown(named)}, and "
+        f"this executor has {', '.join(repr(str(root.path)) for root in roots)}: use one with that "
+        "root, or give it other_roots=[...]"
     )
 
 
@@ -123,8 +129,8 @@ def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRec
         roots: The roots that it may name.
 
     Raises:
-        InvalidRequestError: The handle is of another backend, machine or root, or its root is not there, so that nothing
-            can be said about the replica; or the run is not this user's.
+        InvalidRequestError: The handle is of another backend, machine or root, or its root is not
+            there, so that nothing can be said about the replica; or the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
     root, uid = check_handle(handle, roots), handle.metadata["uid"]
@@ -136,8 +142,8 @@ def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRec
     run, record = find_run(root, handle.run_id)
     if record.uid != uid or handle.rank not in record.ranks:
         raise ReplicaNotFoundError(
-            f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank {handle.rank} names: "
-            "that one was purged"
+            f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank "
+            f"{handle.rank} names: that one was purged"
         )
     return run, record
 
@@ -160,8 +166,8 @@ def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
         if run.started.exists() or locked:
             if record.fingerprint != fingerprint:
                 raise RunConflictError(
-                    f"run {run_id!r} exists below {root.path} and was launched with other arguments: "
-                    "use another run_id, or purge it first"
+                    f"run {run_id!r} exists below {root.path} and was launched with other "
+                    "arguments: use another run_id, or purge it first"
                 )
             if run.started.exists():
                 return record
@@ -193,7 +199,8 @@ def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
         return
     try:
         held = try_lock(descriptor, wait=wait)
-        # The lock of a run that was moved away meanwhile says nothing about the one that took its place.
+        # The lock of a run that was moved away meanwhile says nothing about the one that took its
+        # place.
         try:
             same = os.fstat(descriptor).st_ino == run.lock.stat().st_ino
         except FileNotFoundError:
@@ -213,7 +220,8 @@ def launch(
 
     Raises:
         RunConflictError: The name is taken by a launch that asked for something else.
-        LaunchError: A replica could not be started; nothing is left running unless ``survivors`` says so.
+        LaunchError: A replica could not be started; nothing is left running unless ``survivors``
+            says so.
     """
     while True:
         known = known_launch(root, record.run_id, record.fingerprint)
@@ -229,7 +237,8 @@ def launch(
                 place = root.run(record.run_id)
                 if os.path.lexists(place.path) and not place.record.exists():
                     raise RunConflictError(
-                        f"{place.path} is there already, and is no run: choose another run_id, or move it away"
+                        f"{place.path} is there already, and is no run: choose another run_id, or "
+                        "move it away"
                     )
         # Here the supervisor alone holds the lock, so its end can be waited for.
         except SupervisorError as error:
@@ -254,8 +263,8 @@ def _taken_back(record: RunRecord, survivors: Sequence[ReplicaHandle]) -> str:
 def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
     """The whole directory of a run, not yet visible, and the descriptor that holds its lock.
 
-    The lock is held from before the run is visible: whoever sees a run that was not started and that nobody holds sees
-    a launch that has died.
+    The lock is held from before the run is visible: whoever sees a run that was not started and
+    that nobody holds sees a launch that has died.
     """
     with contextlib.ExitStack() as made:
         try:
@@ -331,7 +340,8 @@ def cancel(
     """Ask for the end of one replica; returns once the request is on disk and a supervisor will see it.
 
     Raises:
-        BackendError: There is no supervisor and none could be started. The mark stays; cancel again.
+        BackendError: There is no supervisor and none could be started. The mark stays; cancel
+            again.
     """
     if observe_replica(run, record, rank).state.terminal:
         return
@@ -369,8 +379,8 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
     busy = [rank for rank in record.ranks if not observe_replica(run, record, rank).state.terminal]
     if busy:
         raise InvalidRequestError(
-            f"run {record.run_id!r} cannot be purged while replica(s) {', '.join(map(str, busy))} have not ended: "
-            "cancel them and collect first"
+            f"run {record.run_id!r} cannot be purged while replica(s) {', '.join(map(str, busy))} "
+            "have not ended: cancel them and collect first"
         )
     with _locked(run, wait=5.0) as held:
         now = read_record(run)
@@ -398,8 +408,9 @@ def check_over(handle: ReplicaHandle) -> None:
     """
     if left := members(marker(handle.metadata["uid"], handle.rank)):
         raise BackendError(
-            f"the folder of replica {handle.rank} of run {handle.run_id!r} was removed from outside, and these processes of the "
-            f"replica still run: {', '.join(map(str, sorted(left)))}. End them by hand"
+            f"the folder of replica {handle.rank} of run {handle.run_id!r} was removed from "
+            "outside, and these processes of the replica still run: "
+            f"{', '.join(map(str, sorted(left)))}. End them by hand"
         )
 
 

@@ -26,7 +26,8 @@ class AttemptState:
         known: The processes that were seen in it.
         started_at: Unix seconds; 0 before the first start.
         stop: Why it is being ended; None if it is not.
-        deadline: When it has to be over, by ``time.monotonic``, which nobody sets; None if that is not known.
+        deadline: When it has to be over, by ``time.monotonic``, which nobody sets; None if that is
+            not known.
     """
 
     attempt: int = 0

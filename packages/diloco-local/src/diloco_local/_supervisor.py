@@ -1,15 +1,16 @@
 """The watchdog of a run: one small process, and a guardian that takes its place if it is killed.
 
-Started by the launcher as ``python -I -S -c ... main()`` in a session of its own, with the run's lock already held on an
-inherited descriptor and its orders on stdin. It forks twice::
+Started by the launcher as ``python -I -S -c ... main()`` in a session of its own, with the run's
+lock already held on an inherited descriptor and its orders on stdin. It forks twice::
 
     launcher ── waits for ── [exits at once]
                                 └─ guardian ── waits for ── supervisor ── runner of rank 0, 1, ...
 
-Both hold the lock, so "nobody holds the lock" means that both are gone. Both are subreapers: an orphan of a replica
-falls to the supervisor; when the supervisor dies, its runners fall to the guardian, which goes on in its place with
-their exit codes still to be read. When both are killed the runners go on by themselves (they enforce the timeout and
-write their outcomes), and the next `cancel` starts a new supervisor that finishes what it finds.
+Both hold the lock, so "nobody holds the lock" means that both are gone. Both are subreapers: an
+orphan of a replica falls to the supervisor; when the supervisor dies, its runners fall to the
+guardian, which goes on in its place with their exit codes still to be read. When both are killed
+the runners go on by themselves (they enforce the timeout and write their outcomes), and the next
+`cancel` starts a new supervisor that finishes what it finds.
 """
 
 from __future__ import annotations
@@ -215,7 +216,8 @@ def _supervise(
         if orders and not run.started.exists():
             supervisor.abort()
             ready.tell(
-                "the supervisor was killed while it started the replicas; those it had started were ended"
+                "the supervisor was killed while it started the replicas; those it had started "
+                "were ended"
             )
             return
         ready.tell(None)
@@ -283,7 +285,8 @@ def main(lock: int, ready_descriptor: int) -> None:
     """The program of the supervisor; orders come on stdin.
 
     Args:
-        lock: The run's lock, held by the launcher on this shared descriptor, or to be taken in a recovery.
+        lock: The run's lock, held by the launcher on this shared descriptor, or to be taken in a
+            recovery.
         ready_descriptor: Where the launcher waits for one line of JSON.
     """
     _forget_signals()

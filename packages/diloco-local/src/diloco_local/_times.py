@@ -10,7 +10,8 @@ from ._own import open_own_stream
 from ._rundir import AttemptDir
 from ._verdict import LATEST
 
-#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and ``until``.
+#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and
+#: ``until``.
 SAMPLE_SECONDS = 0.5
 
 

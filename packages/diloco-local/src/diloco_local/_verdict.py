@@ -28,7 +28,8 @@ class Stop:
     """Why and when (unix seconds) the supervisor began to end a living attempt.
 
     Attributes:
-        reason: CANCEL_REQUESTED, STOPPED_EXTERNALLY (the supervisor itself was told to end) or TIMEOUT.
+        reason: CANCEL_REQUESTED, STOPPED_EXTERNALLY (the supervisor itself was told to end) or
+            TIMEOUT.
         at: Written down before the first signal, so what ended earlier ended by itself.
     """
 
@@ -96,8 +97,8 @@ def verdict(
         message = problem or f"the replica's runner {how} before it could report an outcome"
     else:
         message = problem or (
-            "the replica ended without reporting an outcome, and no supervisor could write down how "
-            "(it had been killed, or the files were removed), so its exit code is not known"
+            "the replica ended without reporting an outcome, and no supervisor could write down "
+            "how (it had been killed, or the files were removed), so its exit code is not known"
         )
 
     def status(state: ReplicaState, reason: Reason, text: str) -> ReplicaStatus:
@@ -118,7 +119,8 @@ def verdict(
         return status(ReplicaState.SUCCEEDED, Reason.COMPLETED, message)
     ended_before = None if outcome is None else outcome.finished_at
     told = outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED
-    # What a runner was told is our order if there is one, also if the clock was set back in between.
+    # What a runner was told is our order if there is one, also if the clock was set back in
+    # between.
     ours = told and stop is not None and stop.reason in _STOPPED
     if stop is not None and (ours or ended_before is None or ended_before >= stop.at):
         if stop.reason is Reason.TIMEOUT:

@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for.
 
     Returns:
-        The exit code: 0 after Ctrl-C or SIGTERM, 1 if it could not start (2 for wrong arguments, by argparse).
+        The exit code: 0 after Ctrl-C or SIGTERM, 1 if it could not start (2 for wrong arguments, by
+        argparse).
     """
     options = _parser().parse_args(arguments)
     over = threading.Event()
@@ -58,7 +59,8 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
     ) as stand_in:
         path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
         sys.stdout.write(
-            f"export KUBECONFIG={shlex.quote(str(path))}\n# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n"
+            f"export KUBECONFIG={shlex.quote(str(path))}\n# {stand_in.url} runs; Ctrl-C ends it "
+            "and all that it has started\n"
         )
         sys.stdout.flush()
         over.wait()
@@ -112,7 +114,8 @@ def _make_buckets(stand_in: SageMakerStandIn, names: Sequence[str]) -> None:
 def _bucket(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", text, re.ASCII):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not the name of a bucket: 3 to 63 lower-case letters, digits, dots and dashes"
+            f"{text!r} is not the name of a bucket: 3 to 63 lower-case letters, digits, dots and "
+            "dashes"
         )
     return text
 
@@ -158,8 +161,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="diloco-localcloud",
         description="Run a stand-in of a cloud until Ctrl-C.",
         epilog="It runs no file of the folder in which it is started. With python -m diloco_localcloud Python itself may: "
-        "start it as python -P -m diloco_localcloud then. Nothing helps if PYTHONPATH names that folder, as an empty element "
-        "of it does.",
+        "start it as python -P -m diloco_localcloud then. Nothing helps if PYTHONPATH names that "
+        "folder, as an empty element of it does.",
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     kube = kinds.add_parser(

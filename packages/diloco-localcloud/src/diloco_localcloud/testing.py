@@ -62,27 +62,39 @@ def kubernetes_processes() -> Iterator[KubernetesProcesses]:
 
 @pytest.fixture
 def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
-    """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[aws]``."""
+    """A scripted stand-in that is started; it ends with the test.
+
+    Needs ``diloco-localcloud[aws]``.
+    """
     with SageMakerStandIn() as stand_in:
         yield stand_in
 
 
 @pytest.fixture
 def sagemaker_processes() -> Iterator[SageMakerProcesses]:
-    """A stand-in that really runs training jobs; all ends with the test. Needs ``diloco-localcloud[aws]``."""
+    """A stand-in that really runs training jobs; all ends with the test.
+
+    Needs ``diloco-localcloud[aws]``.
+    """
     with SageMakerProcesses() as stand_in:
         yield stand_in
 
 
 @pytest.fixture
 def modal_stand_in() -> Iterator[ModalStandIn]:
-    """A scripted stand-in that is started; it ends with the test. Needs ``diloco-localcloud[modal]``."""
+    """A scripted stand-in that is started; it ends with the test.
+
+    Needs ``diloco-localcloud[modal]``.
+    """
     with ModalStandIn() as stand_in:
         yield stand_in
 
 
 @pytest.fixture
 def modal_processes() -> Iterator[ModalProcesses]:
-    """A stand-in that really runs what is called; all ends with the test. Needs ``diloco-localcloud[modal]``."""
+    """A stand-in that really runs what is called; all ends with the test.
+
+    Needs ``diloco-localcloud[modal]``.
+    """
     with ModalProcesses() as stand_in:
         yield stand_in

@@ -22,10 +22,12 @@ _MOST_BYTES = 4096
 class AttemptCounter:
     """Counts the attempts of a replica and those that have failed; in a file, if it is to outlive this machine.
 
-    What cannot be read counts as nothing: a replica that starts with too small a number is better than one that does not start.
+    What cannot be read counts as nothing: a replica that starts with too small a number is better
+    than one that does not start.
 
     Args:
-        path: The file, which a platform brings back after an interruption; its folder is made. None: only in memory.
+        path: The file, which a platform brings back after an interruption; its folder is made.
+            None: only in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -68,8 +70,8 @@ def run_attempts(
 ) -> Outcome:
     """Run a replica, and run it again while it fails; returns the outcome of its last attempt.
 
-    An interruption is an attempt and no failure, so it uses up no restart. Who was told to end is not started again, nor is who
-    was replaced.
+    An interruption is an attempt and no failure, so it uses up no restart. Who was told to end is
+    not started again, nor is who was replaced.
 
     Args:
         spec: What the first attempt is told; later ones have higher numbers.

@@ -22,13 +22,15 @@ def _uniform() -> float:
 class Backoff:
     """Delays that grow: ``first``, ``first * factor``, … up to ``cap``, each shortened at random by up to ``jitter``.
 
-    Immutable and safe to share between threads; the clock, the sleep and the randomness are injected.
+    Immutable and safe to share between threads; the clock, the sleep and the randomness are
+    injected.
 
     Attributes:
         first: First delay in seconds.
         factor: Growth per delay.
         cap: Longest delay in seconds.
-        jitter: Share of a delay that is random, in [0, 1]: many callers that failed together do not return together.
+        jitter: Share of a delay that is random, in [0, 1]: many callers that failed together do not
+            return together.
         clock: Monotonic clock in seconds.
         sleep: Sleeps so many seconds.
         uniform: Random number in [0, 1).
@@ -45,8 +47,8 @@ class Backoff:
     def __post_init__(self) -> None:
         if not (0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1):
             raise InvalidRequestError(
-                f"a back-off needs 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1, not first={self.first}, "
-                f"cap={self.cap}, factor={self.factor}, jitter={self.jitter}"
+                "a back-off needs 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1, not "
+                f"first={self.first}, cap={self.cap}, factor={self.factor}, jitter={self.jitter}"
             )
 
     def delays(self) -> Iterator[float]:

@@ -38,33 +38,38 @@ _LATEST = 253_402_214_400.0
 class BaseExecutor(Journaled):
     """What every backend shares: checks, the verbs, the wait loop.
 
-    Handles are the whole truth: an executor keeps nothing that matters, so any executor of the same backend in any process
-    answers the same. Safe to share between threads if the backend's hooks are.
+    Handles are the whole truth: an executor keeps nothing that matters, so any executor of the same
+    backend in any process answers the same. Safe to share between threads if the backend's hooks
+    are.
 
-    A backend sets ``backend_name``, ``supports_inter_replica_network`` and ``capabilities``, and supplies hooks. Each is called
-    only with what its verb has checked:
+    A backend sets ``backend_name``, ``supports_inter_replica_network`` and ``capabilities``, and
+    supplies hooks. Each is called only with what its verb has checked:
 
     * ``_check_request(request) -> None`` refuses what this backend cannot do. It may be left out.
-    * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. It may be left out.
-    * ``_plan(request) -> list[dict]`` gives what would be sent, with secrets redacted, and calls nothing.
+    * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. It may be
+      left out.
+    * ``_plan(request) -> list[dict]`` gives what would be sent, with secrets redacted, and calls
+      nothing.
     * ``_submit(request) -> list[ReplicaHandle]`` sends it: all or nothing, once for each run_id.
-    * ``_observe_run(handles) -> Mapping[ReplicaHandle, ReplicaStatus]`` looks at replicas of one run.
+    * ``_observe_run(handles) -> Mapping[ReplicaHandle, ReplicaStatus]`` looks at replicas of one
+      run.
     * ``_result(handle) -> JSON value`` reads what a replica that has succeeded returned.
-    * ``_stop(handle) -> None`` asks for the end of a replica, or of its run where that is the scope.
+    * ``_stop(handle) -> None`` asks for the end of a replica, or of its run where that is the
+      scope.
     * ``_purge(handle) -> None`` removes the records of its run, which must have ended.
-    * ``_siblings(handle) -> list[ReplicaHandle]`` gives the handles of all its ranks, where ``_attach`` does not find it. It may
-      be left out.
-    * ``_place(handle) -> tuple[str, ...]`` tells its run from others of that name, where the executor works in several places. It
-      may be left out.
-    * ``_spelled(handle, known) -> list[ReplicaHandle]`` picks those handles that lead to the same run with other metadata. It may
-      be left out.
+    * ``_siblings(handle) -> list[ReplicaHandle]`` gives the handles of all its ranks, where
+      ``_attach`` does not find it. It may be left out.
+    * ``_place(handle) -> tuple[str, ...]`` tells its run from others of that name, where the
+      executor works in several places. It may be left out.
+    * ``_spelled(handle, known) -> list[ReplicaHandle]`` picks those handles that lead to the same
+      run with other metadata. It may be left out.
     * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
     * ``_list_runs() -> list[str]`` names the runs, oldest first.
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.
-    * ``_check_handle(handle) -> None`` refuses handles that are incomplete or belong elsewhere, before anything else looks at
-      them. It may be left out.
-    * ``_within(seconds) -> context manager`` bounds the backend's calls, and its own retries, while ``collect`` waits that long
-      (None: without an end). It may be left out.
+    * ``_check_handle(handle) -> None`` refuses handles that are incomplete or belong elsewhere,
+      before anything else looks at them. It may be left out.
+    * ``_within(seconds) -> context manager`` bounds the backend's calls, and its own retries, while
+      ``collect`` waits that long (None: without an end). It may be left out.
 
     Args:
         run_id: Prefix of the names of runs that are not named by the caller.
@@ -74,7 +79,8 @@ class BaseExecutor(Journaled):
         max_restarts: How often a failed attempt is started again if the launch does not say.
 
     Raises:
-        InvalidRequestError: ``env`` sets a variable that a launch may not set, or ``max_restarts`` is not from 0 to 1000.
+        InvalidRequestError: ``env`` sets a variable that a launch may not set, or ``max_restarts``
+            is not from 0 to 1000.
     """
 
     def __init__(
@@ -120,28 +126,33 @@ class BaseExecutor(Journaled):
 
         Args:
             n_replicas: How many replicas to start here.
-            entrypoint: ``"package.module:function"``, ``"package.module.function"``, ``"package.module"`` (its function
-                ``main``), or a function that has such a name.
-            entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Three keys mean
-                something to the launch: ``rank_env`` and ``world_size_env`` (both taken out) name variables that are to hold
-                the rank and the number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
-            gpu: GPUs for each replica, such as ``"H100"``, ``"A100:8"`` or ``"any:2"``; None: no GPU. A model that the backend
-                does not know is refused.
+            entrypoint: ``"package.module:function"``, ``"package.module.function"``,
+                ``"package.module"`` (its function ``main``), or a function that has such a name.
+            entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly
+                as given. Three keys mean something to the launch: ``rank_env`` and
+                ``world_size_env`` (both taken out) name variables that are to hold the rank and the
+                number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
+            gpu: GPUs for each replica, such as ``"H100"``, ``"A100:8"`` or ``"any:2"``; None: no
+                GPU. A model that the backend does not know is refused.
             timeout: Seconds for which an attempt may run, from its start; None for no limit.
-            run_id: Name of the launch and idempotency key: the same name and the same launch give the same handles. 1 to 48
-                lower-case letters, digits and dashes, with a letter or digit at both ends. A new name is made if it is left out.
+            run_id: Name of the launch and idempotency key: the same name and the same launch give
+                the same handles. 1 to 48 lower-case letters, digits and dashes, with a letter or
+                digit at both ends. A new name is made if it is left out.
             cpu: CPUs for each replica.
             memory: Memory for each replica.
             env: Environment variables, each of at most 131,071 bytes with its name.
-            secrets: References to secrets that the backend keeps, by variable name; never their values.
-            labels: Labels that the platform's records of the run carry, for its own tools; no verb finds runs by them.
+            secrets: References to secrets that the backend keeps, by variable name; never their
+                values.
+            labels: Labels that the platform's records of the run carry, for its own tools; no verb
+                finds runs by them.
             spot: Whether interruptible capacity is wanted.
-            max_restarts: How often a failed attempt is started again: after an error, a signal, a timeout, or if memory ran out.
-                A preemption uses up none. Each restart is an attempt with the whole timeout.
+            max_restarts: How often a failed attempt is started again: after an error, a signal, a
+                timeout, or if memory ran out. A preemption uses up none. Each restart is an attempt
+                with the whole timeout.
             rank_offset: The first rank, if the run consists of several launches.
             world_size: Number of replicas of the whole run, if it consists of several launches.
-            cohort: Name that all replicas of the whole run share, if it consists of several launches: replicas that meet
-                compare it. The run_id if it is left out.
+            cohort: Name that all replicas of the whole run share, if it consists of several
+                launches: replicas that meet compare it. The run_id if it is left out.
 
         Returns:
             One handle per replica, in rank order.
@@ -149,8 +160,9 @@ class BaseExecutor(Journaled):
         Raises:
             InvalidRequestError: An argument is not allowed; nothing was started.
             RunConflictError: The run_id belongs to another launch; nothing was started.
-            LaunchError: The launch failed; everything started was ended again, except ``survivors``. Or a run was
-                started and could not be written into the journal; then all of its replicas are survivors.
+            LaunchError: The launch failed; everything started was ended again, except
+                ``survivors``. Or a run was started and could not be written into the journal; then
+                all of its replicas are survivors.
         """
         request = self._request(
             n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu, memory=memory,
@@ -163,14 +175,16 @@ class BaseExecutor(Journaled):
                 self._journal.record_launch(handles)
             except BackendError as error:
                 raise LaunchError(
-                    f"run {request.run_id!r} was started, but could not be written into the journal: {error}. Its replicas "
-                    "are running: they are in this error's survivors, and attach(run_id) finds them too",
+                    f"run {request.run_id!r} was started, but could not be written into the "
+                    f"journal: {error}. Its replicas are running: they are in this error's "
+                    "survivors, and attach(run_id) finds them too",
                     handles,
                 ) from error
             except BaseException as error:  # such as Ctrl-C
                 error.add_note(
-                    f"run {request.run_id!r} was started, and its replicas are running: attach({request.run_id!r}) finds them, "
-                    f"and cancel_run({request.run_id!r}) ends them"
+                    f"run {request.run_id!r} was started, and its replicas are running: "
+                    f"attach({request.run_id!r}) finds them, and cancel_run({request.run_id!r}) "
+                    "ends them"
                 )
                 raise
         return handles
@@ -197,7 +211,8 @@ class BaseExecutor(Journaled):
 
         Raises:
             ReplicaNotFoundError: There is no record of it, here or in the journal.
-            InvalidRequestError: The backend has no record of it, and that of the journal is damaged.
+            InvalidRequestError: The backend has no record of it, and that of the journal is
+                damaged.
             BackendError: The backend could not be asked.
         """
         self._check(handle)
@@ -237,21 +252,25 @@ class BaseExecutor(Journaled):
         Args:
             handle: The replica.
             follow: Go on until the replica has ended and its log is exhausted.
-            since: Only lines from this time on, in Unix seconds. One before 1970 is that of all lines.
+            since: Only lines from this time on, in Unix seconds. One before 1970 is that of all
+                lines.
             until: Only lines before this time, in Unix seconds.
-            regex: Only lines in which this regular expression is found. It is Python's ``re``, which nothing can interrupt: an
-                expression with nested repetitions, such as ``(a+)+$``, may take for ever on one line of up to 1 MiB. Use none
-                that somebody else has written.
+            regex: Only lines in which this regular expression is found. It is Python's ``re``,
+                which nothing can interrupt: an expression with nested repetitions, such as
+                ``(a+)+$``, may take for ever on one line of up to 1 MiB. Use none that somebody
+                else has written.
             streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
 
         Raises:
-            InvalidRequestError: The backend does not have that stream, or an argument is wrong (a ``ValueError``).
+            InvalidRequestError: The backend does not have that stream, or an argument is wrong (a
+                ``ValueError``).
             ReplicaNotFoundError: There is no record of the replica.
         """
         self._check(handle)
         if streams not in self.capabilities.log_streams:
             raise InvalidRequestError(
-                f"{self.backend_name} has no log stream {shown(streams)}; it has {', '.join(self.capabilities.log_streams)}"
+                f"{self.backend_name} has no log stream {shown(streams)}; it has "
+                f"{', '.join(self.capabilities.log_streams)}"
             )
         for name, value in (("since", since), ("until", until)):
             if value is not None and not is_number(value):
@@ -293,11 +312,13 @@ class BaseExecutor(Journaled):
             progress: Called now and then with what is known so far.
 
         Returns:
-            One result per handle, in the given order; a replica without a record is failed with reason ``lost``, and a success
-            whose result is gone has the result None and an ``error`` that says so.
+            One result per handle, in the given order; a replica without a record is failed with
+            reason ``lost``, and a success whose result is gone has the result None and an ``error``
+            that says so.
 
         Raises:
-            InvalidRequestError: Something among the handles is none, or belongs elsewhere; nothing was waited for.
+            InvalidRequestError: Something among the handles is none, or belongs elsewhere; nothing
+                was waited for.
         """
         if not isinstance(handles, Iterable):
             raise InvalidRequestError(f"collect takes a list of handles, not {shown(handles)}")
@@ -326,10 +347,12 @@ class BaseExecutor(Journaled):
     # --- ending ---
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica, or its whole run (``capabilities.cancel_scope``). Repeatable; returns when the backend has accepted it.
+        """End a replica, or its whole run (``capabilities.cancel_scope``).
 
-        A replica that has ended stays as it is, and one that is gone is ignored. Logs and records are kept. The state becomes
-        ``cancelled`` only when the resources are gone.
+        Repeatable; returns when the backend has accepted it.
+
+        A replica that has ended stays as it is, and one that is gone is ignored. Logs and records
+        are kept. The state becomes ``cancelled`` only when the resources are gone.
 
         Raises:
             BackendError: The backend refused or could not be asked; nothing has changed.
@@ -340,15 +363,16 @@ class BaseExecutor(Journaled):
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run that this backend has, with one call if that ends the whole run, otherwise with one per rank.
 
-        Ranks are cancelled at the same time, in threads. Replicas that have ended or are gone are passed over. Repeatable.
+        Ranks are cancelled at the same time, in threads. Replicas that have ended or are gone are
+        passed over. Repeatable.
 
         Args:
             run_id: Name of the run.
 
         Raises:
             ReplicaNotFoundError: There is no such run, here or in the journal.
-            BackendError: The backend refused or could not be asked. If only some ranks were refused, the others are being
-                ended, and the error names the ranks that are not.
+            BackendError: The backend refused or could not be asked. If only some ranks were
+                refused, the others are being ended, and the error names the ranks that are not.
         """
         handles = self.attach(run_id)
         if self.capabilities.cancel_scope == "gang":
@@ -357,14 +381,17 @@ class BaseExecutor(Journaled):
             cancel_all(handles, self.cancel)
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the records of the run that a replica belongs to: logs, results, evidence. Repeatable.
+        """Remove the records of the run that a replica belongs to: logs, results, evidence.
 
-        A journal keeps all ends of the run, with their results: those that nobody has seen yet are written down first.
+        Repeatable.
+
+        A journal keeps all ends of the run, with their results: those that nobody has seen yet are
+        written down first.
 
         Raises:
             InvalidRequestError: A replica of the run has not ended; cancel it first.
-            BackendError: The backend refused or could not be asked, or the journal could not be written. In the second
-                case, nothing was removed.
+            BackendError: The backend refused or could not be asked, or the journal could not be
+                written. In the second case, nothing was removed.
         """
         self._check(handle)
         if self._journal is not None:
@@ -412,7 +439,8 @@ class BaseExecutor(Journaled):
             **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do. Empty where the backend looks at nothing.
+            What was found, good and bad; each says what to do. Empty where the backend looks at
+            nothing.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -445,7 +473,8 @@ class BaseExecutor(Journaled):
         """The checked arguments of a launch, with what the constructor says where the launch does not."""
         if unknown := options.keys() - LaunchOptions.__annotations__.keys():
             raise TypeError(
-                f"a launch has no argument {min(unknown)!r}; it takes {', '.join(LaunchOptions.__annotations__)}"
+                f"a launch has no argument {min(unknown)!r}; it takes "
+                f"{', '.join(LaunchOptions.__annotations__)}"
             )
         env = options.get("env")
         if env is None or isinstance(env, Mapping):  # anything else is refused by make_request
@@ -456,8 +485,9 @@ class BaseExecutor(Journaled):
         longest = self.capabilities.max_timeout
         if longest is not None and (request.timeout is None or request.timeout > longest):
             raise InvalidRequestError(
-                f"{self.backend_name} ends replicas after at most {longest:.0f} s, so timeout={shown(request.timeout)} cannot be "
-                "honoured: give a number of seconds up to that"
+                f"{self.backend_name} ends replicas after at most {longest:.0f} s, so "
+                f"timeout={shown(request.timeout)} cannot be honoured: give a number of seconds up "
+                "to that"
             )
         self._check_request(request)
         return request
@@ -473,17 +503,20 @@ class BaseExecutor(Journaled):
     def _check(self, handle: ReplicaHandle) -> None:
         if not isinstance(handle, ReplicaHandle):
             raise InvalidRequestError(
-                f"this is not a ReplicaHandle: {shown(handle)}. ReplicaHandle.from_dict and from_json make one of what to_dict "
-                "and to_json gave"
+                f"this is not a ReplicaHandle: {shown(handle)}. ReplicaHandle.from_dict and "
+                "from_json make one of what to_dict and to_json gave"
             )
         if handle.backend_name != self.backend_name:
             raise InvalidRequestError(
-                f"this handle belongs to the backend {shown(handle.backend_name)}, and this executor is for {self.backend_name!r}"
+                f"this handle belongs to the backend {shown(handle.backend_name)}, and this "
+                f"executor is for {self.backend_name!r}"
             )
-        # A run_id becomes part of paths and names of objects, and a handle may have been written by anybody.
+        # A run_id becomes part of paths and names of objects, and a handle may have been written by
+        # anybody.
         if not is_run_id(handle.run_id):
             raise InvalidRequestError(
-                f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no launch gives a run such a name"
+                f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no "
+                "launch gives a run such a name"
             )
         self._check_handle(handle)
 

@@ -1,7 +1,7 @@
 """How large the objects may be that a launcher reads: one bound per kind, kept by the reader.
 
-Whoever writes such an object may be a replica, or a stranger who guessed its name. So a reader never relies on what a writer of
-ours would have refused.
+Whoever writes such an object may be a replica, or a stranger who guessed its name. So a reader
+never relies on what a writer of ours would have refused.
 """
 
 from __future__ import annotations

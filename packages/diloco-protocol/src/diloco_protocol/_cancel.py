@@ -22,7 +22,8 @@ def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle],
         stop: Asks for the end of one; called from up to 32 threads.
 
     Raises:
-        BackendError: Some were refused; the others are being ended. It names the ranks, and is retryable if all refusals are.
+        BackendError: Some were refused; the others are being ended. It names the ranks, and is
+            retryable if all refusals are.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
@@ -39,7 +40,7 @@ def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle],
         ranks = ", ".join(map(str, refused))
         others = "; the cancel of the others was accepted" if len(refused) < len(handles) else ""
         raise BackendError(
-            f"{len(refused)} of the {len(handles)} replicas of run {handles[0].run_id!r} could not be cancelled (rank {ranks})"
-            f"{others}. Rank {first}: {cause}",
+            f"{len(refused)} of the {len(handles)} replicas of run {handles[0].run_id!r} could "
+            f"not be cancelled (rank {ranks}){others}. Rank {first}: {cause}",
             retryable=all(each.retryable for each in refused.values()),
         ) from cause

@@ -31,8 +31,8 @@ _shown_before = lru_cache(maxsize=256)(_as_shown)
 def clean_causes() -> None:
     """Take secrets out of the texts of the exceptions that are being handled, which are about to lead to one of ours.
 
-    Python prints them with a traceback, and so does a logger. They stay the same objects, of a type of the same
-    name, with all their attributes. Those with nothing to take out are not touched.
+    Python prints them with a traceback, and so does a logger. They stay the same objects, of a type
+    of the same name, with all their attributes. Those with nothing to take out are not touched.
     """
     seen: set[int] = set()
     links: list[BaseException | None] = [sys.exception()]

@@ -163,7 +163,8 @@ def check_texts(name: str, values: object) -> dict[str, str]:
     """A mapping of text to text, which UTF-8 can write, sorted by its keys; None stands for an empty one.
 
     Raises:
-        InvalidRequestError: The value is something else; the error names the first key that is wrong.
+        InvalidRequestError: The value is something else; the error names the first key that is
+            wrong.
     """
     if values is None:
         return {}
@@ -176,11 +177,13 @@ def check_texts(name: str, values: object) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             # The value is not shown: it may be a secret.
             raise InvalidRequestError(
-                f"{name} must map text to text; {shown(key)} maps to a value of type {type(value).__name__}"
+                f"{name} must map text to text; {shown(key)} maps to a value of type "
+                f"{type(value).__name__}"
             )
         if has_half_a_pair(key) or has_half_a_pair(value):
             raise InvalidRequestError(
-                f"{name}[{shown(key)}] contains half of a surrogate pair, which cannot be sent as text"
+                f"{name}[{shown(key)}] contains half of a surrogate pair, which cannot be sent as "
+                "text"
             )
     return dict(sorted(values.items()))
 
@@ -198,7 +201,8 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
     """The name of a file or a folder, as text or a path object; bytes are refused.
 
     Raises:
-        InvalidRequestError: The value is something else, or empty, or contains what no file system takes.
+        InvalidRequestError: The value is something else, or empty, or contains what no file system
+            takes.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise _refused(name, "a path", value, none=False)
@@ -224,11 +228,13 @@ def check_home(name: str, value: object) -> str | os.PathLike[str]:
     given = check_path(name, value)
     if not os.fspath(given).startswith("~"):
         return given
-    path = os.path.expanduser(given)  # noqa: PTH111 - which tells whether there is such a home, and raises nothing
+    # Which tells whether there is such a home, and raises nothing
+    path = os.path.expanduser(given)  # noqa: PTH111
     if path.startswith("~"):
         text = os.fspath(given)
         raise InvalidRequestError(
-            f"{name}={shown(text)}: there is no such home folder. Write {shown(f'./{text}')} for a folder of that name"
+            f"{name}={shown(text)}: there is no such home folder. Write {shown(f'./{text}')} for a "
+            "folder of that name"
         )
     return path
 
@@ -237,7 +243,8 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
     """A list of non-empty texts, in any iterable.
 
     Raises:
-        InvalidRequestError: The value is something else, or a single text, whose letters would be taken for the list.
+        InvalidRequestError: The value is something else, or a single text, whose letters would be
+            taken for the list.
     """
     return tuple(
         check_text(f"{name}[{number}]", each)
@@ -249,7 +256,8 @@ def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]
     """A list of paths, in any iterable.
 
     Raises:
-        InvalidRequestError: The value is something else, or a single text, whose letters would be taken for the list.
+        InvalidRequestError: The value is something else, or a single text, whose letters would be
+            taken for the list.
     """
     return tuple(
         check_path(f"{name}[{number}]", each)
@@ -293,7 +301,8 @@ def shown(value: object, name: str = "") -> str:
 
     Args:
         value: Anything.
-        name: What the message calls it. Of ``labels['DB_PASSWORD']`` nothing is shown, because of the key.
+        name: What the message calls it. Of ``labels['DB_PASSWORD']`` nothing is shown, because of
+            the key.
     """
     if value is not None and is_secret_name(name.partition("[")[2]):
         return REDACTED
@@ -303,7 +312,8 @@ def shown(value: object, name: str = "") -> str:
         # Before Python writes line ends and quotes in another way.
         begin = redact_and_cut(value, _SHOWN) if isinstance(value, str) else redact_json(value)
         text = repr(begin)
-    except Exception:  # noqa: BLE001 - integers of thousands of digits, endless nesting, objects of any class
+    # Integers of thousands of digits, endless nesting, objects of any class
+    except Exception:  # noqa: BLE001
         return f"a {type(value).__name__} that cannot be shown"
     return redact_and_cut(text, _SHOWN)
 

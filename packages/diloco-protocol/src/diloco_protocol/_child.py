@@ -1,4 +1,7 @@
-"""The process in which an entrypoint runs; started by the runner. ``python -m diloco_protocol._child SPEC REPORT``."""
+"""The process in which an entrypoint runs; started by the runner.
+
+``python -m diloco_protocol._child SPEC REPORT``.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
 
 
 def _submodule(module: str, name: str) -> ModuleType | None:
-    """A module inside a package; None if there is none. If the module itself cannot be imported, that is an error."""
+    """A module inside a package; None if there is none.
+
+    If the module itself cannot be imported, that is an error.
+    """
     full_name = f"{module}.{name}"
     try:
         return importlib.import_module(full_name)

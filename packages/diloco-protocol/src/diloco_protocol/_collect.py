@@ -38,29 +38,33 @@ def collect(
 ) -> list[ReplicaResult]:
     """Wait until all replicas are terminal or the time is up; never ends anything, and may be repeated.
 
-    Every tick asks once per run, however many ranks it has. Retryable errors are absorbed until the deadline.
+    Every tick asks once per run, however many ranks it has. Retryable errors are absorbed until the
+    deadline.
 
     Args:
         handles: In any order, of any runs; duplicates are allowed.
-        observe_run: The statuses of some replicas of one run; a handle without a record is left out. May raise
-            ReplicaNotFoundError if there is no record of the whole run.
-        result_of: The result of a replica that has succeeded; raises ResultLostError or ReplicaNotFoundError if it is gone.
+        observe_run: The statuses of some replicas of one run; a handle without a record is left
+            out. May raise ReplicaNotFoundError if there is no record of the whole run.
+        result_of: The result of a replica that has succeeded; raises ResultLostError or
+            ReplicaNotFoundError if it is gone.
         place_of: What tells a handle's run from others of that name.
         ends: Those that are known already, whatever a look says.
         timeout: Seconds for all of them together; None for no limit.
         backoff: Pauses between ticks, with clock and sleep.
-        progress: Called after every tick with the statuses known so far, and whenever the caller should see a change.
+        progress: Called after every tick with the statuses known so far, and whenever the caller
+            should see a change.
 
     Returns:
-        One result per handle, in the given order. A replica without a record is failed with reason LOST; one that had not
-        ended by the deadline has its last known state. A success whose result is gone has the result None, and an error
-        that says so.
+        One result per handle, in the given order. A replica without a record is failed with reason
+        LOST; one that had not ended by the deadline has its last known state. A success whose
+        result is gone has the result None, and an error that says so.
 
     Raises:
         InvalidRequestError: A handle leads nowhere, as the first look says.
-        BackendError: A run cannot be asked for, or the result of a success cannot be read (a non-retryable error), which is
-            raised once nothing else is waited for; such a run is logged, and asked again at every tick. Or a retryable error
-            still stood at the deadline while a state or the result of a success was not known.
+        BackendError: A run cannot be asked for, or the result of a success cannot be read (a
+            non-retryable error), which is raised once nothing else is waited for; such a run is
+            logged, and asked again at every tick. Or a retryable error still stood at the deadline
+            while a state or the result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
     runs: dict[Hashable, list[ReplicaHandle]] = {}
@@ -137,8 +141,8 @@ def collect(
             else "cannot be asked for"
         )
         refusal.add_note(
-            f"rank {handle.rank} of run {handle.run_id!r} {what}: {len(unreadable)} of {len(handles)} handles are affected; "
-            "collect the others without them"
+            f"rank {handle.rank} of run {handle.run_id!r} {what}: {len(unreadable)} of "
+            f"{len(handles)} handles are affected; collect the others without them"
         )
         raise refusal
     return [

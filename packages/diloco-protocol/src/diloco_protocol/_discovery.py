@@ -24,7 +24,8 @@ def get_executor(name: str) -> type[Any]:
     """The executor class of a backend.
 
     Raises:
-        InvalidRequestError: It is not installed, or cannot be loaded; says why, and which ones there are.
+        InvalidRequestError: It is not installed, or cannot be loaded; says why, and which ones
+            there are.
     """
     loaded = _load()
     backend = loaded.get(name)
@@ -46,12 +47,14 @@ def _load() -> dict[str, type[Any] | Exception]:
     for point in entry_points(group=GROUP):
         if point.name in chosen and chosen[point.name] != point.value:
             loaded[point.name] = InvalidRequestError(
-                f"two installed packages provide this backend: {chosen[point.name]} and {point.value}; uninstall one"
+                f"two installed packages provide this backend: {chosen[point.name]} and "
+                f"{point.value}; uninstall one"
             )
             continue
         chosen[point.name] = point.value
         try:
             loaded[point.name] = point.load()
-        except Exception as error:  # noqa: BLE001 - whatever a backend's import raises is kept and shown
+        # Whatever a backend's import raises is kept and shown
+        except Exception as error:  # noqa: BLE001
             loaded[point.name] = error
     return loaded

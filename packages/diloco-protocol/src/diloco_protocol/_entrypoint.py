@@ -21,12 +21,13 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
     """``"package.module:function"`` for an entrypoint.
 
     Args:
-        entrypoint: That form, or ``"package.module.function"``, or ``"package.module"`` (whose ``main`` is called, unless the
-            package has a function of that name: the replica finds out), or a function that an import can find again.
+        entrypoint: That form, or ``"package.module.function"``, or ``"package.module"`` (whose
+            ``main`` is called, unless the package has a function of that name: the replica finds
+            out), or a function that an import can find again.
 
     Raises:
-        InvalidRequestError: It is none of these, or names a file (``train.py``), or is a callable that cannot be named (lambda,
-            nested, bound, of ``__main__``).
+        InvalidRequestError: It is none of these, or names a file (``train.py``), or is a callable
+            that cannot be named (lambda, nested, bound, of ``__main__``).
     """
     if not isinstance(entrypoint, str):
         return _importable(_name_of(entrypoint))
@@ -38,8 +39,8 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
 def _importable(name: str) -> str:
     if not _COLON.fullmatch(name):
         raise InvalidRequestError(
-            f"the entrypoint {shown(name)} is not of the form 'package.module:function' (or 'package.module.function', or "
-            "'package.module', whose function main is called)"
+            f"the entrypoint {shown(name)} is not of the form 'package.module:function' (or "
+            "'package.module.function', or 'package.module', whose function main is called)"
         )
     if name.partition(":")[0] == "__main__":
         raise InvalidRequestError(
@@ -63,7 +64,8 @@ def _refuse_file(entrypoint: str) -> None:
     python = f"{path}.{name}" if name else f"{module}:py"
     also = f", or {python!r} if that is what Python calls it" if len(folders) == 1 else ""
     raise InvalidRequestError(
-        f"the entrypoint {shown(entrypoint)} names a file, and a replica imports modules: write {shown(meant)}{also}"
+        f"the entrypoint {shown(entrypoint)} names a file, and a replica imports modules: write "
+        f"{shown(meant)}{also}"
     )
 
 
@@ -83,7 +85,8 @@ def _name_of(function: Callable[..., Any]) -> str:
         )
     if inspect.ismethod(function) and not inspect.isclass(function.__self__):
         raise InvalidRequestError(
-            f"{shown(function)} is bound to an object, which another process does not have. {_ADVICE}"
+            f"{shown(function)} is bound to an object, which another process does not have. "
+            f"{_ADVICE}"
         )
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name:
@@ -100,7 +103,8 @@ def _name_of(function: Callable[..., Any]) -> str:
         )
     if module in sys.modules and _look_up(module, name) != function:
         raise InvalidRequestError(
-            f"{module}:{name} is not {shown(function)}: an import would find something else. {_ADVICE}"
+            f"{module}:{name} is not {shown(function)}: an import would find something else. "
+            f"{_ADVICE}"
         )
     return f"{module}:{name}"
 

@@ -1,19 +1,15 @@
 """Every error of the protocol and of the packages built on it is in this tree.
 
-DilocoError
-├── MissingDependencyError (ImportError)      a package is not installed; names it and the pip command
-├── SpecVersionError                          a spec, handle or outcome of a version this code does not know
-└── BackendError                              a verb failed; ``retryable`` says whether trying again may help
-    ├── ThrottledError                        too many requests (retryable)
-    ├── UnavailableError                      server error, refused or cut connection (retryable)
-    ├── AuthError                             no credentials, or expired ones
-    ├── ForbiddenError                        the credentials do not allow it
-    ├── QuotaExceededError                    a limit of the account or cluster
-    ├── InvalidRequestError (ValueError)      the request is wrong; nothing was started
-    ├── RunConflictError                      the run_id is taken by a launch with another spec
-    ├── ResultLostError                       the replica succeeded, but its result is gone
-    ├── LaunchError                           the launch failed; ``survivors`` could not be stopped again
-    └── ReplicaNotFoundError (LookupError)    there is no record of the replica
+DilocoError ├── MissingDependencyError (ImportError) a package is not installed; names it and the
+pip command ├── SpecVersionError a spec, handle or outcome of a version this code does not know └──
+BackendError a verb failed; ``retryable`` says whether trying again may help
+    ├── ThrottledError too many requests (retryable) ├── UnavailableError server error, refused or
+    cut connection (retryable) ├── AuthError no credentials, or expired ones ├── ForbiddenError the
+    credentials do not allow it ├── QuotaExceededError a limit of the account or cluster ├──
+    InvalidRequestError (ValueError) the request is wrong; nothing was started ├── RunConflictError
+    the run_id is taken by a launch with another spec ├── ResultLostError the replica succeeded, but
+    its result is gone ├── LaunchError the launch failed; ``survivors`` could not be stopped again
+    └── ReplicaNotFoundError (LookupError) there is no record of the replica
 """
 
 from __future__ import annotations
@@ -24,13 +20,14 @@ from ._causes import as_shown, clean_causes
 class DilocoError(Exception):
     """Base of all errors of diloco.
 
-    Messages quote what others have written: replicas, services, records. So a message of any error of ours shows control
-    characters as Python writes them, leaves out what has the form of a secret, and has a bounded length. So do the texts of
-    the exceptions that it is made of (``raise ... from``): a traceback shows them, too.
+    Messages quote what others have written: replicas, services, records. So a message of any error
+    of ours shows control characters as Python writes them, leaves out what has the form of a
+    secret, and has a bounded length. So do the texts of the exceptions that it is made of
+    (``raise ... from``): a traceback shows them, too.
 
     Attributes:
-        replaced: Whether another process has taken the place of a replica that ends with this error: it is not to be started
-            again.
+        replaced: Whether another process has taken the place of a replica that ends with this
+            error: it is not to be started again.
     """
 
     replaced: bool = False

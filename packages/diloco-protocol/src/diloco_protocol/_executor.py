@@ -11,7 +11,10 @@ from ._types import ReplicaResult, ReplicaState
 
 @runtime_checkable
 class ServerlessExecutor(Protocol):
-    """Launches, watches, cancels and collects replicas. ``isinstance`` checks only names, the conformance suite the rest."""
+    """Launches, watches, cancels and collects replicas.
+
+    ``isinstance`` checks only names, the conformance suite the rest.
+    """
 
     @property
     def backend_name(self) -> str:

@@ -57,7 +57,8 @@ class ReplicaHandle:
     Attributes:
         rank: The rank of the replica, from 0 to world_size - 1.
         backend_name: The backend that understands it.
-        metadata: The backend's own ids, and the cluster, account or host they belong to; immutable text to text.
+        metadata: The backend's own ids, and the cluster, account or host they belong to; immutable
+            text to text.
         run_id: The launch it belongs to.
         world_size: Number of replicas of the run.
 
@@ -76,7 +77,8 @@ class ReplicaHandle:
         check_whole("a handle's world_size", self.world_size, 1, LARGEST)
         if not self.backend_name or type(self.backend_name) is not str:
             raise InvalidRequestError(
-                f"a handle's backend_name must be text that is not empty, not {shown(self.backend_name)}"
+                "a handle's backend_name must be text that is not empty, not "
+                f"{shown(self.backend_name)}"
             )
         if type(self.run_id) is not str:
             raise InvalidRequestError(f"a handle's run_id must be text, not {shown(self.run_id)}")
@@ -110,7 +112,8 @@ class ReplicaHandle:
             raise InvalidRequestError(f"this is not a handle: {shown(data)}")
         if type(data["version"]) is not int or data["version"] != HANDLE_VERSION:
             raise SpecVersionError(
-                f"this handle has version {shown(data['version'])}, and this diloco-protocol reads version {HANDLE_VERSION}"
+                f"this handle has version {shown(data['version'])}, and this diloco-protocol reads "
+                f"version {HANDLE_VERSION}"
             )
         try:
             return cls(

@@ -41,7 +41,8 @@ class Finding:
     Attributes:
         subject: What was looked at, in a word or two, such as ``"rights"`` or ``"quota"``.
         ok: Whether it is as it must be; None if that could not be found out.
-        message: What was found, and what to do about it; without secrets and control characters, as the message of an error.
+        message: What was found, and what to do about it; without secrets and control characters, as
+            the message of an error.
     """
 
     subject: str
@@ -74,40 +75,55 @@ class LogQuery:
 
 
 class Hooks(ABC):
-    """The side of :class:`BaseExecutor` that a backend fills in. What does not depend on the backend has been checked before."""
+    """The side of :class:`BaseExecutor` that a backend fills in.
+
+    What does not depend on the backend has been checked before.
+    """
 
     backend_name: str
     supports_inter_replica_network: bool
     capabilities: Capabilities
 
-    def _check_request(self, request: RunRequest) -> None:  # noqa: B027 - a backend may have nothing to refuse
+    # A backend may have nothing to refuse
+    def _check_request(self, request: RunRequest) -> None:  # noqa: B027
         """Refuse a launch or a plan that asks for something this backend cannot do; called before anything else.
 
         Raises:
             InvalidRequestError: Says what was asked for and what to do instead.
         """
 
-    def _check_handle(self, handle: ReplicaHandle) -> None:  # noqa: B027 - a backend may have one place and no metadata
+    # A backend may have one place and no metadata
+    def _check_handle(self, handle: ReplicaHandle) -> None:  # noqa: B027
         """Refuse a handle whose metadata is incomplete, or that names another account, cluster or host.
 
-        Every verb calls this first, before it asks the platform or a journal, so that a journal which several executors share
-        speaks for each of them alone. It is called often and from several threads, and is to call nothing itself.
+        Every verb calls this first, before it asks the platform or a journal, so that a journal
+        which several executors share speaks for each of them alone. It is called often and from
+        several threads, and is to call nothing itself.
 
         Raises:
             InvalidRequestError: Says what is missing, or where the handle belongs.
         """
 
     def _findings(self, request: RunRequest) -> list[Finding]:  # noqa: ARG002
-        """Look at what a launch needs, for :meth:`BaseExecutor.check`; starts nothing. By default there are no findings."""
+        """Look at what a launch needs, for :meth:`BaseExecutor.check`; starts nothing.
+
+        By default there are no findings.
+        """
         return []
 
     def _within(self, seconds: float | None) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Bound this thread's calls while ``collect`` waits that many seconds (None: endlessly). By default they are not."""
+        """Bound this thread's calls while ``collect`` waits that many seconds (None: endlessly).
+
+        By default they are not.
+        """
         return nullcontext()
 
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        """The requests for a launch, as JSON values with secrets redacted. Sends nothing; checks what only it can check."""
+        """The requests for a launch, as JSON values with secrets redacted.
+
+        Sends nothing; checks what only it can check.
+        """
 
     @abstractmethod
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
@@ -119,9 +135,11 @@ class Hooks(ABC):
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """The statuses of replicas of one run, with a number of calls that does not depend on their number.
 
-        A backend without such a call asks once per replica given, and declares ``calls_per_look="rank"``.
+        A backend without such a call asks once per replica given, and declares
+        ``calls_per_look="rank"``.
 
-        A replica without a record is left out; where the whole run has no record, raising ReplicaNotFoundError is just as good.
+        A replica without a record is left out; where the whole run has no record, raising
+        ReplicaNotFoundError is just as good.
         """
 
     @abstractmethod
@@ -135,14 +153,20 @@ class Hooks(ABC):
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
-        """Ask for the end of a replica (or its run). Called from several threads at once where the scope is the replica."""
+        """Ask for the end of a replica (or its run).
+
+        Called from several threads at once where the scope is the replica.
+        """
 
     @abstractmethod
     def _purge(self, handle: ReplicaHandle) -> None:
         """Remove the records of its run."""
 
     def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:  # noqa: ARG002
-        """What tells the run of a handle from others of that name. An executor that works in one place has none of them."""
+        """What tells the run of a handle from others of that name.
+
+        An executor that works in one place has none of them.
+        """
         return ()
 
     def _spelled(
@@ -150,7 +174,10 @@ class Hooks(ABC):
         handle: ReplicaHandle,  # noqa: ARG002
         known: Sequence[ReplicaHandle],  # noqa: ARG002
     ) -> list[ReplicaHandle]:
-        """Those of some handles that lead to the run of this one with other metadata. By default a run has only one spelling."""
+        """Those of some handles that lead to the run of this one with other metadata.
+
+        By default a run has only one spelling.
+        """
         return []
 
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:

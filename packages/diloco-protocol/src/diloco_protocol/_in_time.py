@@ -54,8 +54,10 @@ def in_time(
 
     Args:
         pool: urllib3's class of pools, or what a client library has made of it.
-        up: Is called when an answer is waited for, in the thread that has asked: when (of ``time.monotonic``) it has to be here.
-        endless: Is called there when its headers are here: whether a body, if this is no refusal, may take any time.
+        up: Is called when an answer is waited for, in the thread that has asked: when (of
+            ``time.monotonic``) it has to be here.
+        endless: Is called there when its headers are here: whether a body, if this is no refusal,
+            may take any time.
     """
     from http.client import HTTPResponse  # slow to import
 

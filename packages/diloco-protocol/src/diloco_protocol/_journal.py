@@ -36,7 +36,10 @@ class DamagedRecordError(InvalidRequestError):
 
 @runtime_checkable
 class RunJournal(Protocol):
-    """Remembers launches and ends. An executor writes at launch, and when it first sees a terminal state. Thread-safe."""
+    """Remembers launches and ends.
+
+    An executor writes at launch, and when it first sees a terminal state. Thread-safe.
+    """
 
     def record_launch(self, handles: list[ReplicaHandle]) -> None:
         """Remember the handles of a run; repeatable."""
@@ -57,7 +60,8 @@ class RunJournal(Protocol):
 
         Args:
             run_id: Name of the run.
-            wanted: Whether a handle counts: launches of that name elsewhere do not take the place of those that are asked for.
+            wanted: Whether a handle counts: launches of that name elsewhere do not take the place
+                of those that are asked for.
 
         Raises:
             InvalidRequestError: A record of a launch of this run is damaged.
@@ -76,8 +80,9 @@ class RunJournal(Protocol):
 class FolderJournal:
     """A journal in a folder: one folder per run, one file per launch and per end, each written in one step.
 
-    Names of runs and backends are spelled so that each is one file name, and no two are the same. The folder is this user's
-    alone (0700, its files 0600), since whoever can write there says how replicas have ended.
+    Names of runs and backends are spelled so that each is one file name, and no two are the same.
+    The folder is this user's alone (0700, its files 0600), since whoever can write there says how
+    replicas have ended.
 
     Safe between threads and processes.
 
@@ -86,7 +91,8 @@ class FolderJournal:
             ``$XDG_STATE_HOME/diloco/journal`` (``~/.local/state`` where that is not set).
 
     Raises:
-        InvalidRequestError: The folder is no path, another user's, or others can write to it. Every method raises this, too.
+        InvalidRequestError: The folder is no path, another user's, or others can write to it. Every
+            method raises this, too.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -125,7 +131,8 @@ class FolderJournal:
         """Remember a terminal status; see :class:`RunJournal`."""
         if not status.state.terminal:
             raise InvalidRequestError(
-                f"only the end of a replica can be recorded, and the state {str(status.state)!r} is not an end"
+                f"only the end of a replica can be recorded, and the state {str(status.state)!r} "
+                "is not an end"
             )
         check_json(result, "result")
         record = {
@@ -321,5 +328,6 @@ def _read_launch(path: Path) -> list[ReplicaHandle]:
 
 def _damaged(path: Path, why: str) -> DamagedRecordError:
     return DamagedRecordError(
-        f"the journal's record {path} is damaged: {why}. Without the file, the backend is asked again"
+        f"the journal's record {path} is damaged: {why}. Without the file, the backend is asked "
+        "again"
     )

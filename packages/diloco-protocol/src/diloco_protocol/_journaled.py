@@ -159,8 +159,8 @@ class Journaled(Hooks):
         alive = sorted(each.rank for each, status in seen.items() if not status.state.terminal)
         if alive:
             raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel them "
-                f"with cancel_run({handle.run_id!r}), and wait with collect"
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
+                f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
             )
         for each, status in seen.items():
             try:
@@ -169,8 +169,9 @@ class Journaled(Hooks):
                 self._write_end(journal, each, status)
             except DilocoError as error:
                 error.add_note(
-                    f"run {handle.run_id!r} is not removed, since the end of rank {each.rank} could not be written into the "
-                    "journal. An executor without a journal removes it"
+                    f"run {handle.run_id!r} is not removed, since the end of rank {each.rank} "
+                    "could not be written into the journal. An executor without a journal removes "
+                    "it"
                 )
                 raise
         self._spell_out(journal, run)
@@ -222,7 +223,8 @@ class Journaled(Hooks):
         where = ", ".join([*told[:_TOLD], *(["..."] if len(told) > _TOLD else [])])
         kept, journal = self.capabilities.retention, self._journal
         return (
-            f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r} ({where or 'no metadata'})"
+            f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r} "
+            f"({where or 'no metadata'})"
             + (f": {error}" if error is not None and str(error) else "")
             + (f". Nor has the journal {journal!r} its end" if journal is not None else "")
             + ". It was purged, "

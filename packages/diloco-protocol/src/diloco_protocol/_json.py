@@ -12,7 +12,8 @@ from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 from ._redact import redact_and_cut
 
-# Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or than PYTHONINTMAXSTRDIGITS says.
+# Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or than
+# PYTHONINTMAXSTRDIGITS says.
 _MAX_INTEGER_BITS = 14_000
 _EVER_READ = 2_000  # bits, which are fewer than the 640 digits that are the least limit
 # Far below the recursion limit, wherever the reader stands.
@@ -94,8 +95,8 @@ def _check(value: Any, path: list[str | int], above: set[int]) -> None:
 
     Args:
         value: Anything.
-        path: What the whole is called, and the keys and numbers from there to here. It is only put together for an error: a
-            text for each value would be as long as all keys above it.
+        path: What the whole is called, and the keys and numbers from there to here. It is only put
+            together for an error: a text for each value would be as long as all keys above it.
         above: Which lists and dicts this one is in, by their ids.
     """
     kind = type(value)
@@ -131,7 +132,8 @@ def _check(value: Any, path: list[str | int], above: set[int]) -> None:
 def _check_key(key: object, path: list[str | int]) -> None:
     if type(key) is not str:
         raise InvalidRequestError(
-            f"{_shown(path)} has the key {shown(key)} of type {type(key).__name__}; JSON keys are strings"
+            f"{_shown(path)} has the key {shown(key)} of type {type(key).__name__}; JSON keys are "
+            "strings"
         )
     if not key.isascii():
         _check_text(key, path, "a key of ")

@@ -12,7 +12,8 @@ class LaunchError(BackendError):
     """Raised when a launch failed after it began.
 
     Attributes:
-        survivors: Replicas that were started and could not be stopped again. Empty if nothing is left running.
+        survivors: Replicas that were started and could not be stopped again. Empty if nothing is
+            left running.
     """
 
     def __init__(self, message: str, survivors: Sequence[ReplicaHandle] = ()) -> None:

@@ -13,12 +13,13 @@ CUT = b" [... the line was cut here, after 1 MiB ...]"
 class LineSplitter:
     """Turns pieces of a log, which may end anywhere, into lines. Not safe between threads.
 
-    Only a newline ends a line, since progress bars write carriage returns. Of a line, :data:`LINE_BYTES` are kept, and
-    :data:`CUT` is put behind them; the rest of it is passed over. Time is linear in the bytes, and memory is bounded by one
-    line and one piece.
+    Only a newline ends a line, since progress bars write carriage returns. Of a line,
+    :data:`LINE_BYTES` are kept, and :data:`CUT` is put behind them; the rest of it is passed over.
+    Time is linear in the bytes, and memory is bounded by one line and one piece.
 
     Attributes:
-        position: Where the line that was given last ends: the number of bytes fed up to there, its newline included.
+        position: Where the line that was given last ends: the number of bytes fed up to there, its
+            newline included.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,10 @@ class LineSplitter:
         self._fed += len(piece)
 
     def rest(self) -> bytes | None:
-        """What has come of a line whose end has not; None if there is nothing. The next piece begins a new line."""
+        """What has come of a line whose end has not; None if there is nothing.
+
+        The next piece begins a new line.
+        """
         if not self._held:
             return None
         self.position = self._fed

@@ -54,15 +54,16 @@ def outcome_to_message(
 ) -> tuple[str, list[str]]:
     """An outcome as text of at most ``message_bytes`` bytes, and the log lines that carry what does not fit.
 
-    A long error or traceback loses its middle, and where there is little room, the traceback is left out before the error is
-    cut further. A long result is moved to the lines, whole.
+    A long error or traceback loses its middle, and where there is little room, the traceback is
+    left out before the error is cut further. A long result is moved to the lines, whole.
 
     Args:
         outcome: The outcome.
         message_bytes: What the channel holds, from 512.
 
     Raises:
-        InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON; or there is too little room.
+        InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON; or there is
+            too little room.
     """
     check_whole("message_bytes", message_bytes, LEAST_MESSAGE_BYTES)
     outcome = with_sound_texts(outcome)
@@ -135,10 +136,12 @@ def outcome_from_message(text: str) -> OutcomeMessage:
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
     """Read the result that log lines carry; other lines are ignored.
 
-    A replica can write such lines itself, so what they carry is held against what the runner would have written.
+    A replica can write such lines itself, so what they carry is held against what the runner would
+    have written.
 
     Raises:
-        InvalidRequestError: Lines are missing or damaged, or the result is none that JSON carries exactly, or too large.
+        InvalidRequestError: Lines are missing or damaged, or the result is none that JSON carries
+            exactly, or too large.
     """
     mark = f"{_MARK}{message.result_sha256[:16]} "
     pieces: dict[int, str] = {}
@@ -151,7 +154,8 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
     missing = [number for number in range(message.result_lines) if number not in pieces]
     if missing:
         raise InvalidRequestError(
-            f"{len(missing)} of the {message.result_lines} log lines that carry the result are not in the log"
+            f"{len(missing)} of the {message.result_lines} log lines that carry the result are not "
+            "in the log"
         )
     text = "".join(pieces[number] for number in range(message.result_lines))
     if _digest(text) != message.result_sha256:

@@ -62,7 +62,9 @@ class Signals:
 
 
 def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None) -> Outcome:
-    """Run one attempt to its end; nothing of it is left afterwards. Its working files are below ``folder``.
+    """Run one attempt to its end; nothing of it is left afterwards.
+
+    Its working files are below ``folder``.
 
     Raises:
         OSError: It could not be started.
@@ -73,8 +75,9 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
         report = Path(working).absolute() / "report.json"
         spec_file = report.with_name("spec.json")
         spec_file.write_text(spec.to_json(), encoding="utf-8")
-        # What the protocol sets, nobody else sets: no rendezvous or spec of a run around this one shines through.
-        # PYTHONINSPECT would make Python end with 1 instead of the exit code of a SystemExit.
+        # What the protocol sets, nobody else sets: no rendezvous or spec of a run around this one
+        # shines through. PYTHONINSPECT would make Python end with 1 instead of the exit code of a
+        # SystemExit.
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -108,8 +111,8 @@ def _watch(
 ) -> tuple[int, Reason | None, signal.Signals | None]:
     """Wait for the child, end it if need be, then end whatever it left behind.
 
-    Returns its wait status, why it was ended, and the first signal that was passed on to it. If it ended by itself before
-    any signal was sent, there is no reason.
+    Returns its wait status, why it was ended, and the first signal that was passed on to it. If it
+    ended by itself before any signal was sent, there is no reason.
     """
     deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
     kill_at: float | None = None
@@ -174,7 +177,8 @@ def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
 
 def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> None:
     if any(process.group == group for process in left):
-        # At once, so that none can fork its way out. While the group has members its number is not given to another.
+        # At once, so that none can fork its way out. While the group has members its number is not
+        # given to another.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
     send([process.pid for process in left if process.group != group], number)
@@ -193,11 +197,13 @@ def _outcome(
     said = report or Outcome(0)
     error = said.error
     if reason is Reason.TIMEOUT:
-        # Also if it then ended in good order: what was cut short has not succeeded, and no caller may take it for a success.
+        # Also if it then ended in good order: what was cut short has not succeeded, and no caller
+        # may take it for a success.
         code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
     elif code == 0 and told is not None and report is None:
-        # Programs save and leave with 0 when they are told to end. Taken for a success, it would never be started again.
+        # Programs save and leave with 0 when they are told to end. Taken for a success, it would
+        # never be started again.
         code, name = 128 + told, told.name
         error = f"rank {spec.rank} was told to end by {name}, and exited with code 0 before its entrypoint had returned"
     elif code == said.exit_code == 0:

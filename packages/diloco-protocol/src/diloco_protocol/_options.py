@@ -1,8 +1,8 @@
 """The options of a backend's constructor, declared in one place.
 
-A backend has one frozen dataclass, derived from :class:`Options`. Its fields are the constructor's arguments: their
-names, types and defaults are the signature, its docstring says what they are for, each may have a check, and
-``options()`` and the table of the README are made from it::
+A backend has one frozen dataclass, derived from :class:`Options`. Its fields are the constructor's
+arguments: their names, types and defaults are the signature, its docstring says what they are for,
+each may have a check, and ``options()`` and the table of the README are made from it::
 
     @dataclass(frozen=True, eq=False, repr=False)
     class ToyOptions(Options):
@@ -88,7 +88,8 @@ def details(
     """The metadata of a field of :class:`Options`.
 
     Args:
-        check: Called with the field's name and its value, the default too; returns the value to keep, or raises.
+        check: Called with the field's name and its value, the default too; returns the value to
+            keep, or raises.
         type: The type in words, if the words of its annotation do not say enough.
         shown: The default in words, if the value itself does not say enough.
         hidden: Whether it is left out of ``options()`` and the README, as what only tests need is.
@@ -99,7 +100,8 @@ def details(
 def option(default: T, **metadata: Any) -> T:
     """A field of :class:`Options` that has a default; see :func:`details` for the other arguments.
 
-    One without a default is written ``field(metadata=details(...))``, so that type checkers see that it has none.
+    One without a default is written ``field(metadata=details(...))``, so that type checkers see
+    that it has none.
     """
     value: T = field(default=default, metadata=details(**metadata))
     return value
@@ -120,7 +122,8 @@ def check_journal(name: str, value: object) -> object:
     lacks = [method for method in methods if not callable(getattr(value, method, None))]
     if value is not None and (lacks or isinstance(value, type)):
         raise InvalidRequestError(
-            f"{name} must be a RunJournal or None, not {shown(value)}: a journal has the methods {', '.join(methods)}"
+            f"{name} must be a RunJournal or None, not {shown(value)}: a journal has the methods "
+            f"{', '.join(methods)}"
         )
     return value
 
@@ -142,7 +145,8 @@ def takes(
     """Gives a constructor the signature of a class of options, for type checkers, editors and ``inspect``.
 
     Args:
-        options: The class. The constructor itself takes ``*arguments`` and ``**options`` and hands them to it.
+        options: The class. The constructor itself takes ``*arguments`` and ``**options`` and hands
+            them to it.
     """
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:

@@ -44,8 +44,8 @@ class Outcome:
         error_type: Class of the exception, if there was one.
         traceback: Its traceback.
         result: What the entrypoint returned, a JSON value.
-        reason: COMPLETED exactly with exit code 0; otherwise ERROR, TIMEOUT, START_FAILED, or CANCEL_REQUESTED if the runner
-            was asked to stop. Left out, it is COMPLETED or ERROR.
+        reason: COMPLETED exactly with exit code 0; otherwise ERROR, TIMEOUT, START_FAILED, or
+            CANCEL_REQUESTED if the runner was asked to stop. Left out, it is COMPLETED or ERROR.
         started_at: Unix seconds.
         finished_at: Unix seconds.
         attempt: Which attempt of the rank this was, from 1.
@@ -73,8 +73,9 @@ class Outcome:
         """Return the outcome as compact JSON, with texts as :func:`sound_text` makes them.
 
         Raises:
-            InvalidRequestError: A field holds what no outcome can hold, or JSON cannot carry the result exactly (the error
-                names the path to the value), or the result is larger than 16 MiB of JSON.
+            InvalidRequestError: A field holds what no outcome can hold, or JSON cannot carry the
+                result exactly (the error names the path to the value), or the result is larger than
+                16 MiB of JSON.
         """
         sound = with_sound_texts(self)
         _check(sound)
@@ -134,8 +135,9 @@ def _check(outcome: Outcome) -> None:
     succeeded = outcome.exit_code == 0
     if succeeded != (outcome.reason is Reason.COMPLETED) or (succeeded and outcome.signal):
         raise InvalidRequestError(
-            f"this outcome has exit_code={outcome.exit_code}, reason={str(outcome.reason)!r} and signal={outcome.signal!r}: "
-            "a success, and nothing else, has the exit code 0, the reason 'completed' and no signal"
+            f"this outcome has exit_code={outcome.exit_code}, reason={str(outcome.reason)!r} and "
+            f"signal={outcome.signal!r}: a success, and nothing else, has the exit code 0, the "
+            "reason 'completed' and no signal"
         )
     check_json(outcome.result, "result")
 
@@ -162,6 +164,6 @@ def check_result_size(result: Any, most: int) -> None:
     """
     if result is not None and (size := len(dumps(result))) > most:
         raise InvalidRequestError(
-            f"the result is {size} bytes of JSON; this backend carries up to {most}: write it to the rendezvous and return "
-            "its name"
+            f"the result is {size} bytes of JSON; this backend carries up to {most}: write it to "
+            "the rendezvous and return its name"
         )

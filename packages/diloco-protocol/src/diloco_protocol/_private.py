@@ -21,14 +21,17 @@ def make_private_folder(path: Path) -> None:
         InvalidRequestError: As :func:`check_private_folder`.
         OSError: It cannot be made.
     """
-    # One by one: parents= would leave those above to the umask, and whoever may write there could replace what is below.
+    # One by one: parents= would leave those above to the umask, and whoever may write there could
+    # replace what is below.
     for folder in (*reversed(path.parents), path):
         folder.mkdir(mode=0o700, exist_ok=True)
     check_private_folder(path)
 
 
 def check_private_folder(path: Path) -> None:
-    """Refuse a folder in which somebody else can write. One that does not exist, or is no folder, is left to who uses it.
+    """Refuse a folder in which somebody else can write.
+
+    One that does not exist, or is no folder, is left to who uses it.
 
     Raises:
         InvalidRequestError: It is another user's, or others can write to it; says what to do.
@@ -41,13 +44,14 @@ def check_private_folder(path: Path) -> None:
         return
     if found.st_uid != os.geteuid():
         raise InvalidRequestError(
-            f"the folder {path} belongs to the user with the id {found.st_uid}, and this one has {os.geteuid()}: what is "
-            "written there is believed, so give a folder of your own, such as a new one in it"
+            f"the folder {path} belongs to the user with the id {found.st_uid}, and this one has "
+            f"{os.geteuid()}: what is written there is believed, so give a folder of your own, "
+            "such as a new one in it"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidRequestError(
-            f"others can write to the folder {path}, and what is written there is believed: take that right away "
-            f"(chmod go-w {path}), or give another folder"
+            f"others can write to the folder {path}, and what is written there is believed: take "
+            f"that right away (chmod go-w {path}), or give another folder"
         )
 
 
@@ -85,7 +89,8 @@ def read_private(path: Path, most: int) -> str:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(descriptor)
         raise InvalidRequestError(
-            f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove it"
+            f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove "
+            "it"
         )
     with os.fdopen(descriptor, "rb") as file:
         return read_bounded(file, most, str(path)).decode()

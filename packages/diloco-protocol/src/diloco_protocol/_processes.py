@@ -21,8 +21,9 @@ class Process(NamedTuple):
         pid: Its id.
         parent: Its parent's id.
         group: Its process group's id.
-        start: When it started, in an opaque, exact form (Linux: clock ticks since the boot); a later process with the same
-            id has another one. Empty if the system does not say (macOS).
+        start: When it started, in an opaque, exact form (Linux: clock ticks since the boot); a
+            later process with the same id has another one. Empty if the system does not say
+            (macOS).
     """
 
     pid: int
@@ -66,7 +67,9 @@ def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
 
 
 def members(root: int, group: int) -> list[Process]:
-    """Living processes below ``root``, and those of ``group`` whoever their parent is, in no order. Zombies do not count.
+    """Living processes below ``root``, and those of ``group`` whoever their parent is, in no order.
+
+    Zombies do not count.
 
     Where orphans are not adopted (macOS), one that has left the group as well cannot be found.
     """
@@ -84,7 +87,10 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def processes() -> list[Process]:
-    """Every living process that this one can see, in no order. About 30 microseconds a process on Linux."""
+    """Every living process that this one can see, in no order.
+
+    About 30 microseconds a process on Linux.
+    """
     return from_proc() if os.path.exists("/proc/self/stat") else from_ps()  # noqa: PTH110 - fast
 
 
@@ -132,8 +138,8 @@ def read_process(pid: int) -> Process | None:
 def parse_stat(pid: int, text: str) -> Process | None:
     """A process, from the text of ``/proc/<pid>/stat``; None if it is a zombie, or the text was cut off as it ended.
 
-    The second field is the program's name in parentheses, and may itself hold blanks and parentheses: the fields are
-    counted from the last closing one.
+    The second field is the program's name in parentheses, and may itself hold blanks and
+    parentheses: the fields are counted from the last closing one.
     """
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in "ZX":

@@ -39,7 +39,8 @@ _NAME_MEMBER, _VALUE_MEMBER = (
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
 _KEPT = "surrogateescape"  # what is no UTF-8 stays as it is
-# Characters behind the end of a text that is cut, in which the form of a secret may still end: tokens have a few thousand.
+# Characters behind the end of a text that is cut, in which the form of a secret may still end:
+# tokens have a few thousand.
 _BEYOND = 16384
 
 
@@ -67,8 +68,9 @@ def redact(name: str, value: str) -> str:
 def redact_text(text: str) -> str:
     """A text without what has the form of a secret.
 
-    These are users and passwords in front of hosts, secret parameters and settings (``password=...``), options of commands
-    (``--token ...``), headers, members of JSON with the names of secrets, and the tokens of known issuers.
+    These are users and passwords in front of hosts, secret parameters and settings
+    (``password=...``), options of commands (``--token ...``), headers, members of JSON with the
+    names of secrets, and the tokens of known issuers.
 
     >>> redact_text("from s3://key:secret@bucket/run with --password=hunter2")
     'from s3://<redacted>@bucket/run with --password=<redacted>'
@@ -110,7 +112,8 @@ def _redact_text(text: str, *, cut: bool) -> str:
 def redact_json(value: Any, name: str = "") -> Any:
     """A copy of a JSON value in which every text is redacted: by the names that belong to it, and by its form.
 
-    Names are those of the keys above it, of the ``name`` or ``key`` beside a ``value``, and of the option before it in a command.
+    Names are those of the keys above it, of the ``name`` or ``key`` beside a ``value``, and of the
+    option before it in a command.
     """
     secret = is_secret_name(name)
     if isinstance(value, str):
@@ -178,7 +181,8 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
     done = place = 0
     while (named := before.search(text, place)) is not None:
         place = named.end()
-        # A value is only read if it is secret: it may hold other names, and would be read again for each.
+        # A value is only read if it is secret: it may hold other names, and would be read again for
+        # each.
         if not _names_a_secret(named) or (found := secret.match(text, place)) is None:
             continue
         groups, end = named.groupdict() | found.groupdict(), found.end()

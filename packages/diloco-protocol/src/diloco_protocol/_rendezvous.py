@@ -34,9 +34,10 @@ def try_rendezvous(
         replica: What the platform calls a replica, such as ``"pod"``.
 
     Returns:
-        What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use it. If it could not be
-        removed, also after a launch that failed, what is left, as ``"cleanup"``. If the caller interrupts the wait, the replica
-        is removed all the same, and a note on the exception says so if that fails or is interrupted, too.
+        What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use
+        it. If it could not be removed, also after a launch that failed, what is left, as
+        ``"cleanup"``. If the caller interrupts the wait, the replica is removed all the same, and a
+        note on the exception says so if that fails or is interrupted, too.
 
     Raises:
         InvalidRequestError: ``uri`` or ``patience`` is not allowed; nothing was started.

@@ -79,8 +79,9 @@ class RunRequest:
         labels: Labels that the platform's records of the run carry.
         spot: Whether interruptible capacity is wanted.
         max_restarts: How often a failed attempt is started again.
-        named: Whether the caller chose the run_id, and may have launched the same run before. It is not part of what two
-            launches must agree on: a run whose name was made for it can be launched again under that name.
+        named: Whether the caller chose the run_id, and may have launched the same run before. It is
+            not part of what two launches must agree on: a run whose name was made for it can be
+            launched again under that name.
     """
 
     run_id: str
@@ -111,8 +112,9 @@ class RunRequest:
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
-            restarts: Whether the backend starts a replica of this launch again in any case: after a failure, or where a machine
-                is taken away. None if it cannot tell. Replicas are told so only if no other launch has a part of the cohort.
+            restarts: Whether the backend starts a replica of this launch again in any case: after a
+                failure, or where a machine is taken away. None if it cannot tell. Replicas are told
+                so only if no other launch has a part of the cohort.
         """
         whole = len(self.ranks) == self.world_size
         return [
@@ -147,7 +149,8 @@ class Plan:
 
     Attributes:
         run_id: Name of the run.
-        requests: The requests in order, as JSON values. Secrets are references in it; a backend redacts what looks like one.
+        requests: The requests in order, as JSON values. Secrets are references in it; a backend
+            redacts what looks like one.
     """
 
     run_id: str
@@ -208,7 +211,8 @@ def make_request(
     for name in kwargs:
         if not name.isidentifier():
             raise InvalidRequestError(
-                f"entrypoint_args has the key {shown(name)}, which cannot be the name of a keyword argument"
+                f"entrypoint_args has the key {shown(name)}, which cannot be the name of a keyword "
+                "argument"
             )
     rendezvous = kwargs.get("rendezvous_uri")
     if rendezvous is not None:
@@ -222,12 +226,14 @@ def make_request(
     world_size_env = _variable("world_size_env", named["world_size_env"], WORLD_SIZE_VARIABLE)
     if rank_env == world_size_env:
         raise InvalidRequestError(
-            f"rank_env and world_size_env are both {shown(rank_env)}: one variable cannot hold rank and number of replicas"
+            f"rank_env and world_size_env are both {shown(rank_env)}: one variable cannot hold "
+            "rank and number of replicas"
         )
     for argument, variable in (("rank_env", rank_env), ("world_size_env", world_size_env)):
         if variable in variables or variable in references:
             raise InvalidRequestError(
-                f"{variable} may not be set by env or secrets: {argument} says that the launch sets it"
+                f"{variable} may not be set by env or secrets: {argument} says that the launch "
+                "sets it"
             )
     if spot is not None and not isinstance(spot, bool):
         raise InvalidRequestError(f"spot must be True, False or None, not {shown(spot)}")
@@ -236,8 +242,8 @@ def make_request(
     name = _run_id(run_id, run_prefix, token or _token)
     if cohort is not None and not (isinstance(cohort, str) and is_run_id(cohort)):
         raise InvalidRequestError(
-            f"cohort must be a name such as a run_id (1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
-            f"both ends) or None, not {shown(cohort)}"
+            "cohort must be a name such as a run_id (1 to 48 lower-case letters, digits and "
+            f"dashes, with a letter or digit at both ends) or None, not {shown(cohort)}"
         )
     return RunRequest(
         run_id=name,
@@ -302,8 +308,8 @@ def check_run_prefix(name: str, value: object) -> str:
     prefix = check_text(name, value)
     if len(prefix) > _PREFIX_LENGTH or not is_run_id(prefix):
         raise InvalidRequestError(
-            f"{name}={shown(prefix)} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, digits and dashes "
-            "are allowed, with a letter or digit at both ends"
+            f"{name}={shown(prefix)} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} "
+            "lower-case letters, digits and dashes are allowed, with a letter or digit at both ends"
         )
     return prefix
 
@@ -319,8 +325,8 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
     name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
     if not isinstance(name, str) or not is_run_id(name):
         raise InvalidRequestError(
-            f"the run_id {shown(name)} is not allowed: 1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
-            "both ends (every backend uses it in names)"
+            f"the run_id {shown(name)} is not allowed: 1 to 48 lower-case letters, digits and "
+            "dashes, with a letter or digit at both ends (every backend uses it in names)"
         )
     return name
 
@@ -333,6 +339,7 @@ def _variable(argument: str, name: object, own: str) -> str:
         or (name != own and is_reserved(name))
     ):
         raise InvalidRequestError(
-            f"{argument} must be the name of an environment variable that the launch does not set itself, not {shown(name)}"
+            f"{argument} must be the name of an environment variable that the launch does not set "
+            f"itself, not {shown(name)}"
         )
     return name

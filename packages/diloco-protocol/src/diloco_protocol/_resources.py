@@ -11,7 +11,8 @@ from ._errors import InvalidRequestError
 ANY = "any"
 """The name that stands for every model."""
 
-# Names may hold single blanks, as those of nvidia-smi do ("RTX 4090"), and end as those of Modal do ("H100!").
+# Names may hold single blanks, as those of nvidia-smi do ("RTX 4090"), and end as those of Modal do
+# ("H100!").
 _REQUEST = re.compile(
     r"(?P<bare>\d{1,9})|(?P<name>[A-Za-z][\w.-]*(?: [\w.-]+)*[!+]?)(?::(?P<count>\d{1,9}))?",
     re.ASCII,
@@ -41,8 +42,9 @@ def parse_gpu(text: str) -> GpuRequest:
     count = 0 if match is None else int(match["bare"] or match["count"] or 1)
     if match is None or count == 0:
         raise InvalidRequestError(
-            f"gpu={shown(text)} is not a request for GPUs: give a model ('H100'), a model and a number of GPUs "
-            "for each replica ('H100:8'), or a number of any model ('2', 'any:2'); leave gpu out for none"
+            f"gpu={shown(text)} is not a request for GPUs: give a model ('H100'), a model and a "
+            "number of GPUs for each replica ('H100:8'), or a number of any model ('2', 'any:2'); "
+            "leave gpu out for none"
         )
     name = match["name"] or ANY
     return GpuRequest(ANY if name.lower() == ANY else name, count)

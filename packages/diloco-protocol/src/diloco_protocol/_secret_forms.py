@@ -1,7 +1,8 @@
 """The forms that secrets have in texts.
 
-Every pattern here takes time that is linear in the text, which may be a megabyte of anything: it begins where a name or a text
-begins, and its repetitions are bounded, or are not tried again from a later place.
+Every pattern here takes time that is linear in the text, which may be a megabyte of anything: it
+begins where a name or a text begins, and its repetitions are bounded, or are not tried again from a
+later place.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ _SCHEME = (
     r"(?:(?:Basic|Bearer|Digest|DPoP|Negotiate|NTLM|OAuth|Token|(?:api|shared)-?key)"
     rf"{_BLANK}{{1,4}}+(?=[^\s])|(?-i:[A-Z])[A-Za-z\-]{{1,31}}+(?:{_BLANK}|{_END}){{1,4}}+{_ODD}){_UNSET}"
 )
-# A value ends at a blank; at a quote that ends something; and at a separator before another name, or before nothing.
+# A value ends at a blank; at a quote that ends something; and at a separator before another name,
+# or before nothing.
 _BARE = (
     rf"{_NEW}(?P<bare>(?:{_SCHEME})?+"
     r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?!\\{0,6}[\"'nrt\r\n]))++)"
@@ -89,7 +91,8 @@ _SURE_LIST = (
     rf"|[\[{{(](?:{_PLAIN}[\[{{(]|[^\[\]{{}}()]*+(?:[\]}})]|{_CUT}))){_LIST}"
 )
 _VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
-# Without an end that fits a text that was cut off, this would read on from each quote to the end of the text.
+# Without an end that fits a text that was cut off, this would read on from each quote to the end of
+# the text.
 _INSIDE = {
     quote: rf"{_NEW}(?:\\.|[^{quote}\\])++(?:{quote}{{2}}(?:\\.|[^{quote}\\])*+)*+(?={quote}|\\?\Z)"
     for quote in "\"'"
@@ -181,7 +184,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (rf"{_TERM}:{_BLANK}{{1,8}}+", rf"(?:{_QUOTED}|(?=[\[{{]){_SURE_LIST})"),
     (rf"{_TERM}(?::|->){_TAGS}{_BLANK}{{1,8}}+", rf"{_ODD}{_BARE}"),
     (r"(?<![\w.\-])(?P<term>[\w\-]++):", rf"{_ODD}{_BARE}"),
-    # password: |, and password: with lines below it that stand further to the right and are no sentence
+    # password: |, and password: with lines below it that stand further to the right and are no
+    # sentence
     (
         rf"(?:{_BEGIN}|:[ ]|[\"']){_LINE_KEY}(?:{_BLANK}{{1,8}}+[|>][+\-0-9]{{0,2}}{_LINES}(?=[ \t])"
         rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{]|{_MARK}|[\w.\-]{{1,64}}+:[\s\\]|[^\s\\\"']++(?:{_LINE_END}|{_MARK}(?!\w)))))",
@@ -228,10 +232,11 @@ _FORMS: tuple[tuple[str, str], ...] = (
 def forms() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
     """Return the forms: what stands before a secret, and what the secret is, to be looked for right behind that.
 
-    If one of them has a group "name", "parameter" or "term", something is secret only if that is the
-    name of a secret. The second may have the groups "quote", whose marks are no part of the secret,
-    and "quoted" or "bare", what is within them; "value" if something else stands before it; "list", where
-    a list or an object begins; "lines" where those begin that are below a name at "column".
+    If one of them has a group "name", "parameter" or "term", something is secret only if that is
+    the name of a secret. The second may have the groups "quote", whose marks are no part of the
+    secret, and "quoted" or "bare", what is within them; "value" if something else stands before it;
+    "list", where a list or an object begins; "lines" where those begin that are below a name at
+    "column".
 
     They are compiled when they are first used, since replicas rarely need them.
     """

@@ -27,13 +27,14 @@ _NO_ENDINGS = _words(
     "allpass bandpass bypass compass encompass highpass lowpass multipass overpass surpass "
     "trespass underpass"
 )
-# Words before "key", "token" and "pass" with which these are the terms of programmers and of language models.
+# Words before "key", "token" and "pass" with which these are the terms of programmers and of
+# language models.
 _ORDINARY = {
     "key": _words(
         "answer attention batch cache column data dataset dict env event feature field foreign "
         "group hash hidden id idempotency image index input jax join kv label lookup loss map "
-        "merge message metric monitor name object order output param parameter partition primary prng "
-        "prompt public query random range record resource result rng route routing row score "
+        "merge message metric monitor name object order output param parameter partition primary "
+        "prng prompt public query random range record resource result rng route routing row score "
         "shard sort source state target text time topology unique value var variable"
     ),
     "token": _words(
@@ -48,7 +49,8 @@ _ORDINARY = {
 }
 # Words behind these that say which of several it is, or how it is written ("b" is of Base64).
 _SUFFIXES = _words(
-    "b backup base der dev development hex live new old pem prod production stage staging team test testing"
+    "b backup base der dev development hex live new old pem prod production stage staging team "
+    "test testing"
 )
 # And words after "token".
 _QUANTITIES = _words(
@@ -60,7 +62,8 @@ _OWNERS = _words(
     "access api auth bearer github gitlab hf hub openai private refresh secret session signing "
     "ssh wandb"
 )
-# The last words of names that say where a secret is kept, or of what kind it is: plans are read for them.
+# The last words of names that say where a secret is kept, or of what kind it is: plans are read for
+# them.
 _REFERENCES = _words(
     "arn arns config dir enabled expiration file ids method mode name names path policy "
     "provider ref refs required seconds ttl type uri url version"

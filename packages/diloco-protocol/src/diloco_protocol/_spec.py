@@ -48,13 +48,16 @@ class ReplicaSpec:
         world_size: Number of replicas of the run.
         attempt: Which attempt of the rank this is, from 1.
         run_id: The launch it belongs to.
-        cohort: Name that all replicas of the run share, whichever launch they belong to; the run_id if it is "".
+        cohort: Name that all replicas of the run share, whichever launch they belong to; the run_id
+            if it is "".
         rendezvous_uri: Where the replicas meet, if the launch said so.
         rank_env: Name of a variable that is to hold the rank, besides ``REPLICA_RANK``.
-        world_size_env: Name of a variable that is to hold the number of replicas, besides ``REPLICA_WORLD_SIZE``.
+        world_size_env: Name of a variable that is to hold the number of replicas, besides
+            ``REPLICA_WORLD_SIZE``.
         timeout: Seconds for which an attempt may run, from its start; None for no limit.
         grace: Seconds between SIGTERM and SIGKILL when it is ended.
-        restarts: Whether the replicas of the cohort can be started again when they have ended; None if that is not known.
+        restarts: Whether the replicas of the cohort can be started again when they have ended; None
+            if that is not known.
         version: Version of this record.
 
     Raises:
@@ -152,8 +155,9 @@ class ReplicaSpec:
             data = {"restarts": None, **data, "version": SPEC_VERSION}
         if type(data["version"]) is not int or data["version"] != SPEC_VERSION:
             raise SpecVersionError(
-                f"this replica's spec has version {shown(data['version'])}, but its diloco-protocol reads "
-                f"version {SPEC_VERSION}: install the same diloco-protocol in the replica as in the launcher"
+                f"this replica's spec has version {shown(data['version'])}, but its "
+                f"diloco-protocol reads version {SPEC_VERSION}: install the same diloco-protocol "
+                "in the replica as in the launcher"
             )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
@@ -186,8 +190,8 @@ def spec_to_environment(
 ) -> dict[str, str]:
     """A spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
 
-    Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that are small enough for every
-    operating system.
+    Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that are
+    small enough for every operating system.
     """
     return {f"{SPEC_PREFIX}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
 
@@ -197,11 +201,12 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
 
     Args:
         environ: The variables; others are ignored.
-        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables behind these are ignored, too. None if
-            nobody else can have written any.
+        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables behind
+            these are ignored, too. None if nobody else can have written any.
 
     Raises:
-        InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has another digest.
+        InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has
+            another digest.
         SpecVersionError: It was written by another version.
     """
     pieces = {name: value for name, value in environ.items() if name.startswith(SPEC_PREFIX)}
@@ -238,8 +243,8 @@ def _named(pieces: Mapping[str, str], sha256: str) -> list[str]:
 def spec_sha256(pieces: Mapping[str, str]) -> str:
     """Return the digest of what :func:`spec_to_environment` made, as 64 hexadecimal digits.
 
-    A launcher that keeps the variables where others may write tells the runner their digest by a way that only it can write:
-    ``--spec-sha256``.
+    A launcher that keeps the variables where others may write tells the runner their digest by a
+    way that only it can write: ``--spec-sha256``.
     """
     import hashlib  # slow to import
 

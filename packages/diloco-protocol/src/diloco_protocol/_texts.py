@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._types import ReplicaStatus
 
-# Control characters except newline and tab, the separators that are taken for line ends, what turns the direction of writing
-# around, and halves of surrogate pairs, which nothing can print.
+# Control characters except newline and tab, the separators that are taken for line ends, what turns
+# the direction of writing around, and halves of surrogate pairs, which nothing can print.
 _UNREADABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -19,7 +19,8 @@ _UNREADABLE = re.compile(
 def readable(text: str) -> str:
     r"""A text in which control characters other than newline and tab are shown as Python writes them.
 
-    A replica chooses the text of its error, and a terminal does what the escape sequences in it say.
+    A replica chooses the text of its error, and a terminal does what the escape sequences in it
+    say.
 
     >>> readable("\x1b[2Jall is well\r\n")
     '\\x1b[2Jall is well\n'

@@ -8,10 +8,12 @@ from typing import Any, Literal, Required, TypedDict
 
 
 class ReplicaState(StrEnum):
-    """The five states. There is no sixth: "no record" is :class:`ReplicaNotFoundError`, never a state.
+    """The five states.
 
-    Allowed transitions: pending → running or terminal; running → terminal; running → pending only with the next attempt.
-    Terminal states are never left.
+    There is no sixth: "no record" is :class:`ReplicaNotFoundError`, never a state.
+
+    Allowed transitions: pending → running or terminal; running → terminal; running → pending only
+    with the next attempt. Terminal states are never left.
 
     Attributes:
         PENDING: It waits: for its turn, for resources, for its image, or between two attempts.
@@ -46,7 +48,8 @@ class Reason(StrEnum):
         STARTING: Pending: it has its resources, and its process has not started yet.
         PREEMPTED: Between two attempts: its machine was taken away.
         COMPLETED: Succeeded.
-        ERROR: Failed: its program raised an error, exited with another code than 0, or was ended by a signal.
+        ERROR: Failed: its program raised an error, exited with another code than 0, or was ended by
+            a signal.
         OOM: Failed: out of memory, with evidence.
         TIMEOUT: Failed: it ran longer than it was allowed to.
         EVICTED: Failed: evicted from its machine.
@@ -84,12 +87,14 @@ class ReplicaStatus:
         state: One of the five states.
         attempt: Which attempt of the rank this is, from 1.
         reason: Why it is in this state.
-        stopping: Whether it is being ended; the state stays running or pending until its resources are gone.
+        stopping: Whether it is being ended; the state stays running or pending until its resources
+            are gone.
         exit_code: Its program's exit code, where known; 128 + n for signal n.
         signal: Name of the signal that ended it, such as ``"SIGKILL"``.
         message: What happened, for people to read.
         started_at: Start of the attempt in Unix seconds.
-        finished_at: End of the replica in Unix seconds; an executor never says that it was before ``started_at``.
+        finished_at: End of the replica in Unix seconds; an executor never says that it was before
+            ``started_at``.
         url: A page about it.
         native: The backend's own words.
     """
@@ -110,15 +115,17 @@ class ReplicaStatus:
 class ReplicaResult(TypedDict, total=False):
     """One entry of what ``collect`` returns, made by it from the status and the result: a dict with all of these keys.
 
-    It also has the metadata of its handle, text to text, by which a backend finds the replica again: of diloco-local ``host``,
-    ``root`` and ``uid``; of diloco-eks ``job_name``, ``namespace``, ``server``, ``job_uid``, ``first_rank`` and perhaps
-    ``fingerprint``; of diloco-sagemaker ``job_name``, ``account``, ``region`` and ``created``; of diloco-modal
+    It also has the metadata of its handle, text to text, by which a backend finds the replica
+    again: of diloco-local ``host``, ``root`` and ``uid``; of diloco-eks ``job_name``,
+    ``namespace``, ``server``, ``job_uid``, ``first_rank`` and perhaps ``fingerprint``; of
+    diloco-sagemaker ``job_name``, ``account``, ``region`` and ``created``; of diloco-modal
     ``function_call_id``, ``app``, ``function``, ``environment``, ``launch`` and ``launched_at``.
 
     Attributes:
         rank: The replica's rank.
         status: One of the five states; not terminal if the deadline came first.
-        exit_code: 0 exactly if it succeeded; None for a cancelled replica or one that has not ended.
+        exit_code: 0 exactly if it succeeded; None for a cancelled replica or one that has not
+            ended.
         error: What went wrong; for a success, only that its result is lost, and why.
         result: What the entrypoint returned; None unless it succeeded.
         reason: A :class:`Reason`, or None.
@@ -144,21 +151,24 @@ class Capabilities:
 
     Attributes:
         cancel_scope: ``"replica"``: cancel ends one replica. ``"gang"``: it ends all of the run.
-        failure_scope: ``"replica"``: the failure of one replica changes nothing for the others. ``"gang"``: it ends all of the
-            run, the others with reason GANG_FAILED.
+        failure_scope: ``"replica"``: the failure of one replica changes nothing for the others.
+            ``"gang"``: it ends all of the run, the others with reason GANG_FAILED.
         distinguishes_pending: Whether pending and running can be told apart.
         result_channel: How results travel, in words.
         max_result_bytes: Largest result in bytes of JSON; None for no limit.
         log_streams: The streams that ``log_iter`` knows.
         max_timeout: Longest timeout in seconds; None for no limit.
         preemptible: Whether replicas may be taken away and started again.
-        retention: Seconds for which records are kept after the end, and not much longer; None: until they are purged.
+        retention: Seconds for which records are kept after the end, and not much longer; None:
+            until they are purged.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
-        remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
-            sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError. In a
-            gang, also whether an executor that never saw a rank run knows that it was too late together with a sibling.
-        calls_per_look: ``"run"``: a look at a run takes a few calls, however many ranks it has. ``"rank"``: it takes a few calls
-            for each rank whose end the executor has not seen yet, since the backend cannot be asked about many at once.
+        remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by
+            a cancel, or since a sibling failed) can still be read. If not, reading the log raises
+            ReplicaNotFoundError. In a gang, also whether an executor that never saw a rank run
+            knows that it was too late together with a sibling.
+        calls_per_look: ``"run"``: a look at a run takes a few calls, however many ranks it has.
+            ``"rank"``: it takes a few calls for each rank whose end the executor has not seen yet,
+            since the backend cannot be asked about many at once.
     """
 
     cancel_scope: Literal["replica", "gang"]

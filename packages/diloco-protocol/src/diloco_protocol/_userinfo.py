@@ -6,19 +6,21 @@ import re
 
 from ._secret_forms import REDACTED
 
-# The length of a scheme is bounded, or a long text without one would take quadratic time. JSON may escape slashes.
+# The length of a scheme is bounded, or a long text without one would take quadratic time. JSON may
+# escape slashes.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{0,30}):(?:\\{0,3}/){2,}")
 _RUN = re.compile(r"[^\s'\"<>]*+")
 _AUTHORITY = re.compile(r"[^/?#\s'\"<>]*+")
 # What is not a password although an @ follows: the port of a web server.
 _PORT = re.compile(r"[^:@]*:[0-9]{1,5}")
-# Where an @ could follow: user, colon, and a password that is more than a port; or what is too long for the name of a host.
+# Where an @ could follow: user, colon, and a password that is more than a port; or what is too long
+# for the name of a host.
 _MAY_END_LATER = re.compile(r"[^/?#:@]*+:(?![0-9]{1,5}(?:[/?#]|\Z))|[^/?#]{256}")
 _WEB = frozenset({"http", "https", "ws", "wss"})
 # A password may hold blanks and quotes, too; it is looked for so far.
 _FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
-# "user:password@host" without a scheme, as in the names of images, in a path, or behind slashes alone; not
-# "name:tag@sha256:...", and not "12:30:45@host", which is a time.
+# "user:password@host" without a scheme, as in the names of images, in a path, or behind slashes
+# alone; not "name:tag@sha256:...", and not "12:30:45@host", which is a time.
 _ALONE = re.compile(
     r"(?:(?<![\w.+%\-/@:])|(?<=(?<![^\s'\"<>(=])//)|(?<=[^/\s:]/))(?!mailto:)"
     r"(?![\w.+%\-]{0,64}\d:\d\d:\d\d[.,\dZ]{0,10}@)"
@@ -29,8 +31,8 @@ _ALONE = re.compile(
 def without_userinfo(text: str, *, cut: bool = False) -> str:
     """Return a text in which the mark stands in place of each user and password in front of a host.
 
-    Where it is not certain what is a password (those of AWS contain ``/``, and people forget to quote it), too much is left out
-    rather than too little.
+    Where it is not certain what is a password (those of AWS contain ``/``, and people forget to
+    quote it), too much is left out rather than too little.
 
     Args:
         text: Anything.

@@ -52,18 +52,20 @@ def check_variables(name: str, values: object) -> dict[str, str]:
         values: What was given.
 
     Raises:
-        InvalidRequestError: A name or value cannot be an environment variable's, both together are longer than one can be, or
-            the protocol itself sets it.
+        InvalidRequestError: A name or value cannot be an environment variable's, both together are
+            longer than one can be, or the protocol itself sets it.
     """
     variables = check_texts(name, values)
     for key, value in variables.items():
         if not is_variable_name(key):
             raise InvalidRequestError(
-                f"{name} has the name {shown(key)}: letters, digits and _ are allowed, and no digit at the beginning"
+                f"{name} has the name {shown(key)}: letters, digits and _ are allowed, and no "
+                "digit at the beginning"
             )
         if is_reserved(key):
             raise InvalidRequestError(
-                f"{name} may not set {shown(key)[1:-1]}: the launch itself sets it for every replica"
+                f"{name} may not set {shown(key)[1:-1]}: the launch itself sets it for every "
+                "replica"
             )
         if "\0" in value:
             raise InvalidRequestError(
@@ -71,7 +73,7 @@ def check_variables(name: str, values: object) -> dict[str, str]:
             )
         if (size := len(f"{key}={value}".encode())) > _LONGEST:
             raise InvalidRequestError(
-                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST}: pass it in a file, or as an "
-                "argument of the entrypoint"
+                f"{name}[{shown(key)}] has {size} bytes with its name, and Linux takes {_LONGEST}: "
+                "pass it in a file, or as an argument of the entrypoint"
             )
     return variables

@@ -1,23 +1,26 @@
 """Runs one replica in any container or process: ``python -m diloco_protocol.runner --spec FILE --outcome FILE``.
 
-The runner starts the entrypoint in a child with a process group of its own, enforces the timeout, passes signals on,
-reaps orphans (as PID 1 must), ends the whole tree within the grace and reports an :class:`Outcome`. Python as PID 1
-ignores SIGTERM unless it is handled, so the handlers are installed before anything else.
+The runner starts the entrypoint in a child with a process group of its own, enforces the timeout,
+passes signals on, reaps orphans (as PID 1 must), ends the whole tree within the grace and reports
+an :class:`Outcome`. Python as PID 1 ignores SIGTERM unless it is handled, so the handlers are
+installed before anything else.
 
 Without ``--spec`` the spec is taken from ``--spec-strings``, a file with the variables of
 :func:`diloco_protocol.spec_to_environment` as a JSON object, or from the arguments
-(:func:`diloco_protocol.spec_to_arguments`), or else from the environment. Where one template serves a whole cohort, ``--index``
-is added to the spec's rank and every ``--failed`` to its attempt. ``--message`` and ``--failure`` are for channels of a few KiB
-(:func:`diloco_protocol.outcome_to_message`). With ``--restarts`` a failed attempt is started again in
-place, for platforms that start nothing again. ``--attempts`` counts attempts in a file, for platforms that bring it back after
-an interruption.
+(:func:`diloco_protocol.spec_to_arguments`), or else from the environment. Where one template serves
+a whole cohort, ``--index`` is added to the spec's rank and every ``--failed`` to its attempt.
+``--message`` and ``--failure`` are for channels of a few KiB
+(:func:`diloco_protocol.outcome_to_message`). With ``--restarts`` a failed attempt is started again
+in place, for platforms that start nothing again. ``--attempts`` counts attempts in a file, for
+platforms that bring it back after an interruption.
 
-A program that raises an error has the exit code 1; if the error says that another process has taken the replica's place
-(``DilocoError.replaced``), it has 79, and is not started again.
+A program that raises an error has the exit code 1; if the error says that another process has taken
+the replica's place (``DilocoError.replaced``), it has 79, and is not started again.
 
-The runner exits with the replica's own exit code, with three exceptions. If signal
-n ended the replica, or was sent to it and it exited with 0 before its entrypoint had returned, the code is 128 + n. If it
-exited with 0 only after its timeout, the code is 124. If the replica could not be started, the code is 2.
+The runner exits with the replica's own exit code, with three exceptions. If signal n ended the
+replica, or was sent to it and it exited with 0 before its entrypoint had returned, the code is 128
++ n. If it exited with 0 only after its timeout, the code is 124. If the replica could not be
+started, the code is 2.
 """
 
 from __future__ import annotations
@@ -149,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         restarts = read_whole("--restarts", arguments.restarts, 0, LARGEST)
         most = read_whole("--result-bytes", arguments.result_bytes, 0, LARGEST)
         if arguments.message is not None:
-            # Where this file is empty, the kubelet takes the end of the log instead, which the replica can have written.
+            # Where this file is empty, the kubelet takes the end of the log instead, which the
+            # replica can have written.
             overwrite(arguments.message, STARTED_MESSAGE)
         outcome = run_attempts(
             _read_spec(arguments),
@@ -200,7 +204,8 @@ def _unwritten(outcome: Outcome, error: OSError) -> Outcome:
 
 
 def _tell(text: str) -> None:
-    print(f"diloco: {text}", file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
+    # Stderr is the replica's log
+    print(f"diloco: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _exit(code: int) -> NoReturn:

@@ -1,6 +1,9 @@
-"""A replica that does what a test says, through files in a folder that both see. One file, standard library only.
+"""A replica that does what a test says, through files in a folder that both see.
 
-Its folder goes onto the replica's import path (or the file into its image), and the entrypoint is ``puppet:perform``.
+One file, standard library only.
+
+Its folder goes onto the replica's import path (or the file into its image), and the entrypoint is
+``puppet:perform``.
 """
 
 from __future__ import annotations

@@ -21,23 +21,26 @@ if TYPE_CHECKING:
 class SageMakerProcesses(SageMakerStandIn):
     """AWS's API on loopback whose training jobs are processes of this machine, in real time.
 
-    A job runs its ContainerEntrypoint with its ContainerArguments, in a folder of its own, with the Python of this process first
-    on the PATH; images are not pulled. ``/opt/ml`` in them and in its Environment is replaced by where that folder is: there are
-    the hyperparameters, the channels, the model (uploaded at the end if CompressionType is NONE), ``output/failure`` and the
-    checkpoints, which are copied to S3 once a second and brought back after an interruption. Programs find the stand-in by
-    AWS's usual variables. When it stops, or is killed, all processes end. Needs ``diloco-localcloud[aws]``.
+    A job runs its ContainerEntrypoint with its ContainerArguments, in a folder of its own, with the
+    Python of this process first on the PATH; images are not pulled. ``/opt/ml`` in them and in its
+    Environment is replaced by where that folder is: there are the hyperparameters, the channels,
+    the model (uploaded at the end if CompressionType is NONE), ``output/failure`` and the
+    checkpoints, which are copied to S3 once a second and brought back after an interruption.
+    Programs find the stand-in by AWS's usual variables. When it stops, or is killed, all processes
+    end. Needs ``diloco-localcloud[aws]``.
 
     Args:
         port: to listen on; 0 for a free one.
         region: of AWS, which clients have to name.
         account: twelve digits.
-        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
-            variables of this process.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME,
+            PYTHONPATH and a few more variables of this process.
         start_seconds: from a create, or an interruption, until a job trains.
         kill_seconds: between SIGTERM and SIGKILL; SageMaker's are 120.
 
     Attributes:
-        world: the jobs, to be interrupted or stopped on demand, and the habits of the region. What programs do is theirs.
+        world: the jobs, to be interrupted or stopped on demand, and the habits of the region. What
+            programs do is theirs.
         faults: what goes wrong over HTTP; see :class:`SageMakerStandIn`.
         calls: what was called, named in the same way, the calls of programs among them.
 
@@ -72,7 +75,8 @@ class SageMakerProcesses(SageMakerStandIn):
         """Begin to listen, and to run jobs.
 
         Raises:
-            StandInError: it runs or ran already, the port is taken, or the extra ``aws`` is not installed.
+            StandInError: it runs or ran already, the port is taken, or the extra ``aws`` is not
+                installed.
         """
         if self._machines is not None:
             raise StandInError("the stand-in is running or has been stopped; make a new one")

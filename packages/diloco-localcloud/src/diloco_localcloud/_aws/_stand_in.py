@@ -25,8 +25,9 @@ EPOCH = 1767225600.0
 class SageMakerStandIn:
     """An endpoint of AWS on loopback, with training jobs that a test moves on a virtual clock.
 
-    It also serves what such jobs and their launchers need: CloudWatch Logs, S3 (by moto) and the caller's identity of STS.
-    Needs ``diloco-localcloud[aws]``: requests are checked against the service models that botocore ships.
+    It also serves what such jobs and their launchers need: CloudWatch Logs, S3 (by moto) and the
+    caller's identity of STS. Needs ``diloco-localcloud[aws]``: requests are checked against the
+    service models that botocore ships.
 
     Args:
         port: to listen on; 0 for a free one.
@@ -37,8 +38,8 @@ class SageMakerStandIn:
 
     Attributes:
         world: the training jobs and the clock, in the hands of the test.
-        faults: what goes wrong over HTTP. The verb is an operation, such as ``CreateTrainingJob``; the resource is a service,
-            such as ``sagemaker``.
+        faults: what goes wrong over HTTP. The verb is an operation, such as ``CreateTrainingJob``;
+            the resource is a service, such as ``sagemaker``.
         calls: what was called, named in the same way.
 
     Raises:
@@ -113,7 +114,8 @@ class SageMakerStandIn:
         """Begin to listen.
 
         Raises:
-            StandInError: it is already running, the port is taken, or the extra ``aws`` is not installed.
+            StandInError: it is already running, the port is taken, or the extra ``aws`` is not
+                installed.
         """
         if self._server is not None:
             raise StandInError("the stand-in is already running")

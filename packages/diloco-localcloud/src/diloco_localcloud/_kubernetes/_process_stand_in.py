@@ -33,27 +33,30 @@ if TYPE_CHECKING:
 class KubernetesProcesses(Service):
     """A Kubernetes API on loopback whose pods are processes of this machine, in real time.
 
-    Every container is a process with a session of its own; image names are recorded, and nothing is pulled. When the
-    stand-in stops, or is killed, all processes end.
+    Every container is a process with a session of its own; image names are recorded, and nothing is
+    pulled. When the stand-in stops, or is killed, all processes end.
 
     Args:
         port: to listen on; 0 for a free one.
-        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command is there. The bearer token
-            is asked for either way.
+        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command
+            is there. The bearer token is asked for either way.
         namespace: of the kubeconfig; it is made if it is not ``default``.
-        resources: what the one node has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and 2000 pods.
-            Pods that ask for more stay unscheduled.
+        resources: what the one node has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256
+            GiB and 2000 pods. Pods that ask for more stay unscheduled.
         labels: of the one node, which takes pods whatever their selectors are.
-        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
-            variables of this process.
-        pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as on a cluster: signals
-            that it does not handle are ignored (SIGTERM too). Linux, by the command ``unshare``.
-        backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
-        nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
-            the one node.
-        strict_timing: a seed from which the delays of a real control plane are drawn (0.5 to 3.4 s from an exit to the status of
-            the Job, and more while the Job changes for other reasons), and some answers arrive late. 0 has delays as short as
-            possible; so has None, unless pytest runs with ``--strict-timing``.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME,
+            PYTHONPATH and a few more variables of this process.
+        pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as
+            on a cluster: signals that it does not handle are ignored (SIGTERM too). Linux, by the
+            command ``unshare``.
+        backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the
+            real one has 10.
+        nodes: those that pods are placed on, by their requests, node selectors, required node
+            affinity and tolerations; None for the one node.
+        strict_timing: a seed from which the delays of a real control plane are drawn (0.5 to 3.4 s
+            from an exit to the status of the Job, and more while the Job changes for other
+            reasons), and some answers arrive late. 0 has delays as short as possible; so has None,
+            unless pytest runs with ``--strict-timing``.
 
     Attributes:
         pods: the pods, to be killed, evicted or lost on demand.
@@ -64,8 +67,8 @@ class KubernetesProcesses(Service):
         calls: what was called.
 
     Raises:
-        StandInError: no such port, resources that are not quantities, resources or labels beside nodes, or PID namespaces where
-            the machine has none.
+        StandInError: no such port, resources that are not quantities, resources or labels beside
+            nodes, or PID namespaces where the machine has none.
 
     ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
     """

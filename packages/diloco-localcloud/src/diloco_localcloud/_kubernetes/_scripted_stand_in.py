@@ -30,18 +30,19 @@ class KubernetesStandIn(Service):
 
     Args:
         port: to listen on; 0 for a free one.
-        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command is there. The bearer token
-            is asked for either way.
+        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command
+            is there. The bearer token is asked for either way.
         namespace: of the kubeconfig; it is made if it is not ``default``.
         start: where the virtual clock begins, in seconds since the epoch.
         seed: of names and uids.
-        kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``. True, or the version of its API:
-            ``v1beta1`` (also for True) or ``v1beta2``.
-        nodes: those that pods are placed on, by their requests, node selectors, required node affinity and tolerations; None for
-            one node that takes every pod.
-        strict_timing: a seed from which every delay of the control plane is drawn anew, within what was observed, so that things
-            happen in orders that are rare otherwise, and some answers arrive late. 0 has the usual delays; so has None, unless
-            pytest runs with ``--strict-timing``.
+        kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``.
+            True, or the version of its API: ``v1beta1`` (also for True) or ``v1beta2``.
+        nodes: those that pods are placed on, by their requests, node selectors, required node
+            affinity and tolerations; None for one node that takes every pod.
+        strict_timing: a seed from which every delay of the control plane is drawn anew, within what
+            was observed, so that things happen in orders that are rare otherwise, and some answers
+            arrive late. 0 has the usual delays; so has None, unless pytest runs with
+            ``--strict-timing``.
 
     Attributes:
         world: the pods and the clock, in the hands of the test.

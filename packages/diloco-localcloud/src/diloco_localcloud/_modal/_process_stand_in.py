@@ -24,20 +24,24 @@ if TYPE_CHECKING:
 class ModalProcesses(Service):
     """Modal's API on loopback whose containers are processes of this machine, in real time.
 
-    Each call runs in Modal's own entrypoint of containers, in a process with a session of its own, in a folder of its own, with
-    the Python of this process. Local files that are sent with a function are there; images are not built, and volumes are not
-    mounted. When the stand-in stops, or is killed, all processes end. Needs ``diloco-localcloud[modal]``.
+    Each call runs in Modal's own entrypoint of containers, in a process with a session of its own,
+    in a folder of its own, with the Python of this process. Local files that are sent with a
+    function are there; images are not built, and volumes are not mounted. When the stand-in stops,
+    or is killed, all processes end. Needs ``diloco-localcloud[modal]``.
 
     Args:
         port: to listen on; 0 for a free one.
         workspace: its name.
-        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
-            variables of this process. The variables of the function's secrets come on top.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME,
+            PYTHONPATH and a few more variables of this process. The variables of the function's
+            secrets come on top.
         grace_seconds: between SIGINT and SIGKILL for a container that has to go.
 
     Attributes:
-        world: the calls, to be preempted, killed or stopped on demand; Dicts, secrets, environments and habits.
-        faults: what goes wrong over gRPC. The verb is an RPC, such as ``FunctionMap``; the resource is ``modal``.
+        world: the calls, to be preempted, killed or stopped on demand; Dicts, secrets, environments
+            and habits.
+        faults: what goes wrong over gRPC. The verb is an RPC, such as ``FunctionMap``; the resource
+            is ``modal``.
         calls: what was called, named in the same way, the calls of containers among them.
 
     Raises:
@@ -70,7 +74,8 @@ class ModalProcesses(Service):
         """Begin to listen, and to run what is called.
 
         Raises:
-            StandInError: it runs or ran already, the port is taken, or the extra ``modal`` is not installed.
+            StandInError: it runs or ran already, the port is taken, or the extra ``modal`` is not
+                installed.
         """
         if self._over:
             raise StandInError("the stand-in has been stopped; make a new one")

@@ -66,7 +66,8 @@ class Service:
     def client(self) -> Any:
         """A ``modal.Client`` of it, to be passed as ``client=``; whoever asks for it closes it.
 
-        The client reads the environment while it is made, so the environment is changed for that long.
+        The client reads the environment while it is made, so the environment is changed for that
+        long.
 
         Raises:
             StandInError: it is not started.
@@ -86,7 +87,8 @@ class Service:
         """Begin to listen.
 
         Raises:
-            StandInError: it is already running, the port is taken, or the extra ``modal`` is not installed.
+            StandInError: it is already running, the port is taken, or the extra ``modal`` is not
+                installed.
         """
         if self._serving is not None:
             raise StandInError("the stand-in is already running")

@@ -55,8 +55,9 @@ class Command:
 class Container:
     """Starts a command below a shim, and tells what becomes of it.
 
-    ``told`` is called from a thread of its own with ``{"event": "started" | "refused" | "ended", ...}``; the last of them is
-    always "refused" or "ended". Thread-safe.
+    ``told`` is called from a thread of its own with
+    ``{"event": "started" | "refused" | "ended", ...}``; the last of them is always "refused" or
+    "ended". Thread-safe.
     """
 
     def __init__(self, command: Command, told: Callable[[Json], None]) -> None:
@@ -85,7 +86,8 @@ class Container:
             self._reader = threading.Thread(target=self._read, name="container", daemon=True)
             self._reader.start()
         except BaseException:
-            # Nobody would hear of its end. It has not been told what to start, and ends with its stdin.
+            # Nobody would hear of its end. It has not been told what to start, and ends with its
+            # stdin.
             with self._shim:
                 raise
         self._write(b"%d\n%s" % (len(text), text))
@@ -120,7 +122,8 @@ class Container:
                 self.pid = last.get("pid", self.pid)
                 if last["event"] != "ended":
                     self._told(last)
-            # Words that came too late are still in the buffer, and cannot be flushed. They must not hide the end.
+            # Words that came too late are still in the buffer, and cannot be flushed. They must not
+            # hide the end.
             with self._lock, contextlib.suppress(OSError):
                 if self._shim.stdin is not None:
                     self._shim.stdin.close()

@@ -41,12 +41,14 @@ class Call:
     """One call that reached the server.
 
     Attributes:
-        verb: what is asked, as the API has it: for Kubernetes as in a Role (``create``, ``get``, ``list``, ``watch``,
-            ``patch``, ``update``, ``delete``); for paths that name no objects, the HTTP method in lower case.
+        verb: what is asked, as the API has it: for Kubernetes as in a Role (``create``, ``get``,
+            ``list``, ``watch``, ``patch``, ``update``, ``delete``); for paths that name no objects,
+            the HTTP method in lower case.
         resource: such as ``jobs`` or ``pods/log``; for other paths, the path.
         name: of the object, if the path has one.
         status: the answer's status; 0 for none, as the connection was cut.
-        request: the same for all attempts of a client at one request, if the client says so (Modal's does); otherwise empty.
+        request: the same for all attempts of a client at one request, if the client says so
+            (Modal's does); otherwise empty.
     """
 
     verb: str
@@ -77,10 +79,11 @@ class Faults:
         """Have calls fail.
 
         Args:
-            kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable`` (503), ``unauthorized`` (401),
-                ``forbidden`` (403), ``expired`` (410, as for a continue token that is too old), ``cut`` (the connection is
-                reset before anything happens), ``ambiguous`` (what was asked is done, and then the connection is reset) or
-                ``delay`` (what was asked is done and answered, but only after ``seconds``).
+            kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable``
+                (503), ``unauthorized`` (401), ``forbidden`` (403), ``expired`` (410, as for a
+                continue token that is too old), ``cut`` (the connection is reset before anything
+                happens), ``ambiguous`` (what was asked is done, and then the connection is reset)
+                or ``delay`` (what was asked is done and answered, but only after ``seconds``).
             verb: such as ``create``; None for all.
             resource: such as ``jobs`` or ``pods/log``; None for all.
             times: how many calls; None for all until ``clear``.
@@ -123,8 +126,9 @@ def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Excepti
 
     Args:
         fault: the one that meets the call; None if none does.
-        refusals: by kind, the refusal in the words of the API that is served. A kind that is not among them is left to the
-            caller: ``ambiguous``, and a refusal whose words need more of the call than its fault.
+        refusals: by kind, the refusal in the words of the API that is served. A kind that is not
+            among them is left to the caller: ``ambiguous``, and a refusal whose words need more of
+            the call than its fault.
 
     Raises:
         CutError: the fault is ``cut``.

@@ -1,4 +1,7 @@
-"""The HTTP server: keep-alive, answers in one piece or streamed. What a client can make it hold is bounded."""
+"""The HTTP server: keep-alive, answers in one piece or streamed.
+
+What a client can make it hold is bounded.
+"""
 
 from __future__ import annotations
 
@@ -81,11 +84,12 @@ class Server:
         handle: Answers a request, or raises ``CutError``.
         port: The port; 0 for a free one.
         context: For TLS; None for none.
-        admit: Looks at a request before its body is read, and gives the answer if it is refused; the connection is closed then.
-            The length of the body is in its headers.
+        admit: Looks at a request before its body is read, and gives the answer if it is refused;
+            the connection is closed then. The length of the body is in its headers.
         idle_seconds: After so long without a byte from the client, its connection is closed.
-        most_connections: How many may be open. For one more, the one that has been without an admitted request for longest is
-            closed, so that slow and silent clients keep nobody out; if all are at work, the new one is closed at once.
+        most_connections: How many may be open. For one more, the one that has been without an
+            admitted request for longest is closed, so that slow and silent clients keep nobody out;
+            if all are at work, the new one is closed at once.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ def read_lines(
 
     Args:
         pipes: their reading ends.
-        write: gets the number of the pipe, and one or more whole lines; only the last one may lack its newline. Bytes that are
-            no text are replaced.
-        idle_seconds: after so long without anything new, what was begun of a line is passed on, too; None for never.
+        write: gets the number of the pipe, and one or more whole lines; only the last one may lack
+            its newline. Bytes that are no text are replaced.
+        idle_seconds: after so long without anything new, what was begun of a line is passed on,
+            too; None for never.
     """
     tails = dict.fromkeys(pipes, b"")
     fresh = False

@@ -1,9 +1,12 @@
-"""Looks after one container: a process between the kubelet and the container's first process. Run as a script.
+"""Looks after one container: a process between the kubelet and the container's first process.
 
-Stdin says what to start (a line with a length, then so many bytes of JSON); then ``kill``, or the numbers of signals for the
-first process, may follow, a line each. When stdin ends, because whoever started this has gone, everything is killed: nothing
-is ever left. What happens is told in JSON lines on stdout. The output goes to a file, one line ``<seconds> <F or P> <text>``
-each (P: the last line had no newline); or the process gets descriptors ("streams") in place of its standard ones.
+Run as a script.
+
+Stdin says what to start (a line with a length, then so many bytes of JSON); then ``kill``, or the
+numbers of signals for the first process, may follow, a line each. When stdin ends, because whoever
+started this has gone, everything is killed: nothing is ever left. What happens is told in JSON
+lines on stdout. The output goes to a file, one line ``<seconds> <F or P> <text>`` each (P: the last
+line had no newline); or the process gets descriptors ("streams") in place of its standard ones.
 
 It imports nothing of the package, so that it starts fast and in any interpreter.
 """
@@ -32,13 +35,15 @@ class Shim:
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         self._limit = wanted.get("memory")
-        self._log = open(wanted["log"] or os.devnull, "ab", buffering=0)  # noqa: PTH123, SIM115 - as long as this process
+        # As long as this process
+        self._log = open(wanted["log"] or os.devnull, "ab", buffering=0)  # noqa: PTH123, SIM115
         self._ended: int | None = None
         self._oom = False
         self._tails: dict[int, bytes] = {}
         streams = wanted["streams"]
         if not streams:
-            # Each stream on its own, as a container runtime reads them: so no line of one is torn by the other.
+            # Each stream on its own, as a container runtime reads them: so no line of one is torn
+            # by the other.
             readers, writers = zip(os.pipe(), os.pipe(), strict=True)
             self._tails = dict.fromkeys(readers, b"")
             streams = [os.open(os.devnull, os.O_RDONLY), *writers]
@@ -198,7 +203,8 @@ def descendants(root: int) -> list[int]:
 def table() -> list[tuple[int, int]]:
     """(pid, parent) of all living processes."""
     rows: list[tuple[int, int]] = []
-    if not os.path.exists("/proc/self/stat"):  # noqa: PTH110 - pathlib costs as much as all else here
+    # Pathlib costs as much as all else here
+    if not os.path.exists("/proc/self/stat"):  # noqa: PTH110
         with subprocess.Popen(
             ["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
         ) as ps:

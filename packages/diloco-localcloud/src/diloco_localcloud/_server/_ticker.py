@@ -18,7 +18,8 @@ class Ticker:
 
     Args:
         timeline: on the clock of the wall.
-        changed: the lock that guards the timeline, notified whenever something may have been added to it.
+        changed: the lock that guards the timeline, notified whenever something may have been added
+            to it.
     """
 
     def __init__(self, timeline: Timeline, changed: threading.Condition) -> None:

@@ -16,9 +16,9 @@ _LAST = 253402300799.0  # 9999-12-31T23:59:59Z, the last second that can be writ
 class Timeline:
     """Runs actions when their time has come.
 
-    Everything that happens later (a lag, a back-off, a deadline, the end of a grace period) is an action in this queue, so
-    that a rehearsal on a virtual clock and one in real time differ in nothing but who moves the clock. Not thread-safe: its
-    owner calls it under a lock.
+    Everything that happens later (a lag, a back-off, a deadline, the end of a grace period) is an
+    action in this queue, so that a rehearsal on a virtual clock and one in real time differ in
+    nothing but who moves the clock. Not thread-safe: its owner calls it under a lock.
     """
 
     def __init__(self, start: float, clock: Callable[[], float] | None = None) -> None:

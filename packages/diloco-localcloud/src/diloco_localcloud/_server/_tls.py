@@ -30,7 +30,8 @@ def available() -> bool:
 def make() -> tuple[ssl.SSLContext, str]:
     """A context for the servers of this process, and the certificate authority to trust (PEM).
 
-    The keys are on disk only for the moment in which they are made; the certificates are valid for 30 days.
+    The keys are on disk only for the moment in which they are made; the certificates are valid for
+    30 days.
 
     Raises:
         StandInError: there is no ``openssl``, or it fails.

@@ -27,7 +27,8 @@ class Talk:
 
     Attributes:
         subprotocols: those that are understood, the best one first.
-        run: called once the client and the server agree on one of them; the connection ends when it returns.
+        run: called once the client and the server agree on one of them; the connection ends when it
+            returns.
     """
 
     subprotocols: tuple[str, ...]
@@ -52,7 +53,10 @@ class WebSocket:
         return self._connection.fileno()
 
     def receive(self) -> list[bytes] | None:
-        """The messages that have arrived, as bytes; None if no more will come. Waits if nothing can be read."""
+        """The messages that have arrived, as bytes; None if no more will come.
+
+        Waits if nothing can be read.
+        """
         data = self._read()
         if data:
             self._protocol.receive_data(data)
@@ -83,7 +87,8 @@ class WebSocket:
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._flush()
-        # Then the server ends the connection; a client that keeps to RFC 6455 (7.1.1) waits for that.
+        # Then the server ends the connection; a client that keeps to RFC 6455 (7.1.1) waits for
+        # that.
         while self._protocol.state is State.CLOSING and self._protocol.close_rcvd is None:
             self.receive()
 

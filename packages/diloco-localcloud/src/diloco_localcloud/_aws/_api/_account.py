@@ -58,8 +58,9 @@ class Registry:
             if f"{repository}:{name}" in self._region.habits.missing_images:
                 raise RefusedError(
                     "ImageNotFoundException",
-                    f"The image with imageId {{imageDigest:'null', imageTag:'{name}'}} does not exist within the repository "
-                    f"with name '{repository}' in the registry with id '{self._region.account}'",
+                    f"The image with imageId {{imageDigest:'null', imageTag:'{name}'}} does not "
+                    f"exist within the repository with name '{repository}' in the registry with "
+                    f"id '{self._region.account}'",
                 )
             told.append({"repositoryName": repository, "imageTags": [name]})
         return {"imageDetails": told}

@@ -127,8 +127,8 @@ class Api:
         if region != self._region.name and call.service != _GLOBAL:
             raise RefusedError(
                 "InvalidSignatureException",
-                f"Credential should be scoped to a valid region. "
-                f"The stand-in is in {self._region.name}, not in {region}: ask it there, or start it with "
+                "Credential should be scoped to a valid region. The stand-in is in "
+                f"{self._region.name}, not in {region}: ask it there, or start it with "
                 f"region={region!r} (as a command, --region {region}).",
             )
 
@@ -148,8 +148,8 @@ class Api:
                 )
                 raise RefusedError(
                     "UnknownOperationException",
-                    f"the stand-in does not know {service} {operation or request.path}; it knows {known}; sts: "
-                    "GetCallerIdentity; iam: SimulatePrincipalPolicy; and s3",
+                    f"the stand-in does not know {service} {operation or request.path}; it knows "
+                    f"{known}; sts: GetCallerIdentity; iam: SimulatePrincipalPolicy; and s3",
                 )
             call.service, call.operation = service, operation
             call.body = _body(request)

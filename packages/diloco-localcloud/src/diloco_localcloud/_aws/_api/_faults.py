@@ -30,5 +30,8 @@ def forbidden(caller: str, service: str, operation: str) -> RefusedError:
     action = f"{service}:{operation}"
     return RefusedError(
         "AccessDeniedException",
-        f"User: {caller} is not authorized to perform: {action} because no identity-based policy allows the {action} action",
+        (
+            f"User: {caller} is not authorized to perform: {action} because no identity-based policy "
+            f"allows the {action} action"
+        ),
     )

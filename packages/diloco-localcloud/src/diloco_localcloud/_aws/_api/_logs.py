@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _ANSWER_BYTES = 1 << 20
-_EVENT_BYTES = 26  # what an event counts besides its text when it is put; how AWS counts what it gives is not documented
+# What an event counts besides its text when it is put; how AWS counts what it gives is not
+# documented
+_EVENT_BYTES = 26
 
 
 class CloudWatchLogs:

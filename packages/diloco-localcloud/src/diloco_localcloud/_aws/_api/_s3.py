@@ -38,8 +38,8 @@ def operation(request: Request) -> str:
     return (_OF_OBJECTS if key else _OF_BUCKETS).get(request.method, request.method)
 
 
-# Moto keeps one world per process, which is put in its place for each request. It also fails where one key is written by two
-# at once.
+# Moto keeps one world per process, which is put in its place for each request. It also fails where
+# one key is written by two at once.
 _MOTO = threading.Lock()
 
 
@@ -53,10 +53,14 @@ class S3:
 
     @staticmethod
     def check() -> None:
-        """Raise StandInError if moto is not there. It is imported only when it is needed, since that takes a second."""
+        """Raise StandInError if moto is not there.
+
+        It is imported only when it is needed, since that takes a second.
+        """
         if any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "flask_cors")):
             raise StandInError(
-                "S3 needs packages that are not here; install diloco-localcloud with its extra: diloco-localcloud[aws]"
+                "S3 needs packages that are not here; install diloco-localcloud with its extra: "
+                "diloco-localcloud[aws]"
             )
 
     def answer(self, request: Request) -> Response:

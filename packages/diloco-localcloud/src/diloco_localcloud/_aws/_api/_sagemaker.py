@@ -48,7 +48,8 @@ class SageMaker:
             )
         if spot and (wait is None or wait < limits.get("MaxRuntimeInSeconds", 86400)):
             raise invalid(
-                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to "
+                "MaxRuntimeInSeconds"
             )
         return {"TrainingJobArn": self._region.create(request).arn}
 
@@ -74,7 +75,8 @@ class SageMaker:
         keys = [(told[by], told["TrainingJobName"]) for told in listed]
         size = request.get("MaxResults", 10)
         part, token = page_behind(listed, keys, size, request.get("NextToken"), falling=falling)
-        # AWS filters by status only what is on the page, so that a page may be empty though others follow.
+        # AWS filters by status only what is on the page, so that a page may be empty though others
+        # follow.
         status = request.get("StatusEquals")
         kept = [told for told in part if status in (None, told["TrainingJobStatus"])]
         return {"TrainingJobSummaries": [summary(told) for told in kept], **_next(token)}

@@ -40,9 +40,7 @@ def simulated(request: Request, habits: TrainingHabits) -> Response:
     decision = "implicitDeny" if refused else "allowed"
     body = (
         f'<SimulatePrincipalPolicyResponse xmlns="{_IAM}"><SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated>'
-        f"<EvaluationResults><member><EvalActionName>{escape(action)}</EvalActionName>"
-        f"<EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>{decision}</EvalDecision></member>"
-        f"</EvaluationResults></SimulatePrincipalPolicyResult>{_METADATA}</SimulatePrincipalPolicyResponse>"
+        f"<EvaluationResults><member><EvalActionName>{escape(action)}</EvalActionName><EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>{decision}</EvalDecision></member></EvaluationResults></SimulatePrincipalPolicyResult>{_METADATA}</SimulatePrincipalPolicyResponse>"
     )
     return Response(200, body.encode(), "text/xml")
 

@@ -33,8 +33,9 @@ def check(service: Service, operation: str, request: Json) -> None:
     Members that the model does not have are passed over, as AWS does.
 
     Raises:
-        RefusedError: a ``ValidationException`` (of CloudWatch Logs an ``InvalidParameterException``) that lists all that is
-            wrong, or a ``SerializationException``.
+        RefusedError: a ``ValidationException`` (of CloudWatch Logs an
+            ``InvalidParameterException``) that lists all that is wrong, or a
+            ``SerializationException``.
     """
     shape = service.input(operation)
     if shape is None:

@@ -14,7 +14,9 @@ Json = dict[str, Any]
 
 
 class ScriptedTrainingJob:
-    """What a test may do with a training job. What does not fit its state (a start after the end) does nothing.
+    """What a test may do with a training job.
+
+    What does not fit its state (a start after the end) does nothing.
 
     Thread-safe.
     """
@@ -96,7 +98,10 @@ class ScriptedTrainingJob:
             self._region.restart(self._job)
 
     def log(self, text: str) -> None:
-        """Write lines to its log, now. Each attempt has a stream of its own, named after the moment in which it began."""
+        """Write lines to its log, now.
+
+        Each attempt has a stream of its own, named after the moment in which it began.
+        """
         with self._region.lock:
             starts = [
                 each["StartTime"] for each in self._job.transitions if each["Status"] == "Training"

@@ -36,8 +36,10 @@ class TrainingHabits:
     """How the region behaves; everything may be changed at any time.
 
     Attributes:
-        auto_start: after so many seconds jobs begin to train by themselves; None leaves it to ``start``.
-        auto_succeed: after so many seconds of training programs exit with 0 by themselves; None leaves it to the test.
+        auto_start: after so many seconds jobs begin to train by themselves; None leaves it to
+            ``start``.
+        auto_succeed: after so many seconds of training programs exit with 0 by themselves; None
+            leaves it to the test.
         upload_seconds: from the end of a program to the end of its job.
         quota_release_seconds: how long an ended job keeps its part of the quota.
         delete_seconds: how long a job that is deleted is there with status Deleting.
@@ -129,8 +131,8 @@ class Region:
         if role in self.habits.refused_roles:
             raise RefusedError(
                 "AccessDeniedException",
-                f"User: {self.caller} is not authorized to perform: iam:PassRole on resource: {role} because no "
-                "identity-based policy allows the iam:PassRole action",
+                f"User: {self.caller} is not authorized to perform: iam:PassRole on resource: "
+                f"{role} because no identity-based policy allows the iam:PassRole action",
             )
         name = request["TrainingJobName"]
         arn = f"arn:aws:sagemaker:{self.name}:{self.account}:training-job/{name}"
@@ -227,7 +229,10 @@ class Region:
         if job.warm_pool and job.warm_pool["Status"] == "Available":
             raise RefusedError(
                 "ResourceInUse",
-                f"Training job {job.arn} cannot be deleted because it has a warm pool in status Available.",
+                (
+                    f"Training job {job.arn} cannot be deleted because it has a warm pool in status "
+                    "Available."
+                ),
             )
         if not self.habits.delete_seconds:
             self._gone(job)
@@ -240,7 +245,8 @@ class Region:
         job.deleted = self.timeline.now()
         del self.jobs[job.name]
 
-    # -- what comes by itself ------------------------------------------------------------------------------------------
+    # -- what comes by itself
+    # ------------------------------------------------------------------------------------------
 
     def _await_instances(self, job: Job) -> None:
         habits = self.habits
@@ -332,10 +338,11 @@ class Region:
             use = "spot training job usage" if job.spot else "training job usage"
             raise RefusedError(
                 "ResourceLimitExceeded",
-                f"The account-level service limit '{job.instance} for {use}' is {quota} Instances, with current utilization of "
-                f"{used} Instances and a request delta of {job.instances} Instances. Please use AWS Service Quotas to request an "
-                "increase for this quota. If AWS Service Quotas is not available, contact AWS support to request an increase for "
-                "this quota.",
+                f"The account-level service limit '{job.instance} for {use}' is {quota} "
+                f"Instances, with current utilization of {used} Instances and a request delta of "
+                f"{job.instances} Instances. Please use AWS Service Quotas to request an increase "
+                "for this quota. If AWS Service Quotas is not available, contact AWS support to "
+                "request an increase for this quota.",
             )
 
     def _free_quota(self, job: Job) -> None:

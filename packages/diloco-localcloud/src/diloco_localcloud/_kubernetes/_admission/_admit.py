@@ -20,8 +20,8 @@ _BUILT_IN = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2
 def admit(store: Store, pod: Json) -> Json:
     """The pod as it is kept.
 
-    Seen on a real server: which of these are asked of pods and not of their Jobs, and the words of quotas and of PodSecurity.
-    The words of the others are those of the server's source.
+    Seen on a real server: which of these are asked of pods and not of their Jobs, and the words of
+    quotas and of PodSecurity. The words of the others are those of the server's source.
 
     Raises:
         ApiError: 403, as the reasons are worded for a pod.

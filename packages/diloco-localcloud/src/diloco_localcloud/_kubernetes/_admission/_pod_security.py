@@ -1,6 +1,7 @@
 """The Pod Security Standards, as far as launchers meet them.
 
-https://kubernetes.io/docs/concepts/security/pod-security-standards/; the words are those of the server.
+https://kubernetes.io/docs/concepts/security/pod-security-standards/; the words are those of the
+server.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def _restricted(spec: Json) -> Iterator[str]:
     ]
     if names:
         yield (
-            f"runAsNonRoot != true (pod or {_named(names)} must set securityContext.runAsNonRoot=true)"
+            f"runAsNonRoot != true (pod or {_named(names)} must set "
+            "securityContext.runAsNonRoot=true)"
         )
     if of_pod.get("runAsUser") == 0:
         yield "runAsUser=0 (pod must not set runAsUser=0)"
@@ -135,7 +137,8 @@ def _restricted(spec: Json) -> Iterator[str]:
     ]
     if names:
         yield (
-            f"seccompProfile (pod or {_named(names)} must set securityContext.seccompProfile.type to "
+            f"seccompProfile (pod or {_named(names)} must set securityContext.seccompProfile.type "
+            "to "
             '"RuntimeDefault" or "Localhost")'
         )
 

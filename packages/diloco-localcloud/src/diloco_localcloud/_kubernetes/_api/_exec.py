@@ -29,13 +29,14 @@ STDIN, STDOUT, STDERR, ERROR = range(4)  # the first byte of each message is its
 CLOSE = 255  # in v5: the second byte is a channel that ends
 V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
 PIECE_BYTES = 65536
-# Of each, the words that were observed are whole; what is before them is by the sources of containerd and runc.
+# Of each, the words that were observed are whole; what is before them is by the sources of
+# containerd and runc.
 _ENDED = itertools.cycle(
     (
         "container is in CONTAINER_EXITED state",
         f'failed to create exec "{"0" * 64}": cannot exec in a stopped state: unknown',
-        "OCI runtime exec failed: exec failed: unable to start container process: error writing config to pipe: "
-        "write init-p: broken pipe: unknown",
+        "OCI runtime exec failed: exec failed: unable to start container process: error writing "
+        "config to pipe: write init-p: broken pipe: unknown",
     )
 )
 MOST_INPUT_BYTES = 1 << 20  # that wait for the command to read them, before no more is read
@@ -197,8 +198,8 @@ def _status(event: Json, command: list[str]) -> Json:
     """How it ended. The words are those of the sources of the kubelet and containerd."""
     if event["event"] == "refused":
         return _refusals.internal_error(
-            "error executing command in container: failed to exec in container: OCI runtime exec failed: exec failed: "
-            f"unable to start container process: {event['message']}"
+            "error executing command in container: failed to exec in container: OCI runtime exec "
+            f"failed: exec failed: unable to start container process: {event['message']}"
         ).body
     if not event["code"]:
         return {"metadata": {}, "status": "Success"}

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from ..._server._faults import Fault
 
 _TOO_OLD = (
-    "The provided continue parameter is too old to display a consistent list result. You must start a new list without "
-    "the continue parameter."
+    "The provided continue parameter is too old to display a consistent list result. You must "
+    "start a new list without the continue parameter."
 )
 
-# All but ``forbidden``, whose words name the user and the objects; and what cuts the connection has no words.
+# All but ``forbidden``, whose words name the user and the objects; and what cuts the connection has
+# no words.
 REFUSALS: Mapping[str, Callable[[Fault], _refusals.ApiError]] = {
     "throttle": lambda fault: _refusals.too_many_requests(fault.seconds),
     "server_error": lambda _: _refusals.ApiError(

@@ -40,7 +40,8 @@ def write(path: str | Path, content: Json) -> Path:
     """
     target = Path(path)
     try:
-        # Not in place: whoever has opened a file that was there would read the token. A link stays one.
+        # Not in place: whoever has opened a file that was there would read the token. A link stays
+        # one.
         replace(Path(os.path.realpath(target)), (json.dumps(content, indent=2) + "\n").encode())
     except OSError as wrong:
         raise StandInError(

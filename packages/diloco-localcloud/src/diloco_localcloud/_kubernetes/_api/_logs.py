@@ -58,7 +58,8 @@ def container_of(pod: Json, name: str) -> str:
     where = pod["metadata"]["name"]
     if not name and len(known) > 1:
         raise _refusals.bad_request(
-            f"a container name must be specified for pod {where}, choose one of: [{' '.join(known)}]"
+            f"a container name must be specified for pod {where}, choose one of: "
+            f"[{' '.join(known)}]"
         )
     if name and name not in known:
         raise _refusals.bad_request(f"container {name} is not valid for pod {where}")
@@ -68,8 +69,9 @@ def container_of(pod: Json, name: str) -> str:
 def _taken_away(pod: Json, container: str) -> bytes | None:
     """Return the kubelet's words, as observed, for a deleted pod that has ended and is still there.
 
-    They were seen of evicted pods and of those of a gang that had ended. Of those of a cancelled Job they were not seen, but the
-    controller deletes these in the same way, so nothing here tells them apart.
+    They were seen of evicted pods and of those of a gang that had ended. Of those of a cancelled
+    Job they were not seen, but the controller deletes these in the same way, so nothing here tells
+    them apart.
     """
     status = _facts.container_status(pod, container)
     identity = status.get("containerID")

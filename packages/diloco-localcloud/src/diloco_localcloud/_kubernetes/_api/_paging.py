@@ -14,7 +14,8 @@ Json = dict[str, Any]
 def page(items: list[Json], limit: int, token: str, version: int) -> tuple[list[Json], Json]:
     """One page of a sorted list.
 
-    The token names the last object shown, so that a list that changes in between loses nothing of what stays.
+    The token names the last object shown, so that a list that changes in between loses nothing of
+    what stays.
 
     Returns:
         The items of the page, and the list's metadata.

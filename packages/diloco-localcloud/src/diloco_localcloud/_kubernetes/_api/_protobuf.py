@@ -15,7 +15,8 @@ Json = dict[str, Any]
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"
 
-# Field number -> (name, kind); a dict as kind is a message, a list of one kind a repeated field, ("map", kind) a map.
+# Field number -> (name, kind); a dict as kind is a message, a list of one kind a repeated field,
+# ("map", kind) a map.
 Fields = dict[int, tuple[str, Any]]
 
 _ENVELOPE: Fields = {
@@ -89,7 +90,8 @@ def decode(body: bytes) -> Json:
     """The object in a body.
 
     Raises:
-        ApiError: 400 if it is not such a message, 415 for a kind or a field that is understood as JSON only.
+        ApiError: 400 if it is not such a message, 415 for a kind or a field that is understood as
+            JSON only.
     """
     if not body.startswith(_MAGIC):
         raise _refusals.bad_request("the body has not the prefix of a protobuf object")

@@ -21,7 +21,8 @@ class Route:
 def parse(path: str) -> Route | None:
     """The objects that a path names; None if none.
 
-    ``/api/v1/namespaces/a/pods/b/log`` and the like; ``/apis/<group>/<version>/…`` for named groups.
+    ``/api/v1/namespaces/a/pods/b/log`` and the like; ``/apis/<group>/<version>/…`` for named
+    groups.
     """
     steps = [step for step in path.split("/") if step]
     if steps[:1] == ["api"] and len(steps) >= 3:

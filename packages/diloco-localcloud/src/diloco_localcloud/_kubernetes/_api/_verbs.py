@@ -109,8 +109,8 @@ class Verbs:
             raise _refusals.method_not_allowed()
         if given != route.namespace:
             raise _refusals.bad_request(
-                f"the namespace of the provided object does not match the namespace sent on the request "
-                f"({given} != {route.namespace})"
+                "the namespace of the provided object does not match the namespace sent on the "
+                f"request ({given} != {route.namespace})"
             )
         found = self._cluster.store.find(_resources.NAMESPACES, "", route.namespace)
         if found is None:
@@ -171,9 +171,10 @@ class Verbs:
             return _jobs.changed(old, new)
         if resource is _resources.PODS and new.get("spec") != old["spec"]:
             words = (
-                "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-                "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
-                "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+                "Forbidden: pod updates may not change fields other than "
+                "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` "
+                "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` "
+                "(allow it to be set to 1 if it was previously negative)"
             )
             raise _refusals.invalid("Pod", "", route.name, [("spec", "FieldValueForbidden", words)])
         return new
@@ -233,8 +234,8 @@ def _check_kind(resource: Resource, body: Json) -> None:
     kind, version = body.get("kind", resource.kind), body.get("apiVersion", resource.api_version)
     if kind != resource.kind or version != resource.api_version:
         raise _refusals.bad_request(
-            f"{kind} in version {json.dumps(version)} cannot be handled as a {resource.kind}: no kind {json.dumps(kind)} is "
-            f"registered for version {json.dumps(version)}"
+            f"{kind} in version {json.dumps(version)} cannot be handled as a {resource.kind}: no "
+            f"kind {json.dumps(kind)} is registered for version {json.dumps(version)}"
         )
 
 

@@ -38,8 +38,8 @@ UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made 
 class Cluster:
     """What the API, the controllers and the pods share; ``changed`` is the lock that guards all of it.
 
-    It knows none of them: a controller (of Jobs, Kueue) is made with the cluster and listens to the changes of its store, and
-    what runs the pods makes itself its ``runtime``.
+    It knows none of them: a controller (of Jobs, Kueue) is made with the cluster and listens to the
+    changes of its store, and what runs the pods makes itself its ``runtime``.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Cluster:
             raise LookupError(f"there is no Job {namespace}/{name}")
         return job
 
-    # -- pods ----------------------------------------------------------------------------------------------------------
+    # -- pods
+    # ----------------------------------------------------------------------------------------------------------
 
     def pod(self, namespace: str, name: str, uid: str) -> Json | None:
         """The pod if it is still this one."""
@@ -189,7 +190,8 @@ class Cluster:
     def gone(self, pod: Json) -> None:
         """The kubelet is done with a deleted pod: it goes as soon as nothing holds it.
 
-        As observed, the kubelet's last delete writes the time of the deletion anew, a second after the end, with no grace.
+        As observed, the kubelet's last delete writes the time of the deletion anew, a second after
+        the end, with no grace.
         """
         meta = pod["metadata"]
         stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
@@ -213,7 +215,8 @@ class Cluster:
         if stored is not None:
             self.store.replace(PODS, {**stored, "metadata": dict(stored["metadata"])})
 
-    # -- jobs ----------------------------------------------------------------------------------------------------
+    # -- jobs
+    # ----------------------------------------------------------------------------------------------------
 
     def delete_job(self, namespace: str, name: str, policy: str) -> Json:
         """Delete a Job.
@@ -243,7 +246,8 @@ class Cluster:
         self.store.replace(JOBS, {**job, "metadata": meta})
         return self.store.get(JOBS, namespace, name)
 
-    # -- changes -------------------------------------------------------------------------------------------------------
+    # -- changes
+    # -------------------------------------------------------------------------------------------------------
 
     def _heard(self, change: Change) -> None:
         self.changed.notify_all()

@@ -88,7 +88,8 @@ class GarbageCollector:
         for pod in self._owned_pods(uid):
             meta = pod["metadata"]
             self._cluster.release(pod)
-            # A pod that was being deleted already, and was held by nothing else, has gone with its finalizer.
+            # A pod that was being deleted already, and was held by nothing else, has gone with its
+            # finalizer.
             if self._cluster.pod(meta["namespace"], meta["name"], meta["uid"]) is not None:
                 self._cluster.delete_pod(meta["namespace"], meta["name"])
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# By the kubelet's source; ErrImagePull, ImagePullBackOff and ErrImagePull again after about 14 s were seen.
+# By the kubelet's source; ErrImagePull, ImagePullBackOff and ErrImagePull again after about 14 s
+# were seen.
 BACK_OFF_SECONDS = 1.0  # from a pull that failed to the kubelet's next look
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 300.0  # between two pulls; doubled each time
 
@@ -29,7 +30,8 @@ class Images:
     """All images can be pulled, but for those that are refused. Thread-safe.
 
     Attributes:
-        first_seconds: from the first pull that fails to the next one; doubled each time, up to five minutes.
+        first_seconds: from the first pull that fails to the next one; doubled each time, up to five
+            minutes.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -48,7 +50,10 @@ class Images:
             self._refused.pop(image, None)
 
     def pull(self, meta: Json, pulled: Callable[[], None], wait: float = 0.0) -> None:
-        """Pull the images of a pod, and call ``pulled``; until then try again as a kubelet does. Under the cluster's lock."""
+        """Pull the images of a pod, and call ``pulled``; until then try again as a kubelet does.
+
+        Under the cluster's lock.
+        """
         pod = self._waiting(meta)
         if pod is None:
             return

@@ -19,7 +19,10 @@ LOOK_SECONDS = 0.1
 
 
 class Kueue:
-    """Keeps a Workload for every Job with a queue label. All methods run under the cluster's lock."""
+    """Keeps a Workload for every Job with a queue label.
+
+    All methods run under the cluster's lock.
+    """
 
     def __init__(self, cluster: Cluster, version: str) -> None:
         self._cluster = cluster
@@ -47,7 +50,8 @@ class Kueue:
         workload = self._workload(job)
         if workload is None or not workload["spec"]["active"]:
             raise LookupError(
-                f"Job {job['metadata']['name']} has no active Workload: it needs the label {QUEUE}, and a moment"
+                f"Job {job['metadata']['name']} has no active Workload: it needs the label "
+                f"{QUEUE}, and a moment"
             )
         new = self._conditions(
             workload, QuotaReserved=("True", "QuotaReserved"), Admitted=("True", "Admitted")

@@ -23,7 +23,8 @@ class Node:
         name: of the node, and its label ``kubernetes.io/hostname``.
         labels: more labels, such as ``{"karpenter.sh/capacity-type": "spot"}``.
         taints: as kubectl writes them: ``key=value:NoSchedule`` or ``key:NoExecute``.
-        resources: what it has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and 2000 pods.
+        resources: what it has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and
+            2000 pods.
 
     Raises:
         StandInError: a taint or a quantity that cannot be read.
@@ -99,6 +100,7 @@ def _taint(text: str) -> Json:
     key, _, value = what.partition("=")
     if not key or effect not in EFFECTS:
         raise StandInError(
-            f"{text!r} is not a taint; write KEY=VALUE:EFFECT or KEY:EFFECT, with one of {', '.join(EFFECTS)}"
+            f"{text!r} is not a taint; write KEY=VALUE:EFFECT or KEY:EFFECT, with one of "
+            f"{', '.join(EFFECTS)}"
         )
     return {"key": key, **({"value": value} if value else {}), "effect": effect}

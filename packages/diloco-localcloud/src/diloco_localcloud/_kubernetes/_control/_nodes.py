@@ -17,7 +17,8 @@ Json = dict[str, Any]
 
 # "About 50 s nothing, then DeletionByTaintManager" was seen with tolerationSeconds 2.
 NOT_READY_SECONDS = 50.0
-GC_SECONDS = 40.0  # from the removal of a node to the end of its pods; by the source of the pod garbage collector
+# From the removal of a node to the end of its pods; by the source of the pod garbage collector
+GC_SECONDS = 40.0
 KEY = "node.kubernetes.io/unreachable"
 SILENT = {
     "type": "Ready",
@@ -31,9 +32,10 @@ SOURCE = "node-controller"
 class Nodes:
     """What becomes of nodes, with the delays of a real cluster. Thread-safe.
 
-    A node that is lost says nothing any more, but its pods run on. After a while it is tainted as unreachable. Its pods are not
-    ready from then on, and are told to go when they no longer tolerate the taint (after 300 s, unless they say otherwise). They
-    stay until the node is found or removed.
+    A node that is lost says nothing any more, but its pods run on. After a while it is tainted as
+    unreachable. Its pods are not ready from then on, and are told to go when they no longer
+    tolerate the taint (after 300 s, unless they say otherwise). They stay until the node is found
+    or removed.
 
     Attributes:
         not_ready_seconds: from the loss of a node to the taint.
@@ -53,7 +55,10 @@ class Nodes:
             return [node["metadata"]["name"] for node in self._cluster.store.list(NODES)]
 
     def add(self, node: Node) -> None:
-        """One node more. Pods are placed by its labels, taints and resources only if the stand-in was made with ``nodes``.
+        """One node more.
+
+        Pods are placed by its labels, taints and resources only if the stand-in was made with
+        ``nodes``.
 
         Raises:
             ApiError: there is a node of this name.

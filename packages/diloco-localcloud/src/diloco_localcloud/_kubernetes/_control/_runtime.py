@@ -15,8 +15,8 @@ ENTRY_BYTES = 16384  # of a log, at most; the default of containerd, and seen
 class Log(Protocol):
     """The output of one life of one container, in the entries of a container runtime; read under the cluster's lock.
 
-    An entry is a line with its newline, without a carriage return before it. Of a line longer than ``ENTRY_BYTES``, every
-    entry but the last is a part without a newline.
+    An entry is a line with its newline, without a carriage return before it. Of a line longer than
+    ``ENTRY_BYTES``, every entry but the last is a part without a newline.
     """
 
     ended: bool
@@ -29,7 +29,10 @@ class Log(Protocol):
 
 
 class Runtime(Protocol):
-    """Whatever runs the pods: the script of a test, or real processes. Called under the cluster's lock."""
+    """Whatever runs the pods: the script of a test, or real processes.
+
+    Called under the cluster's lock.
+    """
 
     def added(self, pod: Json) -> None:
         """A pod was made."""
@@ -61,8 +64,8 @@ class Runtime(Protocol):
             container: its name.
             command: program and arguments.
             streams: descriptors for stdin, stdout and stderr.
-            told: called once, from any thread and without the lock, with ``{"event": "ended", "code": ...}`` or
-                ``{"event": "refused", "message": ...}``.
+            told: called once, from any thread and without the lock, with
+                ``{"event": "ended", "code": ...}`` or ``{"event": "refused", "message": ...}``.
 
         Returns:
             What kills it; None if the container does not run.

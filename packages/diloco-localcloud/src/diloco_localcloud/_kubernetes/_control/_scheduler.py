@@ -27,7 +27,8 @@ class Scheduler:
 
     Args:
         cluster: whose nodes there are.
-        filters: what a node is asked for a pod; without any, every pod fits, and is held back by nothing but ``held``.
+        filters: what a node is asked for a pod; without any, every pod fits, and is held back by
+            nothing but ``held``.
         bound: called with each pod that was given a node.
         held: words that keep all pods from being placed; None as long as nothing does.
     """
@@ -84,7 +85,8 @@ class Scheduler:
         if self._filters:
             why = _facts.condition(pod, "PodScheduled").get("message", "it was not looked at yet")
             raise ValueError(
-                f"pod {pod['metadata']['name']} has no node: {why}; schedule() gives it one that does not fit"
+                f"pod {pod['metadata']['name']} has no node: {why}; schedule() gives it one that "
+                "does not fit"
             )
         return self._first()
 

@@ -1,4 +1,7 @@
-"""One look of the Job controller at a Job and its pods: what to write, make, delete and release. Pure."""
+"""One look of the Job controller at a Job and its pods: what to write, make, delete and release.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -253,7 +256,10 @@ class _Look:
         return last
 
     def _pending(self, done: set[int], failed: set[int], most: int) -> list[int]:
-        """The first indexes that want a pod. A Job may have two thousand million of them, so no more are looked at."""
+        """The first indexes that want a pod.
+
+        A Job may have two thousand million of them, so no more are looked at.
+        """
         taken = {_facts.index_of(pod) for pod in self.active} | done | failed
         if self.spec.get("podReplacementPolicy") == "Failed":
             taken |= {

@@ -26,7 +26,8 @@ def quantity(value: object) -> float:
     # Beyond 64 characters no amount of anything is meant, and a float may not hold it.
     if isinstance(value, bool) or len(text) > 64 or not _QUANTITY.fullmatch(text):
         raise ValueError(
-            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+            "quantities must match the regular expression "
+            "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
         )
     number = text.rstrip("iKMGTPEnumk")
     unit = text[len(number) :]

@@ -37,8 +37,8 @@ class Change:
 class Store:
     """All objects by kind, namespace and name.
 
-    Objects that went in or came out are never changed in place: an update puts a new one. Not thread-safe: the cluster calls
-    it under its lock.
+    Objects that went in or came out are never changed in place: an update puts a new one. Not
+    thread-safe: the cluster calls it under its lock.
     """
 
     def __init__(self, stamp: Callable[[], str], seed: int) -> None:

@@ -1,7 +1,8 @@
 """On which node a pod fits, and why on none: pure.
 
-The words and the order of the checks are those of the scheduler of Kubernetes 1.34, by its source and by messages that users have
-published. The recordings that the stand-in is compared with have none of more than one node.
+The words and the order of the checks are those of the scheduler of Kubernetes 1.34, by its source
+and by messages that users have published. The recordings that the stand-in is compared with have
+none of more than one node.
 """
 
 from __future__ import annotations

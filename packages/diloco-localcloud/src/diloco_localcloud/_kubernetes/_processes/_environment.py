@@ -110,7 +110,8 @@ def _resource(container: Json, reference: Json) -> str:
     value = (container.get("resources", {}).get(part) or {}).get(name)
     if value is None:
         raise ConfigError(
-            f"the container has no {reference['resource']}; the stand-in does not fill in the node's"
+            f"the container has no {reference['resource']}; the stand-in does not fill in the "
+            "node's"
         )
     divisor = quantity(reference.get("divisor") or "1") or 1.0
     return str(math.ceil(quantity(value) / divisor))

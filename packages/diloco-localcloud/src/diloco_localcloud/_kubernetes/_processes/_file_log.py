@@ -13,7 +13,10 @@ _LONGEST_LINE = 1 << 16  # more than an entry, with its time before it
 
 
 class FileLog:
-    """Reads on as the file grows; keeps the places of the entries, and not the entries. Used under the cluster's lock."""
+    """Reads on as the file grows; keeps the places of the entries, and not the entries.
+
+    Used under the cluster's lock.
+    """
 
     def __init__(self, path: Path) -> None:
         self.ended = False

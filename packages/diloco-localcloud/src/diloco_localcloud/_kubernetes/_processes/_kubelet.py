@@ -61,7 +61,8 @@ class ProcessKubelet:
         self._closed = False
         cluster.runtime = self
 
-    # -- what the cluster calls ----------------------------------------------------------------------------------------
+    # -- what the cluster calls
+    # ----------------------------------------------------------------------------------------
 
     def added(self, pod: Json) -> None:
         """A pod was made: find room for it."""
@@ -132,7 +133,10 @@ class ProcessKubelet:
         streams: Sequence[int],
         told: Callable[[Json], None],
     ) -> Callable[[], None] | None:
-        """Start a command in a container. It has the container's environment and folder, and ends with it."""
+        """Start a command in a container.
+
+        It has the container's environment and folder, and ends with it.
+        """
         sandbox = self._pods.get(pod["metadata"]["uid"])
         if sandbox is None or container not in sandbox.containers or self._closed:
             return None
@@ -148,7 +152,8 @@ class ProcessKubelet:
         started.add(process)
         return process.kill
 
-    # -- on demand -----------------------------------------------------------------------------------------------------
+    # -- on demand
+    # -----------------------------------------------------------------------------------------------------
 
     def sandbox(self, uid: str) -> Sandbox | None:
         """What runs of a pod."""
@@ -176,7 +181,8 @@ class ProcessKubelet:
             for container in sandbox.containers.values():
                 container.kill()
 
-    # -- the way of a pod ----------------------------------------------------------------------------------------------
+    # -- the way of a pod
+    # ----------------------------------------------------------------------------------------------
 
     def _bound(self, pod: Json) -> None:
         """A pod was given a node, or its node answers again."""

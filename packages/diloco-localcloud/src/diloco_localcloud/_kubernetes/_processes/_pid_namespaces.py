@@ -22,13 +22,15 @@ def wrapper() -> tuple[str, ...]:
     unshare = shutil.which("unshare")
     if unshare is None:
         raise StandInError(
-            "PID namespaces need the command unshare of util-linux, on Linux; leave pid_namespaces out"
+            "PID namespaces need the command unshare of util-linux, on Linux; leave pid_namespaces "
+            "out"
         )
     user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
     words = (unshare, *user, *_OWN)
     tried = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         raise StandInError(
-            f"this machine allows no PID namespaces ({tried.stderr.strip()}); leave pid_namespaces out"
+            f"this machine allows no PID namespaces ({tried.stderr.strip()}); leave pid_namespaces "
+            "out"
         )
     return words

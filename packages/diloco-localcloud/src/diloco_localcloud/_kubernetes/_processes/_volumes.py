@@ -21,7 +21,8 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
     """The folder of each volume, by its name; ConfigMaps and Secrets as files in it.
 
     Raises:
-        MountError: a ConfigMap, a Secret or a key of one is missing, or a file cannot be where it should be.
+        MountError: a ConfigMap, a Secret or a key of one is missing, or a file cannot be where it
+            should be.
     """
     folders: dict[str, Path] = {}
     for name, files in _content.files(store, pod).items():

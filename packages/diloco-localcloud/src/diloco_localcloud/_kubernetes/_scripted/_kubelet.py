@@ -28,7 +28,8 @@ PULL = Delay(0.05, 0.0, 0.5)  # from a node to the kubelet's first word
 PHASE = Delay(1.1, 0.3, 1.9)  # from the end of the last container to the phase
 REMOVE = Delay(0.3, 0.1, 1.5)  # from the end of a deleted pod's containers to its removal
 
-# By the kubelet's source: between two looks at volumes of which something is missing; doubled each time.
+# By the kubelet's source: between two looks at volumes of which something is missing; doubled each
+# time.
 MOUNT_SECONDS, LONGEST_MOUNT_SECONDS = 0.5, 122.0
 
 
@@ -36,8 +37,10 @@ class Habits:
     """What pods do when the test says nothing.
 
     Attributes:
-        auto_start: seconds from ``ContainerCreating`` to running; None (the default) leaves the start to the test.
-        schedulable: whether pods are given a node; if False they stay Pending, with ``why_not`` as the scheduler's message.
+        auto_start: seconds from ``ContainerCreating`` to running; None (the default) leaves the
+            start to the test.
+        schedulable: whether pods are given a node; if False they stay Pending, with ``why_not`` as
+            the scheduler's message.
         term_seconds: how long a container takes to end after SIGTERM.
         term_code: with which exit code it then ends.
     """
@@ -245,7 +248,8 @@ class ScriptedKubelet:
     def execute(self, *_: Any) -> None:
         """See ``Runtime``: these pods run nothing."""
         raise _refusals.bad_request(
-            "the pods of this stand-in are scripted, so exec finds no process; KubernetesProcesses has them"
+            "the pods of this stand-in are scripted, so exec finds no process; KubernetesProcesses "
+            "has them"
         )
 
     def removed(self, pod: Json) -> None:

@@ -70,8 +70,8 @@ class ScriptedPod:
         """Its containers run from now on, and are ready; nothing if they do or did.
 
         Raises:
-            ValueError: nodes are declared, and it is on none of them; or a ConfigMap, a Secret or a key of one, of which a
-                volume of it is made, is missing.
+            ValueError: nodes are declared, and it is on none of them; or a ConfigMap, a Secret or a
+                key of one, of which a volume of it is made, is missing.
         """
         with self._kubelet.at(self._meta) as pod:
             if _facts.phase(pod) == "Pending" and not _facts.terminations(pod):

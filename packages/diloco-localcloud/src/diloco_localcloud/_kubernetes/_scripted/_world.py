@@ -21,8 +21,9 @@ Json = dict[str, Any]
 class World(Habits):
     """Moves pods and the clock behind the API's back.
 
-    Nothing happens by itself: a pod is given a node and then waits (``ContainerCreating``) until it is started. What the
-    cluster does in answer, with its lags, happens as ``advance``, ``settle`` or ``step`` move the clock.
+    Nothing happens by itself: a pod is given a node and then waits (``ContainerCreating``) until it
+    is started. What the cluster does in answer, with its lags, happens as ``advance``, ``settle``
+    or ``step`` move the clock.
 
     See ``Habits`` for its attributes. Thread-safe.
     """
@@ -40,7 +41,8 @@ class World(Habits):
         self._cluster = cluster
         self._kubelet = ScriptedKubelet(cluster, self, images, filters)
 
-    # -- the clock -----------------------------------------------------------------------------------------------------
+    # -- the clock
+    # -----------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Seconds since the epoch, on the cluster's clock."""
@@ -56,7 +58,8 @@ class World(Habits):
     def settle(self, within: float = 2.0, most: float = 600.0) -> None:
         """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all.
 
-        The usual lags and short graces are shorter than the default, and back-offs (10 s and more) are longer.
+        The usual lags and short graces are shorter than the default, and back-offs (10 s and more)
+        are longer.
         """
         with self._cluster.changed:
             timeline = self._cluster.timeline
@@ -72,7 +75,8 @@ class World(Habits):
         with self._cluster.changed:
             return self._cluster.timeline.step()
 
-    # -- Kueue ---------------------------------------------------------------------------------------------------------
+    # -- Kueue
+    # ---------------------------------------------------------------------------------------------------------
 
     def add_queue(self, name: str, namespace: str = "default") -> None:
         """A LocalQueue. Jobs of queues that do not exist wait for ever, but for ``admit``.
@@ -106,7 +110,8 @@ class World(Habits):
             raise LookupError("there is no Kueue; make the stand-in with kueue=True")
         return self._kueue
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- what there is
+    # -------------------------------------------------------------------------------------------------
 
     def job(self, name: str, namespace: str = "default") -> Json:
         """The Job as stored, which is not to be changed.
@@ -127,11 +132,13 @@ class World(Habits):
         """The newest pod of an index.
 
         Raises:
-            LookupError: there is no such pod (now: the controller makes the first ones 0.1 s after the create).
+            LookupError: there is no such pod (now: the controller makes the first ones 0.1 s after
+                the create).
         """
         candidates = [pod for pod in self.pods(job, namespace) if pod.index == index]
         if not candidates:
             raise LookupError(
-                f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first"
+                f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() "
+                "first"
             )
         return candidates[-1]

@@ -39,8 +39,9 @@ class HeldCall:
     def options(self) -> dict[str, Any]:
         """What it runs with.
 
-        ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``cpu`` (cores), ``memory`` and ``memory_limit`` (MiB), ``regions``,
-        ``cloud``, ``max_containers``, ``retries`` and ``secrets`` (names). 0 and nothing stand for what was not asked for.
+        ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``cpu`` (cores), ``memory`` and
+        ``memory_limit`` (MiB), ``regions``, ``cloud``, ``max_containers``, ``retries`` and
+        ``secrets`` (names). 0 and nothing stand for what was not asked for.
         """
         with self._workspace.lock:
             function = self._call.function
@@ -61,7 +62,9 @@ class HeldCall:
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What was passed, positional and by name. It is unpickled here, so whoever sent it can run code in the test.
+        """What was passed, positional and by name.
+
+        It is unpickled here, so whoever sent it can run code in the test.
 
         Raises:
             ValueError: it is not pickled.
@@ -78,8 +81,8 @@ class HeldCall:
     def status(self) -> str:
         """``pending``, ``running``, or how it has ended.
 
-        The ends are ``success``, ``failure``, ``terminated``, ``timeout``, ``init_failure``, ``internal_failure`` and
-        ``kernel_oom_kill``.
+        The ends are ``success``, ``failure``, ``terminated``, ``timeout``, ``init_failure``,
+        ``internal_failure`` and ``kernel_oom_kill``.
         """
         with self._workspace.lock:
             return self._call.status

@@ -133,7 +133,8 @@ class Runner:
                 path.write_bytes(self._workspace.files[digest])
 
     def _environment(self, call: Call, life: Life, home: Path) -> dict[str, str]:
-        # Modal's worker tells containers apart by their sockets, and the stand-in by a header that nobody else knows.
+        # Modal's worker tells containers apart by their sockets, and the stand-in by a header that
+        # nobody else knows.
         word = secrets.token_hex(16)
         self._workspace.containers[word] = life.task_id
         held = self._workspace.secrets

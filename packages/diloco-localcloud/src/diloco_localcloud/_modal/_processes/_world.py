@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class LocalCall(HeldCall):
-    """A call whose container is a process of this machine. What does not fit its state does nothing. Thread-safe."""
+    """A call whose container is a process of this machine.
+
+    What does not fit its state does nothing. Thread-safe.
+    """
 
     def __init__(self, workspace: Workspace, call: Call, runner: Runner) -> None:
         super().__init__(workspace, call)

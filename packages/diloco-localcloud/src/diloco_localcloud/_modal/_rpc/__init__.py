@@ -1,1 +1,4 @@
-"""From a request over gRPC to its answer. Needs the extra ``modal``, and is imported when a stand-in starts."""
+"""From a request over gRPC to its answer.
+
+Needs the extra ``modal``, and is imported when a stand-in starts.
+"""

@@ -41,7 +41,8 @@ _LOG = logging.getLogger("diloco_localcloud")
 _SERVICE = "ModalClient"
 # Modal takes entries of a Dict of up to 100 MiB.
 _MOST_BYTES = 128 << 20
-# Characters of what is said with a refusal: it is sent in a header, which is compressed in quadratic time.
+# Characters of what is said with a refusal: it is sent in a header, which is compressed in
+# quadratic time.
 _MESSAGE = 4000
 _CONTAINER = "x-stand-in-container"  # what a container of ours shows in place of a token
 _NAMES = ("function_call_id", "dict_id", "function_id", "deployment_name", "app_name", "app_id")

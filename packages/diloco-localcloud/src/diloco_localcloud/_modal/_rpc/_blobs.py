@@ -19,8 +19,8 @@ _MOST_BYTES = 1 << 30
 class Blobs:
     """Keeps what is sent, from ``start`` to ``stop``.
 
-    The URL of a blob is signed for one method, as a presigned one of a bucket is: who was not given it can neither send
-    nor fetch.
+    The URL of a blob is signed for one method, as a presigned one of a bucket is: who was not given
+    it can neither send nor fetch.
     """
 
     def __init__(self, workspace: Workspace) -> None:

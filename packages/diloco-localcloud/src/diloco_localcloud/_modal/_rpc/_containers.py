@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .._workspace._workspace import Workspace
     from ._context import Bell, Context
 
-# A heartbeat is answered after this long if there is nothing to say; the container gives it up after 15 s.
+# A heartbeat is answered after this long if there is nothing to say; the container gives it up
+# after 15 s.
 _HEARTBEAT_SECONDS = 10.0
 
 
@@ -72,7 +73,8 @@ class Containers:
     def _inputs(self, _: Any, context: Context) -> Any:
         call, life = self._life(context)
         answer = api_pb2.FunctionGetInputsResponse()
-        # One input for each container, whatever the definition says: then one that has to go takes no other input with it.
+        # One input for each container, whatever the definition says: then one that has to go takes
+        # no other input with it.
         if life.fetched or call.result is not None:
             answer.inputs.add(kill_switch=True)
             return answer
@@ -111,7 +113,8 @@ class Containers:
         failed = Result(Status.INIT_FAILURE, told.payload, told.message, told.traceback, told.more)
         self._workspace.calls.finish(call, failed)
 
-    # -- by clients ----------------------------------------------------------------------------------------------------
+    # -- by clients
+    # ----------------------------------------------------------------------------------------------------
 
     def _list(self, asked: Any, _: Context) -> Any:
         answer = api_pb2.TaskListResponse()

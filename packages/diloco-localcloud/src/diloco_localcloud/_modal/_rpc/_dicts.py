@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class DictOperations:
     """Operations on the Dicts of a workspace.
 
-    A write that is asked for twice is done twice, whatever its idempotency key: what Modal does then is not known, and a client
-    has to cope with it.
+    A write that is asked for twice is done twice, whatever its idempotency key: what Modal does
+    then is not known, and a client has to cope with it.
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.

@@ -46,7 +46,8 @@ class Functions:
             "FunctionPrecreate": self._precreate,
         }
 
-    # -- apps ----------------------------------------------------------------------------------------------------------
+    # -- apps
+    # ----------------------------------------------------------------------------------------------------------
 
     def _create_app(self, asked: Any, _: Context) -> Any:
         environment = self._workspace.environment(asked.environment_name)
@@ -113,7 +114,8 @@ class Functions:
                 )
         return answer
 
-    # -- functions -----------------------------------------------------------------------------------------------------
+    # -- functions
+    # -----------------------------------------------------------------------------------------------------
 
     def _precreate(self, asked: Any, _: Context) -> Any:
         app = self._workspace.app(asked.app_id)

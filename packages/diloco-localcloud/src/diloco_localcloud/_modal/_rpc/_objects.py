@@ -123,7 +123,8 @@ class Objects:
         return answer
 
     def _mount(self, asked: Any, _: Context) -> Any:
-        # Mounts without files are those of the client's own libraries, which every image has already.
+        # Mounts without files are those of the client's own libraries, which every image has
+        # already.
         mount_id = self._workspace.ids.make("mo")
         files = [(each.filename, each.sha256_hex) for each in asked.files]
         self._workspace.mounts[mount_id] = files

@@ -165,8 +165,8 @@ class _Server(grpclib.server.Server):  # type: ignore[misc]
     async def accept_no_more(self) -> None:
         """Let no more connections in, and wait for those that have just come to be set up.
 
-        A connection gets its transport some turns of the loop after it was accepted. If the server is closed in between,
-        asyncio forgets the socket without closing it.
+        A connection gets its transport some turns of the loop after it was accepted. If the server
+        is closed in between, asyncio forgets the socket without closing it.
         """
         for listening in self._listening():
             asyncio.get_running_loop().remove_reader(listening.fileno())

@@ -16,7 +16,9 @@ _MOST_BYTES = 2 << 20
 
 
 class ScriptedCall(HeldCall):
-    """What a test may do with a call. What does not fit its state (a start after the end) does nothing.
+    """What a test may do with a call.
+
+    What does not fit its state (a start after the end) does nothing.
 
     Thread-safe.
     """
@@ -69,7 +71,8 @@ class ScriptedCall(HeldCall):
         """Write lines to its log, now.
 
         Args:
-            text: one or more lines; bytes that are no UTF-8 are replaced, as Modal's protocol has only text.
+            text: one or more lines; bytes that are no UTF-8 are replaced, as Modal's protocol has
+                only text.
             source: ``stdout``, ``stderr`` or ``system``.
         """
         with self._workspace.lock:
@@ -83,9 +86,10 @@ class ScriptedCall(HeldCall):
         """What its program does in this container when it is told to end.
 
         Args:
-            after: seconds that it takes to end; it is killed after ``habits.grace_seconds`` if it was preempted or overdue.
-            then: what it does last, such as writing to a Dict. It is called before the container is gone, if the program is
-                not killed.
+            after: seconds that it takes to end; it is killed after ``habits.grace_seconds`` if it
+                was preempted or overdue.
+            then: what it does last, such as writing to a Dict. It is called before the container is
+                gone, if the program is not killed.
         """
         with self._workspace.lock:
             self._call.interrupt_seconds, self._call.last_words = after, then

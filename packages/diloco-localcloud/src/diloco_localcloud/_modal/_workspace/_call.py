@@ -47,7 +47,8 @@ class Result:
 
     Attributes:
         status: the kind of end.
-        payload: the value that was returned, or the exception that was raised; None if a container left nothing.
+        payload: the value that was returned, or the exception that was raised; None if a container
+            left nothing.
         message: the text of the exception.
         traceback: of the exception.
         more: fields of the result as the container sent them, for those that only pass them on.
@@ -71,7 +72,8 @@ class Life:
         interrupted: when its program was told to end; None if it was not.
         cancelled: whether the program is to be told that its input was cancelled.
         fetched: whether the program has its input.
-        again: whether the input waits for another container when this one is gone, although it has not been interrupted.
+        again: whether the input waits for another container when this one is gone, although it has
+            not been interrupted.
     """
 
     task_id: str
@@ -97,8 +99,8 @@ class Call:
         result: how it has ended; None while it has not.
         ended: when it got its result.
         failures: how often it was tried again because the function raised an exception.
-        interrupt_seconds: how long its program takes to end after SIGINT; None for the habit of the workspace,
-            infinity if it does not react.
+        interrupt_seconds: how long its program takes to end after SIGINT; None for the habit of the
+            workspace, infinity if it does not react.
         last_words: what its program does before it ends because of an interruption.
     """
 

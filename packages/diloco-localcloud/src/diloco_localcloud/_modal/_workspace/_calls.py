@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """Runs calls as processes. Without one, calls do what a test says. Called under the lock of the workspace."""
+    """Runs calls as processes.
+
+    Without one, calls do what a test says. Called under the lock of the workspace.
+    """
 
     def start(self, call: Call, life: Life) -> None:
         """Run a call; ``Calls.gone`` is called when nothing of it is left."""
@@ -29,7 +32,8 @@ class Program(Protocol):
 class Calls:
     """Those of a workspace; its owner calls it under a lock.
 
-    A result is seen as soon as it is there; the container in which a call runs may live on for a while.
+    A result is seen as soon as it is there; the container in which a call runs may live on for a
+    while.
 
     Attributes:
         on_start: called with each call whose container starts.
@@ -73,7 +77,8 @@ class Calls:
     def spawn(self, function: Function, payload: Payload | None, key: str = "") -> Call:
         """A new call, which waits for a container; without a payload for its input first.
 
-        A call that was asked for with the same idempotency key is given back, and nothing is called a second time.
+        A call that was asked for with the same idempotency key is given back, and nothing is called
+        a second time.
         """
         if key and key in self._answered:
             return self._answered[key]
@@ -143,7 +148,10 @@ class Calls:
         )
 
     def finish(self, call: Call, result: Result) -> None:
-        """It ends: it has this result, unless it had one before or is tried again. Without a program, its container is gone."""
+        """It ends: it has this result, unless it had one before or is tried again.
+
+        Without a program, its container is gone.
+        """
         if result.status in {Status.FAILURE, Status.TIMEOUT} and self._again(call):
             return
         self._decide(call, result)
@@ -176,7 +184,8 @@ class Calls:
 
         Args:
             call: nothing happens if it has ended.
-            terminate: SIGINT, and SIGKILL after the grace; otherwise an exception in the program alone.
+            terminate: SIGINT, and SIGKILL after the grace; otherwise an exception in the program
+                alone.
         """
         if call.result is not None:
             return
@@ -189,7 +198,8 @@ class Calls:
         kept = self._habits.retention_seconds
         return call.ended is not None and call.ended + kept <= self._timeline.now()
 
-    # -- what comes by itself ------------------------------------------------------------------------------------------
+    # -- what comes by itself
+    # ------------------------------------------------------------------------------------------
 
     def _start_if_room(self, call: Call) -> None:
         if self.room(call.function):

@@ -41,7 +41,8 @@ class Dict:
 class Dicts:
     """Those of a workspace; its owner calls it under a lock.
 
-    Keys and values are what the client has pickled. They are told apart by their bytes, as in Modal itself.
+    Keys and values are what the client has pickled. They are told apart by their bytes, as in Modal
+    itself.
     """
 
     def __init__(self, now: Callable[[], float], habits: ModalHabits, ids: Ids) -> None:
@@ -134,7 +135,9 @@ class Dicts:
         self._fresh(dict_id).clear()
 
     def contents(self, dict_id: str) -> list[tuple[bytes, bytes]]:
-        """Keys and values, in the order in which they were written first. Reading them is a use of each.
+        """Keys and values, in the order in which they were written first.
+
+        Reading them is a use of each.
 
         Raises:
             RefusedError: there is no such Dict.

@@ -87,7 +87,8 @@ def _pod(spec: Json, where: str, unknown: list[str]) -> Json:
 def _keep(obj: Any, fields: frozenset[str], where: str, unknown: list[str]) -> Any:
     if not isinstance(obj, dict):
         raise _refusals.bad_request(
-            f"json: cannot unmarshal into Go value: {where.rstrip('.') or 'the object'} is no object"
+            f"json: cannot unmarshal into Go value: {where.rstrip('.') or 'the object'} is no "
+            "object"
         )
     unknown += [where + field for field in obj if field not in fields]
     return {field: value for field, value in obj.items() if field in fields}

@@ -10,8 +10,8 @@ from ..._objects._quantities import quantity
 
 Json = dict[str, Any]
 
-# A shape is "string", "int", "bool", "number", "quantity", "base64" or "any"; [shape] for a list; ("map", shape);
-# or a dict of fields.
+# A shape is "string", "int", "bool", "number", "quantity", "base64" or "any"; [shape] for a list;
+# ("map", shape); or a dict of fields.
 _REFERENCE = {"name": "string", "key": "string", "optional": "bool", "secretName": "string"}
 _VOLUME_SOURCE = {**_REFERENCE, "items": [{"key": "string", "path": "string"}]}
 _META = {
