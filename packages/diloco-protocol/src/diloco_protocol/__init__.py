@@ -1,4 +1,4 @@
-"""How the replicas of a run are launched, watched, cancelled and collected: one contract for every backend."""
+"""The contract of every backend: how replicas are launched, watched, cancelled and collected."""
 
 from .__about__ import __version__ as __version__
 from ._backoff import Backoff, retry

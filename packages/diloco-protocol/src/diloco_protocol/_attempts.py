@@ -1,4 +1,7 @@
-"""Attempts of one replica in one place: failed ones are started again, and all are counted, over interruptions too."""
+"""Attempts of one replica in one place.
+
+Failed attempts are started again, and all attempts are counted, across interruptions too.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ _MOST_BYTES = 4096
 
 
 class AttemptCounter:
-    """Counts the attempts of a replica and those that have failed; in a file, if it is to outlive this machine.
+    """Counts the attempts of a replica and those that have failed.
 
-    What cannot be read counts as nothing: a replica that starts with too small a number is better
-    than one that does not start.
+    The counts are kept in a file if they have to outlive this machine. A file that cannot be read
+    counts as zero attempts: a replica that starts with too small a number is better than one that
+    does not start.
 
     Args:
-        path: The file, which a platform brings back after an interruption; its folder is made.
-            None: only in memory.
+        path: The file, which a platform brings back after an interruption. Its folder is made if it
+            is missing. None: the counts are only kept in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -35,19 +39,19 @@ class AttemptCounter:
         self.started, self.failed = (0, 0) if path is None else _read(path)
 
     def start(self) -> None:
-        """One more attempt begins.
+        """Count one more attempt, which begins now.
 
         Raises:
-            OSError: It cannot be written down.
+            OSError: The counts cannot be written to the file.
         """
         self.started += 1
         self._save()
 
     def fail(self) -> None:
-        """The attempt has failed.
+        """Count the attempt as failed.
 
         Raises:
-            OSError: It cannot be written down.
+            OSError: The counts cannot be written to the file.
         """
         self.failed += 1
         self._save()
@@ -68,20 +72,20 @@ def run_attempts(
     counter: AttemptCounter,
     restarts: int,
 ) -> Outcome:
-    """Run a replica, and run it again while it fails; returns the outcome of its last attempt.
+    """Run a replica, and run it again while it fails. Return the outcome of its last attempt.
 
-    An interruption is an attempt and no failure, so it uses up no restart. Who was told to end is
-    not started again, nor is who was replaced.
+    An interruption counts as an attempt, but not as a failure, so it uses up no restart. A replica
+    that was told to end is not started again, and neither is one that was replaced.
 
     Args:
-        spec: What the first attempt is told; later ones have higher numbers.
+        spec: The spec of the first attempt; later ones have higher attempt numbers.
         run: Runs one attempt to its end.
-        told_to_end: Whether a signal to end has come.
-        counter: Attempts before this one, and where further ones are written down.
+        told_to_end: Says whether a signal to end has come.
+        counter: Counts the attempts before this call and those that it starts.
         restarts: How often a failed attempt is started again.
 
     Raises:
-        OSError: An attempt cannot be started or written down.
+        OSError: An attempt cannot be started, or its count cannot be written to the file.
     """
     first = spec.attempt
     while True:
@@ -103,5 +107,5 @@ def _read(path: Path) -> tuple[int, int]:
     except (OSError, ValueError, KeyError, TypeError):
         return 0, 0
     whole = type(started) is int and type(failed) is int
-    # Far from the largest attempt, which is counted from the one of the spec.
+    # Far below the largest attempt number, because the spec's own attempt number is added to it.
     return (started, failed) if whole and 0 <= failed <= started < LARGEST // 2 else (0, 0)

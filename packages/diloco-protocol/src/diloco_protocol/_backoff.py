@@ -1,4 +1,4 @@
-"""Trying again, ever more slowly, with jitter."""
+"""Retries with growing, jittered delays."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ T = TypeVar("T")
 
 
 def _uniform() -> float:
-    import random  # slow to import, and only needed once something waits
+    import random  # slow to import, and only needed when something waits
 
     return random.random()
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays that grow: ``first``, ``first * factor``, … up to ``cap``, each shortened at random by up to ``jitter``.
+    """Growing delays: ``first``, ``first * factor`` and so on, up to ``cap``.
 
-    Immutable and safe to share between threads; the clock, the sleep and the randomness are
-    injected.
+    Each delay is shortened at random by up to the share ``jitter``. Immutable and safe to share
+    between threads. The clock, the sleep and the randomness are injected.
 
     Attributes:
         first: First delay in seconds.
         factor: Growth per delay.
         cap: Longest delay in seconds.
-        jitter: Share of a delay that is random, in [0, 1]: many callers that failed together do not
-            return together.
+        jitter: Share of a delay that is random, in [0, 1], so that callers that failed together do
+            not return together.
         clock: Monotonic clock in seconds.
-        sleep: Sleeps so many seconds.
-        uniform: Random number in [0, 1).
+        sleep: Sleeps for the given number of seconds.
+        uniform: Returns a random number in [0, 1).
     """
 
     first: float = 0.5
@@ -52,7 +52,7 @@ class Backoff:
             )
 
     def delays(self) -> Iterator[float]:
-        """The delays in seconds, without end."""
+        """Yield the delays in seconds, without end."""
         delay = self.first
         while True:
             yield delay * (1 - self.jitter * self.uniform())
@@ -60,15 +60,15 @@ class Backoff:
 
 
 def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:
-    """Call until it returns, as long as its errors are retryable.
+    """Call a function until it returns, as long as its errors are retryable.
 
     Args:
-        call: What to try.
-        backoff: How long to wait in between; a longer ``retry_after`` of the backend wins.
+        call: The function.
+        backoff: The delays between calls; a longer ``retry_after`` of the backend takes precedence.
         timeout: Seconds after which the last error is raised instead of trying again.
 
     Raises:
-        BackendError: A non-retryable error at once, or the last one when the time is up.
+        BackendError: A non-retryable error, at once; or the last error, when the time is up.
     """
     deadline = backoff.clock() + timeout
     for delay in backoff.delays():

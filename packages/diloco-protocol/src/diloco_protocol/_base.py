@@ -1,4 +1,4 @@
-"""The verbs, written once on the few hooks that a backend supplies."""
+"""The verbs of an executor, written once on the few hooks that a backend supplies."""
 
 from __future__ import annotations
 
@@ -32,51 +32,50 @@ if TYPE_CHECKING:
     from ._types import ReplicaResult, ReplicaState, ReplicaStatus
 
 _LATEST = 253_402_214_400.0
-"""The last day of the year 9999 in Unix seconds, in UTC; in no time zone it is later than a calendar can say."""
+"""The last day of the year 9999 in Unix seconds (UTC); calendars of every time zone can show it."""
 
 
 class BaseExecutor(Journaled):
-    """What every backend shares: checks, the verbs, the wait loop.
+    """The base class of every backend: argument checks, the verbs and the wait loop.
 
-    Handles are the whole truth: an executor keeps nothing that matters, so any executor of the same
-    backend in any process answers the same. Safe to share between threads if the backend's hooks
-    are.
+    A handle holds everything that is needed to find its replica. An executor keeps no state that
+    matters, so any executor of the same backend gives the same answers in any process. Safe to
+    share between threads if the backend's hooks are.
 
     A backend sets ``backend_name``, ``supports_inter_replica_network`` and ``capabilities``, and
-    supplies hooks. Each is called only with what its verb has checked:
+    supplies hooks. Each hook is called only with arguments that its verb has checked:
 
-    * ``_check_request(request) -> None`` refuses what this backend cannot do. It may be left out.
-    * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. It may be
-      left out.
-    * ``_plan(request) -> list[dict]`` gives what would be sent, with secrets redacted, and calls
+    * ``_check_request(request) -> None`` refuses what this backend cannot do. Optional.
+    * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. Optional.
+    * ``_plan(request) -> list[dict]`` returns what would be sent, with secrets redacted, and calls
       nothing.
     * ``_submit(request) -> list[ReplicaHandle]`` sends it: all or nothing, once for each run_id.
     * ``_observe_run(handles) -> Mapping[ReplicaHandle, ReplicaStatus]`` looks at replicas of one
       run.
-    * ``_result(handle) -> JSON value`` reads what a replica that has succeeded returned.
-    * ``_stop(handle) -> None`` asks for the end of a replica, or of its run where that is the
-      scope.
-    * ``_purge(handle) -> None`` removes the records of its run, which must have ended.
-    * ``_siblings(handle) -> list[ReplicaHandle]`` gives the handles of all its ranks, where
-      ``_attach`` does not find it. It may be left out.
-    * ``_place(handle) -> tuple[str, ...]`` tells its run from others of that name, where the
-      executor works in several places. It may be left out.
-    * ``_spelled(handle, known) -> list[ReplicaHandle]`` picks those handles that lead to the same
-      run with other metadata. It may be left out.
+    * ``_result(handle) -> JSON value`` reads the result of a replica that has succeeded.
+    * ``_stop(handle) -> None`` asks the platform to end a replica, or its run where the scope is
+      the run.
+    * ``_purge(handle) -> None`` removes the records of the replica's run, which must have ended.
+    * ``_siblings(handle) -> list[ReplicaHandle]`` returns the handles of all ranks of the replica's
+      run, where ``_attach`` does not find it. Optional.
+    * ``_place(handle) -> tuple[str, ...]`` tells the replica's run apart from others of the same
+      name, where the executor works in several places. Optional.
+    * ``_spelled(handle, known) -> list[ReplicaHandle]`` picks those known handles that lead to the
+      same run with other metadata. Optional.
     * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
     * ``_list_runs() -> list[str]`` names the runs, oldest first.
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.
     * ``_check_handle(handle) -> None`` refuses handles that are incomplete or belong elsewhere,
-      before anything else looks at them. It may be left out.
+      before any other hook gets them. Optional.
     * ``_within(seconds) -> context manager`` bounds the backend's calls, and its own retries, while
-      ``collect`` waits that long (None: without an end). It may be left out.
+      ``collect`` waits that long (None: no limit). Optional.
 
     Args:
-        run_id: Prefix of the names of runs that are not named by the caller.
-        journal: Where launches and ends are written down, besides the backend's own records.
-        backoff: Pauses of the wait loop, with its clock and sleep.
-        env: Environment variables for every launch; those of the launch itself win.
-        max_restarts: How often a failed attempt is started again if the launch does not say.
+        run_id: Prefix of the names of runs that the caller does not name.
+        journal: Records launches and ends, in addition to the backend's own records.
+        backoff: Delays of the wait loop, with its clock and sleep.
+        env: Environment variables for every launch; those of the launch itself take precedence.
+        max_restarts: How often a failed attempt is started again, if the launch does not say.
 
     Raises:
         InvalidRequestError: ``env`` sets a variable that a launch may not set, or ``max_restarts``
@@ -125,34 +124,35 @@ class BaseExecutor(Journaled):
         """Start a cohort: all of it, or nothing.
 
         Args:
-            n_replicas: How many replicas to start here.
+            n_replicas: Number of replicas to start in this launch.
             entrypoint: ``"package.module:function"``, ``"package.module.function"``,
                 ``"package.module"`` (its function ``main``), or a function that has such a name.
-            entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly
+            entrypoint_args: Its keyword arguments. JSON values, nested to any depth, arrive exactly
                 as given. Three keys mean something to the launch: ``rank_env`` and
-                ``world_size_env`` (both taken out) name variables that are to hold the rank and the
-                number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
+                ``world_size_env`` (both removed from the arguments) name further variables that
+                hold the rank and the number of replicas; the value of ``rendezvous_uri`` is also
+                exported as ``RENDEZVOUS_URI``.
             gpu: GPUs for each replica, such as ``"H100"``, ``"A100:8"`` or ``"any:2"``; None: no
                 GPU. A model that the backend does not know is refused.
             timeout: Seconds for which an attempt may run, from its start; None for no limit.
             run_id: Name of the launch and idempotency key: the same name and the same launch give
                 the same handles. 1 to 48 lower-case letters, digits and dashes, with a letter or
-                digit at both ends. A new name is made if it is left out.
+                digit at both ends. If it is left out, a new name is made.
             cpu: CPUs for each replica.
             memory: Memory for each replica.
-            env: Environment variables, each of at most 131,071 bytes with its name.
+            env: Environment variables, each of at most 131,071 bytes including its name.
             secrets: References to secrets that the backend keeps, by variable name; never their
                 values.
-            labels: Labels that the platform's records of the run carry, for its own tools; no verb
-                finds runs by them.
-            spot: Whether interruptible capacity is wanted.
+            labels: Labels that the platform's records of the run carry, for the platform's own
+                tools; no verb finds runs by them.
+            spot: Whether interruptible capacity is requested.
             max_restarts: How often a failed attempt is started again: after an error, a signal, a
-                timeout, or if memory ran out. A preemption uses up none. Each restart is an attempt
-                with the whole timeout.
+                timeout, or if memory ran out. A preemption uses up no restart. Each restart is an
+                attempt with the whole timeout.
             rank_offset: The first rank, if the run consists of several launches.
             world_size: Number of replicas of the whole run, if it consists of several launches.
             cohort: Name that all replicas of the whole run share, if it consists of several
-                launches: replicas that meet compare it. The run_id if it is left out.
+                launches: replicas that meet compare it. By default it is the run_id.
 
         Returns:
             One handle per replica, in rank order.
@@ -165,9 +165,9 @@ class BaseExecutor(Journaled):
                 all of its replicas are survivors.
         """
         request = self._request(
-            n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu, memory=memory,
-            env=env, secrets=secrets, labels=labels, spot=spot, max_restarts=max_restarts, rank_offset=rank_offset,
-            world_size=world_size, cohort=cohort,
+            n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu,
+            memory=memory, env=env, secrets=secrets, labels=labels, spot=spot,
+            max_restarts=max_restarts, rank_offset=rank_offset, world_size=world_size, cohort=cohort,
         )  # fmt: skip
         handles = self._submit(request)
         if self._journal is not None:
@@ -196,24 +196,24 @@ class BaseExecutor(Journaled):
         entrypoint_args: Mapping[str, Any] | None = None,
         **options: Unpack[LaunchOptions],
     ) -> Plan:
-        """The requests that :meth:`launch_replicas` would send for the same arguments; sends nothing."""
+        """Return the requests that :meth:`launch_replicas` would send, and send nothing."""
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
         return Plan(request.run_id, tuple(_shown(each, request) for each in self._plan(request)))
 
     # --- watching ---
 
     def poll(self, handle: ReplicaHandle) -> ReplicaState:
-        """The state of a replica: ``describe(handle).state``."""
+        """Return the state of a replica: ``describe(handle).state``."""
         return self.describe(handle).state
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica.
+        """Return everything that is known about a replica.
 
         Raises:
             ReplicaNotFoundError: There is no record of it, here or in the journal.
-            InvalidRequestError: The backend has no record of it, and that of the journal is
+            InvalidRequestError: The backend has no record of it, and the journal's record is
                 damaged.
-            BackendError: The backend could not be asked.
+            BackendError: The backend could not be queried.
         """
         self._check(handle)
         gone: ReplicaNotFoundError | None = None
@@ -228,7 +228,7 @@ class BaseExecutor(Journaled):
         return status
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """The last lines of a replica's log; ``""`` when there are none.
+        """Return the last lines of a replica's log; ``""`` if there are none.
 
         Raises:
             ReplicaNotFoundError: There is no record of it.
@@ -247,18 +247,20 @@ class BaseExecutor(Journaled):
         regex: str | None = None,
         streams: str = "combined",
     ) -> Iterator[str]:
-        """The lines of a replica's log, without their line ends. Keeps no state between calls.
+        """Yield the lines of a replica's log, without their line ends.
+
+        No state is kept between calls.
 
         Args:
             handle: The replica.
-            follow: Go on until the replica has ended and its log is exhausted.
-            since: Only lines from this time on, in Unix seconds. One before 1970 is that of all
+            follow: Whether to continue until the replica has ended and its log is exhausted.
+            since: Only lines from this time on, in Unix seconds. A time before 1970 selects all
                 lines.
             until: Only lines before this time, in Unix seconds.
             regex: Only lines in which this regular expression is found. It is Python's ``re``,
-                which nothing can interrupt: an expression with nested repetitions, such as
-                ``(a+)+$``, may take for ever on one line of up to 1 MiB. Use none that somebody
-                else has written.
+                which cannot be interrupted: an expression with nested repetitions, such as
+                ``(a+)+$``, may take forever on one line of up to 1 MiB. Do not use an expression
+                that comes from an untrusted source.
             streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
 
         Raises:
@@ -304,33 +306,35 @@ class BaseExecutor(Journaled):
         timeout: float | None = None,
         progress: Progress | None = None,
     ) -> list[ReplicaResult]:
-        """Wait until all replicas are terminal or the time is up; ends nothing, and may be repeated.
+        """Wait until all replicas are terminal or the time is up.
+
+        Ends nothing, and may be repeated.
 
         Args:
-            handles: In any order, of any runs of this backend.
+            handles: Handles in any order, of any runs of this backend.
             timeout: Seconds for all of them together; None for no limit.
-            progress: Called now and then with what is known so far.
+            progress: Called from time to time with the statuses that are known so far.
 
         Returns:
-            One result per handle, in the given order; a replica without a record is failed with
-            reason ``lost``, and a success whose result is gone has the result None and an ``error``
+            One result per handle, in the given order. A replica without a record is failed with
+            reason ``lost``. A success whose result is gone has the result None and an ``error``
             that says so.
 
         Raises:
-            InvalidRequestError: Something among the handles is none, or belongs elsewhere; nothing
-                was waited for.
+            InvalidRequestError: One of the handles is not a handle, or belongs elsewhere; the call
+                did not wait.
         """
         if not isinstance(handles, Iterable):
             raise InvalidRequestError(f"collect takes a list of handles, not {shown(handles)}")
         handles = list(handles)  # a generator can be read only once
         if progress is not None:
             check_callable("progress", progress)
-        # Endless is a way to say None; every other value that is not finite is refused.
+        # Infinity is another way to say None; every other value that is not finite is refused.
         limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
         begun = self._backoff.clock()
         with self._within(limit):
             for handle in handles:
-                self._check(handle)  # a backend may have to ask whose its credentials are
+                self._check(handle)  # a backend may have to ask to whom its credentials belong
             ends = self._ends(handles)
             passed = self._backoff.clock() - begun
             return collect(
@@ -349,30 +353,30 @@ class BaseExecutor(Journaled):
     def cancel(self, handle: ReplicaHandle) -> None:
         """End a replica, or its whole run (``capabilities.cancel_scope``).
 
-        Repeatable; returns when the backend has accepted it.
+        Repeatable. Returns as soon as the backend has accepted the request.
 
-        A replica that has ended stays as it is, and one that is gone is ignored. Logs and records
-        are kept. The state becomes ``cancelled`` only when the resources are gone.
+        A replica that has ended stays as it is, and a replica that is gone is ignored. Logs and
+        records are kept. The state becomes ``cancelled`` only when the resources are gone.
 
         Raises:
-            BackendError: The backend refused or could not be asked; nothing has changed.
+            BackendError: The backend refused, or could not be reached; nothing has changed.
         """
         self._check(handle)
         self._stop(handle)
 
     def cancel_run(self, run_id: str) -> None:
-        """End all replicas of a run that this backend has, with one call if that ends the whole run, otherwise with one per rank.
+        """End all replicas of a run that this backend has.
 
-        Ranks are cancelled at the same time, in threads. Replicas that have ended or are gone are
-        passed over. Repeatable.
+        One call is made if it ends the whole run, otherwise one per rank, at the same time, in
+        threads. Replicas that have ended or are gone are skipped. Repeatable.
 
         Args:
             run_id: Name of the run.
 
         Raises:
             ReplicaNotFoundError: There is no such run, here or in the journal.
-            BackendError: The backend refused or could not be asked. If only some ranks were
-                refused, the others are being ended, and the error names the ranks that are not.
+            BackendError: The backend refused, or could not be reached. If it refused only some
+                ranks, the others are being ended, and the error names the ranks that are not.
         """
         handles = self.attach(run_id)
         if self.capabilities.cancel_scope == "gang":
@@ -381,16 +385,14 @@ class BaseExecutor(Journaled):
             cancel_all(handles, self.cancel)
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the records of the run that a replica belongs to: logs, results, evidence.
+        """Remove the records of the run that a replica belongs to: logs, results, ends. Repeatable.
 
-        Repeatable.
-
-        A journal keeps all ends of the run, with their results: those that nobody has seen yet are
-        written down first.
+        A journal keeps all ends of the run, with their results. Ends that no executor has recorded
+        yet are first written into the journal.
 
         Raises:
             InvalidRequestError: A replica of the run has not ended; cancel it first.
-            BackendError: The backend refused or could not be asked, or the journal could not be
+            BackendError: The backend refused or could not be reached, or the journal could not be
                 written. In the second case, nothing was removed.
         """
         self._check(handle)
@@ -401,11 +403,11 @@ class BaseExecutor(Journaled):
     # --- finding ---
 
     def list_runs(self) -> list[str]:
-        """The run_ids that the backend has records of, oldest first."""
+        """Return the run_ids that the backend has records of, oldest first."""
         return self._list_runs()
 
     def attach(self, run_id: str) -> list[ReplicaHandle]:
-        """The handles of a run, in rank order.
+        """Return the handles of a run, in rank order.
 
         Raises:
             ReplicaNotFoundError: There is no such run, here or in the journal.
@@ -418,10 +420,10 @@ class BaseExecutor(Journaled):
             return known
 
     def exists(self, run_id: str) -> bool:
-        """Whether the backend itself has records of a run; a journal is not asked.
+        """Return whether the backend itself has records of a run; the journal is not read.
 
         Raises:
-            BackendError: The backend could not be asked, so it is not known.
+            BackendError: The backend could not be queried, so the answer is not known.
         """
         try:
             self._find(run_id)
@@ -432,29 +434,29 @@ class BaseExecutor(Journaled):
     # --- before a launch ---
 
     def check(self, n_replicas: int = 1, **options: Unpack[LaunchOptions]) -> list[Finding]:
-        """What stands in the way of a launch, and what is in order; starts no replica of a run.
+        """Report what would prevent a launch and what is in order; starts no replica of a run.
 
         Args:
-            n_replicas: As for the launch.
+            n_replicas: As for :meth:`launch_replicas`.
             **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do. Empty where the backend looks at
+            The findings, good and bad; each says what to do. Empty where the backend checks
             nothing.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
         """
         request = self._request(n_replicas, "check:check", None, **options)
-        self._plan(request)  # it refuses what only this backend can, and calls nothing
+        self._plan(request)  # it makes checks that only this backend can make, and calls nothing
         return self._findings(request)
 
     def options(self) -> list[Option]:
-        """What the constructor takes."""
+        """Return the options that the constructor takes."""
         return []
 
     def close(self) -> None:
-        """Release local resources; repeatable, never raises, never ends a replica."""
+        """Release local resources. Repeatable; never raises, and never ends a replica."""
 
     def __enter__(self) -> Self:
         return self
@@ -470,7 +472,7 @@ class BaseExecutor(Journaled):
     # --- shared pieces ---
 
     def _request(self, *arguments: Any, **options: Any) -> RunRequest:
-        """The checked arguments of a launch, with what the constructor says where the launch does not."""
+        """Return the checked arguments of a launch, completed with the constructor's defaults."""
         if unknown := options.keys() - LaunchOptions.__annotations__.keys():
             raise TypeError(
                 f"a launch has no argument {min(unknown)!r}; it takes "
@@ -493,7 +495,7 @@ class BaseExecutor(Journaled):
         return request
 
     def _find(self, run_id: str) -> list[ReplicaHandle]:
-        # Some platforms answer something else for a name that no object of theirs can have.
+        # Some platforms answer with another error for a name that none of their objects can have.
         if not is_run_id(check_text("run_id", run_id)):
             raise ReplicaNotFoundError(
                 f"there is no run {shown(run_id)}: a launch would refuse this name"
@@ -511,8 +513,8 @@ class BaseExecutor(Journaled):
                 f"this handle belongs to the backend {shown(handle.backend_name)}, and this "
                 f"executor is for {self.backend_name!r}"
             )
-        # A run_id becomes part of paths and names of objects, and a handle may have been written by
-        # anybody.
+        # A run_id becomes part of paths and names of objects, and any program may have written the
+        # handle.
         if not is_run_id(handle.run_id):
             raise InvalidRequestError(
                 f"this handle of rank {handle.rank} names the run {shown(handle.run_id)}, and no "
@@ -522,12 +524,15 @@ class BaseExecutor(Journaled):
 
 
 def _sayable(moment: float | None) -> float | None:
-    """A time from 1970 to 9999, which every clock and calendar can say: no log has lines before or after."""
+    """Limit a time to 1970 to 9999, which every clock and calendar can represent.
+
+    No log has lines before or after that.
+    """
     return None if moment is None else min(max(moment, 0.0), _LATEST)
 
 
 def _shown(planned: dict[str, Any], request: RunRequest) -> dict[str, Any]:
-    """What a plan shows of a request: no secrets, but the references to them that the launch was given."""
+    """Return what a plan shows of a request: no secrets, only the references to them."""
     shown: dict[str, Any] = redact_json(planned)
     if request.secrets and planned.get("secrets") == request.secrets:
         shown["secrets"] = {name: redact_text(where) for name, where in request.secrets.items()}

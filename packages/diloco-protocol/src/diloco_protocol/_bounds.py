@@ -1,7 +1,7 @@
-"""How large the objects may be that a launcher reads: one bound per kind, kept by the reader.
+"""Bounds on the size of the objects that a launcher reads: one bound per kind of object.
 
-Whoever writes such an object may be a replica, or a stranger who guessed its name. So a reader
-never relies on what a writer of ours would have refused.
+Such an object may have been written by a replica, or by a stranger who guessed its name. So a
+reader checks the size itself, and never relies on what our own writers would have refused.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ if TYPE_CHECKING:
 
 
 RESULT_BYTES = 16 * 1024 * 1024
-"""Largest result of a replica, in bytes of JSON, on every backend; a backend may carry less."""
+"""Largest result of a replica, in bytes of JSON, on every backend. A backend may allow less."""
 OUTCOME_BYTES = RESULT_BYTES + 1024 * 1024
-"""Largest outcome, in bytes of JSON: a result, and the texts beside it."""
+"""Largest outcome, in bytes of JSON: a result and the texts beside it."""
 RECORD_BYTES = 8 * 1024 * 1024
 """Largest record of a run or of a launch, in bytes."""
 _PIECE = 1 << 20
 
 
 def check_size(what: str, size: int, most: int) -> None:
-    """Refuse an object that is larger than any of its kind can be.
+    """Refuse an object that is larger than any object of its kind can be.
 
     Args:
-        what: What to call the object in the error.
+        what: Name of the object in the error.
         size: Its size in bytes.
         most: The largest size allowed, in bytes.
 
     Raises:
-        InvalidRequestError: It is larger.
+        InvalidRequestError: The object is larger.
     """
     if size > most:
         raise InvalidRequestError(f"{what} is larger than {most} bytes, and is not read")
 
 
 def read_bounded(file: _Readable, most: int, what: str) -> bytes:
-    """Read a file or the body of an answer to its end, and hold at most ``most`` bytes and one piece of it in memory.
+    """Read a file or the body of an answer to its end.
+
+    At most ``most`` bytes and one further piece are held in memory.
 
     Args:
-        file: What to read; ``read(n)`` gives at most n bytes, and none at the end.
+        file: The file; ``read(n)`` returns at most n bytes, and no bytes at the end.
         most: The largest size allowed, in bytes.
-        what: What to call it in the error.
+        what: Name of the file in the error.
 
     Raises:
-        InvalidRequestError: It is larger; the rest is not read.
+        InvalidRequestError: The file is larger; the rest of it is not read.
     """
     pieces: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Ending several replicas at once."""
+"""Cancelling several replicas at once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MAX_THREADS = 32
 
 
 def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle], None]) -> None:
-    """Ask for the end of every replica of a run, in several threads at once.
+    """Ask the backend to end every replica of a run, in several threads at once.
 
     Args:
         handles: The replicas of one run.
-        stop: Asks for the end of one; called from up to 32 threads.
+        stop: Asks the backend to end one replica; called from up to 32 threads.
 
     Raises:
-        BackendError: Some were refused; the others are being ended. It names the ranks, and is
-            retryable if all refusals are.
+        BackendError: The backend refused to end some replicas; the others are being ended. The
+            error names the ranks that were refused, and is retryable if all refusals are.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 

@@ -1,4 +1,7 @@
-"""What has led to an error of ours: exceptions of clients, whose texts Python prints in front of it."""
+"""Removal of secrets from the exceptions that led to an error of ours.
+
+Python prints the texts of these exceptions, which come from client libraries, above our error.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,18 @@ from functools import lru_cache
 from ._redact import redact_and_cut
 from ._texts import readable
 
-_LONGEST = 1 << 20  # no more of a text is looked at
-_SHORT = 1000  # texts up to this length are kept, with what is shown of them
-_BEGIN, _END = 12_000, 3_900  # what is shown of a long one: what is wrong, and what to do
+_LONGEST = 1 << 20  # characters of a text; the rest is ignored
+_SHORT = 1000  # texts up to this length are cached together with what is shown of them
+_BEGIN, _END = 12_000, 3_900  # what is shown of a long text: the problem, and what to do about it
 
 
 def as_shown(text: str) -> str:
-    """Return a text as a message may show it: without secrets and control characters, and the middle of a long one."""
-    # An object that is not there yet is looked for again and again, with the same words.
+    """Return a text as a message may show it.
+
+    Secrets and control characters are removed, and the middle of a long text is left out.
+    """
+    # A program that waits for an object asks for it again and again, and gets the same text each
+    # time.
     return _shown_before(text) if len(text) <= _SHORT else _as_shown(text)
 
 
@@ -29,10 +36,11 @@ _shown_before = lru_cache(maxsize=256)(_as_shown)
 
 
 def clean_causes() -> None:
-    """Take secrets out of the texts of the exceptions that are being handled, which are about to lead to one of ours.
+    """Take secrets out of the texts of the exceptions that are being handled.
 
-    Python prints them with a traceback, and so does a logger. They stay the same objects, of a type
-    of the same name, with all their attributes. Those with nothing to take out are not touched.
+    One of our errors is about to be raised from them, and Python prints them with its traceback, as
+    a logger does. They stay the same objects, of a type of the same name, with all their
+    attributes. Exceptions without secrets are not touched.
     """
     seen: set[int] = set()
     links: list[BaseException | None] = [sys.exception()]
@@ -69,7 +77,7 @@ def _clean(error: BaseException) -> None:
 
 @lru_cache(maxsize=256)
 def _cleaned(kind: type[BaseException]) -> type[BaseException]:
-    """The type of the same name whose text shows no secret."""
+    """Return a subclass of the same name whose text shows no secret."""
 
     def text(self: BaseException) -> str:
         return as_shown(kind.__str__(self))

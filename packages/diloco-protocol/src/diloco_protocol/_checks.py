@@ -1,4 +1,7 @@
-"""Checks of what a caller gives: each returns the value, or names it and says what is allowed."""
+"""Checks of a caller's arguments.
+
+Each check returns the value, or raises an error that names it and says what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ def check_whole(
 def check_whole(
     name: str, value: object, least: int, most: int | None = None, *, none: bool = False
 ) -> int | None:
-    """A whole number from ``least`` to ``most``; ``True`` and ``2.0`` are refused.
+    """Check for a whole number from ``least`` to ``most``; ``True`` and ``2.0`` are refused.
 
     Args:
-        name: What to call the value in the error.
-        value: What was given.
+        name: Name of the value in the error.
+        value: The value to check.
         least: The smallest number allowed.
         most: The largest number allowed; None for no limit.
         none: Whether None is allowed too.
@@ -53,11 +56,11 @@ def check_whole(
 
 
 def read_whole(name: str, text: str, least: int, most: int) -> int:
-    """Read a whole number from text that somebody else may have written, however long that is.
+    """Read a whole number from text from an untrusted source, of any length.
 
     Args:
-        name: What to call the value in the error.
-        text: ASCII digits, with nothing around them.
+        name: Name of the value in the error.
+        text: ASCII digits, and nothing else.
         least: The smallest number allowed, at least 0.
         most: The largest number allowed.
 
@@ -97,11 +100,11 @@ def check_seconds(
     most: float = math.inf,
     none: bool = False,
 ) -> float | None:
-    """A finite number of seconds.
+    """Check for a finite number of seconds.
 
     Args:
-        name: What to call the value in the error.
-        value: What was given.
+        name: Name of the value in the error.
+        value: The value to check.
         positive: Whether 0 is refused.
         most: The largest number allowed.
         none: Whether None is allowed too.
@@ -125,11 +128,11 @@ def check_text(name: str, value: object, *, none: Literal[False] = ...) -> str: 
 @overload
 def check_text(name: str, value: object, *, none: Literal[True]) -> str | None: ...
 def check_text(name: str, value: object, *, none: bool = False) -> str | None:
-    """Text that UTF-8 can write, and that does not consist of blanks alone.
+    """Check for text that UTF-8 can encode and that does not consist of blanks alone.
 
     Args:
-        name: What to call the value in the error.
-        value: What was given.
+        name: Name of the value in the error.
+        value: The value to check.
         none: Whether None is allowed too.
 
     Raises:
@@ -147,7 +150,9 @@ def check_text(name: str, value: object, *, none: bool = False) -> str | None:
 
 
 def check_amount(name: str, value: object) -> str | None:
-    """A positive number, or an amount in the backend's own words (text), or None; numbers become text.
+    """Check for a positive number, an amount in the backend's own words (text), or None.
+
+    A number is returned as text.
 
     Raises:
         InvalidRequestError: The value is something else.
@@ -160,7 +165,9 @@ def check_amount(name: str, value: object) -> str | None:
 
 
 def check_texts(name: str, values: object) -> dict[str, str]:
-    """A mapping of text to text, which UTF-8 can write, sorted by its keys; None stands for an empty one.
+    """Check for a mapping of text to text that UTF-8 can encode, and return it sorted by its keys.
+
+    None stands for an empty mapping.
 
     Raises:
         InvalidRequestError: The value is something else; the error names the first key that is
@@ -169,7 +176,7 @@ def check_texts(name: str, values: object) -> dict[str, str]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        # Its content is not shown either.
+        # The content is not shown: it may be a secret.
         raise InvalidRequestError(
             f"{name} must be a mapping of text to text, not a value of type {type(values).__name__}"
         )
@@ -189,7 +196,10 @@ def check_texts(name: str, values: object) -> dict[str, str]:
 
 
 def has_half_a_pair(text: str) -> bool:
-    """Whether a text contains half of a surrogate pair: it stands for a byte that is no UTF-8, and cannot be sent."""
+    """Return whether a text contains half of a surrogate pair.
+
+    Such a half stands for a byte that is not UTF-8, and cannot be sent as text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -198,11 +208,11 @@ def has_half_a_pair(text: str) -> bool:
 
 
 def check_path(name: str, value: object) -> str | os.PathLike[str]:
-    """The name of a file or a folder, as text or a path object; bytes are refused.
+    """Check for the name of a file or a folder, as text or a path object; bytes are refused.
 
     Raises:
-        InvalidRequestError: The value is something else, or empty, or contains what no file system
-            takes.
+        InvalidRequestError: The value is something else, or empty, or contains characters that no
+            file system accepts.
     """
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         raise _refused(name, "a path", value, none=False)
@@ -220,15 +230,15 @@ def check_path(name: str, value: object) -> str | os.PathLike[str]:
 
 
 def check_home(name: str, value: object) -> str | os.PathLike[str]:
-    """As :func:`check_path`, with the home folder in place of ``~`` or ``~user`` at the beginning.
+    """Check for a path as :func:`check_path` does, and expand ``~`` or ``~user`` at its beginning.
 
     Raises:
-        InvalidRequestError: The value is no path, or there is no such home.
+        InvalidRequestError: The value is not a path, or there is no such home folder.
     """
     given = check_path(name, value)
     if not os.fspath(given).startswith("~"):
         return given
-    # Which tells whether there is such a home, and raises nothing
+    # expanduser leaves the path as it is if there is no such home folder, and raises nothing.
     path = os.path.expanduser(given)  # noqa: PTH111
     if path.startswith("~"):
         text = os.fspath(given)
@@ -240,11 +250,11 @@ def check_home(name: str, value: object) -> str | os.PathLike[str]:
 
 
 def check_names(name: str, values: object) -> tuple[str, ...]:
-    """A list of non-empty texts, in any iterable.
+    """Check for a list of non-empty texts; any iterable is accepted.
 
     Raises:
         InvalidRequestError: The value is something else, or a single text, whose letters would be
-            taken for the list.
+            taken for the items of the list.
     """
     return tuple(
         check_text(f"{name}[{number}]", each)
@@ -253,11 +263,11 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
 
 
 def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
-    """A list of paths, in any iterable.
+    """Check for a list of paths; any iterable is accepted.
 
     Raises:
         InvalidRequestError: The value is something else, or a single text, whose letters would be
-            taken for the list.
+            taken for the items of the list.
     """
     return tuple(
         check_path(f"{name}[{number}]", each)
@@ -266,7 +276,7 @@ def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]
 
 
 def check_callable(name: str, value: object) -> object:
-    """Something that can be called.
+    """Check for something that can be called.
 
     Raises:
         InvalidRequestError: The value is something else.
@@ -287,8 +297,11 @@ def _items(name: str, values: object, what: str) -> Iterable[object]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number to calculate with: not ``True``, NaN or infinity, and no integer beyond all floats."""
-    # No comparison overflows, as a conversion of the largest integers does.
+    """Return whether a value is a number to calculate with.
+
+    ``True``, NaN, infinity and integers beyond the range of floats are not.
+    """
+    # Comparing large integers with floats never overflows; converting them to float does.
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
@@ -297,22 +310,22 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def shown(value: object, name: str = "") -> str:
-    """Return a value as an error message can show it: without secrets, and no longer than a line or two.
+    """Return a value as an error message can show it: without secrets, a line or two at most.
 
     Args:
         value: Anything.
-        name: What the message calls it. Of ``labels['DB_PASSWORD']`` nothing is shown, because of
-            the key.
+        name: Name of the value in the message. For a name such as ``labels['DB_PASSWORD']``,
+            nothing of the value is shown, because of the key.
     """
     if value is not None and is_secret_name(name.partition("[")[2]):
         return REDACTED
     if type(value) is int and value.bit_length() > 64:
         return "a number of that size"
     try:
-        # Before Python writes line ends and quotes in another way.
+        # Redact before repr() changes how line ends and quotes are written.
         begin = redact_and_cut(value, _SHOWN) if isinstance(value, str) else redact_json(value)
         text = repr(begin)
-    # Integers of thousands of digits, endless nesting, objects of any class
+    # Raised for integers of thousands of digits, endless nesting, and objects of some classes
     except Exception:  # noqa: BLE001
         return f"a {type(value).__name__} that cannot be shown"
     return redact_and_cut(text, _SHOWN)

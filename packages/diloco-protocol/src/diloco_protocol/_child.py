@@ -1,6 +1,6 @@
-"""The process in which an entrypoint runs; started by the runner.
+"""The process in which an entrypoint runs. The runner starts it.
 
-``python -m diloco_protocol._child SPEC REPORT``.
+Its command line is ``python -m diloco_protocol._child SPEC REPORT``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._types import Reason
 
 
 def main() -> None:
-    """Call the entrypoint and report what came of it; exits with the replica's exit code."""
+    """Call the entrypoint, write the report, and exit with the replica's exit code."""
     spec = ReplicaSpec.from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     report_path = Path(sys.argv[2])
     sys.argv[1:] = []
@@ -34,7 +34,10 @@ def main() -> None:
 
 
 def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
-    """The exit code, and the report: an outcome, or nothing if it neither returned nor failed."""
+    """Return the exit code and the report.
+
+    The report is an outcome, or None if the entrypoint neither returned nor failed.
+    """
     module, _, name = spec.entrypoint.partition(":")
     step = f"importing module {module!r}"
     try:
@@ -56,7 +59,7 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
             _restore_limits()
     except SystemExit as exit_request:
         return _exit_code(exit_request)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
+    except BaseException as error:  # noqa: BLE001 - every exception is reported
         told = traceback.format_exc()
         _log(told.removesuffix("\n"))
         text = f"{type(error).__name__}: {_text_of(error)}"
@@ -79,9 +82,9 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
 
 
 def _submodule(module: str, name: str) -> ModuleType | None:
-    """A module inside a package; None if there is none.
+    """Return a module inside a package; None if there is none.
 
-    If the module itself cannot be imported, that is an error.
+    A module that exists and cannot be imported is an error.
     """
     full_name = f"{module}.{name}"
     try:
@@ -93,25 +96,25 @@ def _submodule(module: str, name: str) -> ModuleType | None:
 
 
 def _exit_code(request: SystemExit) -> tuple[int, str | None]:
-    """The exit code that the interpreter itself would give a SystemExit."""
+    """Return the exit code that the interpreter itself would give to a SystemExit."""
     if request.code is None:
         return 0, None
     if isinstance(request.code, int):
-        # What does not fit into a C long is -1 there.
+        # The interpreter takes -1 for an integer that does not fit into a C long.
         code = request.code & 0xFF if -(2**63) <= request.code < 2**63 else 0xFF
         words = f" with code {code}"
     else:
         text = _text_of(request.code)
         _log(text)
         code, words = 1, f": {text}"
-    if code == 0:  # what the operating system makes of exit(256) is a success, so it is one
+    if code == 0:  # exit(256) is a success for the operating system, so it is one here too
         return 0, None
     error = f"the entrypoint exited{words}"
     return code, Outcome(code, error=error, error_type="SystemExit").to_json()
 
 
 def _log(text: str) -> None:
-    """Write into the replica's log, which the entrypoint may have closed."""
+    """Write into the replica's log; do nothing if the entrypoint has closed it."""
     with contextlib.suppress(Exception):
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
 
@@ -119,12 +122,12 @@ def _log(text: str) -> None:
 def _text_of(value: object) -> str:
     try:
         return str(value)
-    except BaseException:  # noqa: BLE001 - it is code of the entrypoint's
+    except BaseException:  # noqa: BLE001 - __str__ is the entrypoint's code, and may raise anything
         return "<str() failed>"
 
 
 def _restore_limits() -> None:
-    """Undo what would keep a result from being reported."""
+    """Undo changes of the interpreter's limits that would keep a result from being reported."""
     sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000))
 

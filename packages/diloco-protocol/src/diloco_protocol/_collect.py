@@ -1,4 +1,4 @@
-"""Waiting for replicas: one loop for all backends."""
+"""The wait loop for replicas, which all backends share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ._handle import ReplicaHandle
 
 RESULT_LOST = "the result is lost: "
-"""Begins the error of a success whose result is gone."""
+"""Beginning of the error text of a success whose result is gone."""
 
 Progress = Callable[[Mapping["ReplicaHandle", ReplicaStatus]], None]
 
@@ -36,35 +36,34 @@ def collect(
     backoff: Backoff,
     progress: Progress | None = None,
 ) -> list[ReplicaResult]:
-    """Wait until all replicas are terminal or the time is up; never ends anything, and may be repeated.
+    """Wait until all replicas are terminal or the time is up.
 
-    Every tick asks once per run, however many ranks it has. Retryable errors are absorbed until the
-    deadline.
+    Never ends anything, and may be repeated. Every tick makes one request per run, however many
+    ranks it has. Retryable errors are absorbed until the deadline.
 
     Args:
-        handles: In any order, of any runs; duplicates are allowed.
-        observe_run: The statuses of some replicas of one run; a handle without a record is left
-            out. May raise ReplicaNotFoundError if there is no record of the whole run.
-        result_of: The result of a replica that has succeeded; raises ResultLostError or
+        handles: Handles in any order, of any runs; duplicates are allowed.
+        observe_run: Returns the statuses of some replicas of one run; a handle without a record is
+            left out. May raise ReplicaNotFoundError if there is no record of the whole run.
+        result_of: Returns the result of a replica that has succeeded; raises ResultLostError or
             ReplicaNotFoundError if it is gone.
-        place_of: What tells a handle's run from others of that name.
-        ends: Those that are known already, whatever a look says.
+        place_of: Returns what tells a handle's run apart from others of the same name.
+        ends: Ends that are known already; they take precedence over everything that is observed.
         timeout: Seconds for all of them together; None for no limit.
-        backoff: Pauses between ticks, with clock and sleep.
-        progress: Called after every tick with the statuses known so far, and whenever the caller
-            should see a change.
+        backoff: Delays between ticks, with clock and sleep.
+        progress: Called after every tick with the statuses known so far.
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason
         LOST; one that had not ended by the deadline has its last known state. A success whose
-        result is gone has the result None, and an error that says so.
+        result is gone has the result None and an error that says so.
 
     Raises:
-        InvalidRequestError: A handle leads nowhere, as the first look says.
-        BackendError: A run cannot be asked for, or the result of a success cannot be read (a
-            non-retryable error), which is raised once nothing else is waited for; such a run is
-            logged, and asked again at every tick. Or a retryable error still stood at the deadline
-            while a state or the result of a success was not known.
+        InvalidRequestError: The first look found that a handle leads nowhere.
+        BackendError: A run cannot be queried, or the result of a success cannot be read (a
+            non-retryable error). It is raised when there is nothing else to wait for; until then,
+            such a run is logged, and queried again at every tick. Or a retryable error still
+            persisted at the deadline while a state or the result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
     runs: dict[Hashable, list[ReplicaHandle]] = {}
@@ -96,7 +95,7 @@ def collect(
                 if caught.retryable:
                     error = caught
                 elif isinstance(caught, InvalidRequestError) and not waited:
-                    raise  # of a handle that is wrong: nothing is waited for
+                    raise  # a handle is wrong, so do not wait
                 else:
                     unknown = [each for each in waiting if not _ended(each, known)]
                     refused |= dict.fromkeys(unknown or waiting, caught)
@@ -112,7 +111,7 @@ def collect(
                         if caught.retryable:
                             error = caught
                         else:
-                            unreadable[handle] = caught  # the others are still waited for
+                            unreadable[handle] = caught  # keep waiting for the others
         if progress is not None:
             progress(dict(known))
         if all(handle in refused or settled(handle) for ranks in runs.values() for handle in ranks):
@@ -156,7 +155,7 @@ def _look(
     observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]],
     known: dict[ReplicaHandle, ReplicaStatus],
 ) -> bool:
-    """One look at one run; returns whether anything changed."""
+    """Look at one run once, and return whether anything changed."""
     try:
         seen = observe_run(waiting)
     except ReplicaNotFoundError:
@@ -165,9 +164,12 @@ def _look(
     for handle in waiting:
         status = seen.get(handle)
         if status is None and _ended(handle, known):
-            continue  # its record has gone since it was seen to end
+            continue  # its record was removed after its end was seen
         if status is None:
-            text = f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end is unknown"
+            text = (
+                f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end is "
+                "unknown"
+            )
             status = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message=text)
         changed |= known.get(handle) != status
         known[handle] = status
@@ -198,7 +200,10 @@ def _answered(
     known: Mapping[ReplicaHandle, ReplicaStatus],
     results: Mapping[ReplicaHandle, Any],
 ) -> bool:
-    """Whether it can be said how it ended: a success whose result could not be read must not look like one that returned None."""
+    """Return whether it is known how a replica ended.
+
+    A success whose result could not be read must not look like one that returned None.
+    """
     return handle in known and (
         known[handle].state is not ReplicaState.SUCCEEDED or handle in results
     )
@@ -207,7 +212,10 @@ def _answered(
 def to_result(
     handle: ReplicaHandle, status: ReplicaStatus, result: Any, lost: str | None
 ) -> ReplicaResult:
-    """A status as an entry of what ``collect`` returns; ``lost`` says why the result of a success is not there."""
+    """Return a status as an entry of the list that ``collect`` returns.
+
+    ``lost`` says why the result of a success is missing.
+    """
     state = status.state
     exit_code = status.exit_code
     if state is ReplicaState.SUCCEEDED:
@@ -233,4 +241,4 @@ def to_result(
         "attempt": status.attempt,
         "run_id": handle.run_id,
     }
-    return entry  # type: ignore[return-value] # the backend's own ids come on top of the declared keys
+    return entry  # type: ignore[return-value] # the backend's own ids come on top of the keys
