@@ -1,4 +1,4 @@
-"""Finding the installed backends."""
+"""Discovery of the installed backends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ GROUP = "diloco.executors"
 
 
 def executors() -> dict[str, type[Any]]:
-    """The executor classes of all installed backends, by name; those that cannot be loaded are in :func:`load_errors`."""
+    """Return the executor classes of all installed backends, by name.
+
+    Those that cannot be loaded are in :func:`load_errors`.
+    """
     return {name: loaded for name, loaded in _load().items() if not isinstance(loaded, Exception)}
 
 
 def load_errors() -> dict[str, Exception]:
-    """Why some installed backends cannot be used, by name."""
+    """Return the errors of the installed backends that cannot be loaded, by name."""
     return {name: loaded for name, loaded in _load().items() if isinstance(loaded, Exception)}
 
 
 def get_executor(name: str) -> type[Any]:
-    """The executor class of a backend.
+    """Return the executor class of a backend.
 
     Raises:
-        InvalidRequestError: It is not installed, or cannot be loaded; says why, and which ones
-            there are.
+        InvalidRequestError: It is not installed, or cannot be loaded; the error says why, and which
+            backends there are.
     """
     loaded = _load()
     backend = loaded.get(name)
@@ -54,7 +57,7 @@ def _load() -> dict[str, type[Any] | Exception]:
         chosen[point.name] = point.value
         try:
             loaded[point.name] = point.load()
-        # Whatever a backend's import raises is kept and shown
+        # Any exception of a backend's import is kept, and shown later
         except Exception as error:  # noqa: BLE001
             loaded[point.name] = error
     return loaded

@@ -1,4 +1,4 @@
-"""Naming what a replica runs."""
+"""Names of the functions that replicas run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _DOTTED = re.compile(rf"{_NAME}(\.{_NAME})+")
 
 
 def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
-    """``"package.module:function"`` for an entrypoint.
+    """Return the name of an entrypoint in the form ``"package.module:function"``.
 
     Args:
-        entrypoint: That form, or ``"package.module.function"``, or ``"package.module"`` (whose
-            ``main`` is called, unless the package has a function of that name: the replica finds
-            out), or a function that an import can find again.
+        entrypoint: A name in that form, or ``"package.module.function"``, or ``"package.module"``
+            (whose ``main`` is called, unless the package has a function of that name, which only
+            the replica can tell), or a function that an import can find again.
 
     Raises:
-        InvalidRequestError: It is none of these, or names a file (``train.py``), or is a callable
-            that cannot be named (lambda, nested, bound, of ``__main__``).
+        InvalidRequestError: The entrypoint is none of these, or names a file (``train.py``), or is
+            a callable that has no importable name (lambda, nested, bound, of ``__main__``).
     """
     if not isinstance(entrypoint, str):
         return _importable(_name_of(entrypoint))
@@ -50,7 +50,10 @@ def _importable(name: str) -> str:
 
 
 def _refuse_file(entrypoint: str) -> None:
-    """Refuse what names a file: ``train.py`` would be taken for ``py`` in the module ``train``, in the replica only."""
+    """Refuse an entrypoint that names a file.
+
+    Only in the replica would it turn out that ``train.py`` means ``py`` in the module ``train``.
+    """
     path, _, name = entrypoint.partition(":")
     folders = re.split(r"[/\\]", path.removesuffix(".py"))
     if len(folders) == 1 and not path.endswith(".py"):

@@ -1,15 +1,19 @@
-"""Every error of the protocol and of the packages built on it is in this tree.
+"""The tree of all errors of the protocol and of the packages built on it.
 
-DilocoError ├── MissingDependencyError (ImportError) a package is not installed; names it and the
-pip command ├── SpecVersionError a spec, handle or outcome of a version this code does not know └──
-BackendError a verb failed; ``retryable`` says whether trying again may help
-    ├── ThrottledError too many requests (retryable) ├── UnavailableError server error, refused or
-    cut connection (retryable) ├── AuthError no credentials, or expired ones ├── ForbiddenError the
-    credentials do not allow it ├── QuotaExceededError a limit of the account or cluster ├──
-    InvalidRequestError (ValueError) the request is wrong; nothing was started ├── RunConflictError
-    the run_id is taken by a launch with another spec ├── ResultLostError the replica succeeded, but
-    its result is gone ├── LaunchError the launch failed; ``survivors`` could not be stopped again
-    └── ReplicaNotFoundError (LookupError) there is no record of the replica
+DilocoError
+├── MissingDependencyError (ImportError)    a package is not installed; names the pip command
+├── SpecVersionError                        a record of a version that this code does not know
+└── BackendError                            a verb failed; ``retryable`` if it may work later
+    ├── ThrottledError                      too many requests (retryable)
+    ├── UnavailableError                    server error, or no connection (retryable)
+    ├── AuthError                           no credentials, or expired ones
+    ├── ForbiddenError                      the credentials do not allow it
+    ├── QuotaExceededError                  a limit of the account or cluster
+    ├── InvalidRequestError (ValueError)    the request is wrong; nothing was started
+    ├── RunConflictError                    the run_id is taken by a launch with another spec
+    ├── ResultLostError                     the replica succeeded, but its result is gone
+    ├── LaunchError                         the launch failed; ``survivors`` are still running
+    └── ReplicaNotFoundError (LookupError)  there is no record of the replica
 """
 
 from __future__ import annotations
@@ -18,16 +22,16 @@ from ._causes import as_shown, clean_causes
 
 
 class DilocoError(Exception):
-    """Base of all errors of diloco.
+    """The base class of all errors of diloco.
 
-    Messages quote what others have written: replicas, services, records. So a message of any error
-    of ours shows control characters as Python writes them, leaves out what has the form of a
-    secret, and has a bounded length. So do the texts of the exceptions that it is made of
-    (``raise ... from``): a traceback shows them, too.
+    Messages quote texts from replicas, services and records. So the message of every error of ours
+    shows control characters as Python writes them, leaves out everything that looks like a secret,
+    and has a bounded length. The texts of the exceptions that caused it (``raise ... from``) are
+    treated in the same way, because a traceback shows them too.
 
     Attributes:
-        replaced: Whether another process has taken the place of a replica that ends with this
-            error: it is not to be started again.
+        replaced: Whether another process has taken the place of the replica that ends with this
+            error; if so, the replica must not be started again.
     """
 
     replaced: bool = False
@@ -38,15 +42,18 @@ class DilocoError(Exception):
 
 
 class MissingDependencyError(DilocoError, ImportError):
-    """Raised when an optional package is needed and not installed; the message has the pip command."""
+    """Raised when an optional package is needed and not installed.
+
+    The message has the pip command.
+    """
 
 
 class SpecVersionError(DilocoError):
-    """Raised when something was written by a version that this one does not understand."""
+    """Raised when a record was written by a version that this one does not understand."""
 
 
 class BackendError(DilocoError):
-    """Raised when a backend cannot do what it was asked.
+    """Raised when a backend cannot do what it was asked to do.
 
     Attributes:
         retryable: Whether the same call may succeed a little later.
@@ -105,4 +112,7 @@ class ResultLostError(BackendError):
 
 
 class ReplicaNotFoundError(BackendError, LookupError):
-    """Raised when there is no record of a replica: it never existed here, or its record has been removed."""
+    """Raised when there is no record of a replica.
+
+    Either it never existed here, or its record has been removed.
+    """

@@ -1,4 +1,4 @@
-"""The five verbs, as a structural type: a backend needs no inheritance."""
+"""The five verbs as a structural type, so that a backend needs no inheritance."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ._types import ReplicaResult, ReplicaState
 class ServerlessExecutor(Protocol):
     """Launches, watches, cancels and collects replicas.
 
-    ``isinstance`` checks only names, the conformance suite the rest.
+    ``isinstance`` checks only the names; the conformance suite checks the rest.
     """
 
     @property
     def backend_name(self) -> str:
-        """Name of the backend, as its handles carry it."""
+        """Return the name of the backend, as its handles carry it."""
         ...
 
     @property
     def supports_inter_replica_network(self) -> bool:
-        """Whether replicas can reach each other over a network."""
+        """Return whether replicas can reach each other over a network."""
         ...
 
     def launch_replicas(
@@ -35,15 +35,15 @@ class ServerlessExecutor(Protocol):
         gpu: str | None = None,
         timeout: float | None = 3600,
     ) -> list[ReplicaHandle]:
-        """Start a cohort; handles in rank order."""
+        """Start a cohort, and return its handles in rank order."""
         ...
 
     def poll(self, handle: ReplicaHandle) -> ReplicaState:
-        """The state of a replica."""
+        """Return the state of a replica."""
         ...
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """The last lines of a replica's log; ``""`` when there are none."""
+        """Return the last lines of a replica's log; ``""`` if there are none."""
         ...
 
     def cancel(self, handle: ReplicaHandle) -> None:
@@ -53,5 +53,5 @@ class ServerlessExecutor(Protocol):
     def collect(
         self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None
     ) -> list[ReplicaResult]:
-        """Wait for replicas; one result per handle, in the given order."""
+        """Wait for replicas, and return one result per handle, in the given order."""
         ...

@@ -1,4 +1,7 @@
-"""The fields that outcomes and statuses share, and what may stand in them: one table for writers and readers."""
+"""The fields that outcomes and statuses share, and the values allowed in them.
+
+Writers and readers use the same table.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 LATEST = 253_402_300_799
-"""The end of the year 9999 in Unix seconds, which is the last that dates can say."""
+"""The end of the year 9999 in Unix seconds, the last moment that dates can represent."""
 LARGEST = 2**31 - 1
 """The largest attempt, rank and world_size."""
 TEXT_CHARACTERS = 32_768
-"""The longest text in a record; of a longer one, :func:`sound_text` keeps both ends."""
+"""The longest text in a record, in characters; :func:`sound_text` shortens longer ones."""
 _CUT = "\n[... cut ...]\n"
 
 
@@ -62,15 +65,16 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_fields(what: str, record: object, names: Iterable[str]) -> None:
-    """Refuse a record in which a field holds what no record of ours holds.
+    """Refuse a record in which a field has a value that none of our records has.
 
     Args:
-        what: What to call the record in the error.
+        what: Name of the record in the error.
         record: An outcome or a status.
-        names: The fields to look at.
+        names: The fields to check.
 
     Raises:
-        InvalidRequestError: It names the field, what it holds, and what is allowed.
+        InvalidRequestError: A field has such a value; the error names the field, its value, and
+            what is allowed.
     """
     for name in names:
         allowed, words = _ALLOWED[name]
@@ -80,10 +84,10 @@ def check_fields(what: str, record: object, names: Iterable[str]) -> None:
 
 
 def check_version(what: str, data: object, version: int) -> dict[str, Any]:
-    """Return a record that has the version this code reads.
+    """Return a record if it has the version that this code reads.
 
     Raises:
-        SpecVersionError: It has another version, or none.
+        SpecVersionError: The record has another version, or none.
     """
     found = data.get("version") if isinstance(data, dict) else None
     if not isinstance(data, dict) or type(found) is not int or found != version:
@@ -94,9 +98,10 @@ def check_version(what: str, data: object, version: int) -> dict[str, Any]:
 
 
 def sound_text(text: str) -> str:
-    r"""Return a text as records hold it: halves of surrogate pairs escaped, and the middle of a long one left out.
+    r"""Return a text as records hold it.
 
-    Nobody can print or send on half of a surrogate pair, and exceptions may quote anything.
+    Halves of surrogate pairs are escaped, because they can be neither printed nor sent, and
+    exceptions may quote anything. A long text loses its middle.
 
     >>> sound_text("no file \udcff")
     'no file \\udcff'
@@ -105,9 +110,10 @@ def sound_text(text: str) -> str:
 
 
 def shorten(text: str, room: int) -> str:
-    """Return both ends of a text: the beginning says where it happened, the end what it was.
+    """Return both ends of a text.
 
-    What is cut is without secrets: of half a secret, nobody could tell later that it is one.
+    The beginning says where an error happened, and the end what it was. Secrets are removed before
+    the text is cut, since half a secret could not be recognised as one later.
     """
     if len(text) <= room:
         return text

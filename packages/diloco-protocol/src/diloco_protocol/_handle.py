@@ -50,20 +50,21 @@ class Metadata(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHandle:
-    """Names one replica of one run: all that is needed to poll, read logs, cancel and collect, in any process.
+    """Names one replica of one run.
 
-    Frozen, hashable, equal by value; safe to share between threads.
+    A handle is all that is needed to poll, read logs, cancel and collect, in any process. Frozen,
+    hashable, equal by value; safe to share between threads.
 
     Attributes:
         rank: The rank of the replica, from 0 to world_size - 1.
-        backend_name: The backend that understands it.
-        metadata: The backend's own ids, and the cluster, account or host they belong to; immutable
-            text to text.
-        run_id: The launch it belongs to.
+        backend_name: Name of the backend that understands this handle.
+        metadata: The backend's own ids, and the cluster, account or host they belong to; an
+            immutable mapping of text to text.
+        run_id: Name of the launch that the replica belongs to.
         world_size: Number of replicas of the run.
 
     Raises:
-        InvalidRequestError: A value is impossible.
+        InvalidRequestError: A value is not allowed.
     """
 
     rank: int
@@ -86,7 +87,7 @@ class ReplicaHandle:
             object.__setattr__(self, "metadata", Metadata(self.metadata))
 
     def to_dict(self) -> dict[str, Any]:
-        """The handle as JSON values, with a version."""
+        """Return the handle as JSON values, with a version."""
         return {
             "version": HANDLE_VERSION,
             "rank": self.rank,
@@ -97,16 +98,16 @@ class ReplicaHandle:
         }
 
     def to_json(self) -> str:
-        """The handle as one line of JSON."""
+        """Return the handle as one line of JSON."""
         return canonical(self.to_dict())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ReplicaHandle:
-        """The inverse of :meth:`to_dict`.
+        """Make a handle from the result of :meth:`to_dict`.
 
         Raises:
-            SpecVersionError: It was written by another version.
-            InvalidRequestError: It is not a handle.
+            SpecVersionError: The data was written by another version.
+            InvalidRequestError: The data is not a handle.
         """
         if not isinstance(data, Mapping) or "version" not in data:
             raise InvalidRequestError(f"this is not a handle: {shown(data)}")
@@ -128,5 +129,5 @@ class ReplicaHandle:
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaHandle:
-        """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
+        """Make a handle from the result of :meth:`to_json`; raises as :meth:`from_dict` does."""
         return cls.from_dict(loads_bounded(text, "this handle", RECORD_BYTES))

@@ -1,4 +1,4 @@
-"""What a backend supplies: a few private methods, on which all the verbs are written."""
+"""The hooks that a backend supplies: a few private methods on which all the verbs are built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Option:
         name: Its name.
         type: Its type, in words.
         default: Its default, in words.
-        help: What it is for.
+        help: Its purpose.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Finding:
     """One thing that :meth:`BaseExecutor.check` has looked at before a launch.
 
     Attributes:
-        subject: What was looked at, in a word or two, such as ``"rights"`` or ``"quota"``.
-        ok: Whether it is as it must be; None if that could not be found out.
-        message: What was found, and what to do about it; without secrets and control characters, as
-            the message of an error.
+        subject: What was checked, in a word or two, such as ``"rights"`` or ``"quota"``.
+        ok: Whether it is as it must be; None if that could not be determined.
+        message: What was found, and what to do about it. Like the message of an error, it is
+            without secrets and control characters.
     """
 
     subject: str
@@ -55,11 +55,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines of a log are asked for.
+    """The selection of lines of a log.
 
     Attributes:
         n_lines: How many lines, counted from the end; None for all.
-        follow: Go on until the replica has ended and its log is exhausted.
+        follow: Whether to continue until the replica has ended and its log is exhausted.
         since: Only lines from this time on, in Unix seconds.
         until: Only lines before this time, in Unix seconds.
         regex: Only lines in which this regular expression is found.
@@ -75,33 +75,37 @@ class LogQuery:
 
 
 class Hooks(ABC):
-    """The side of :class:`BaseExecutor` that a backend fills in.
+    """The hooks of :class:`BaseExecutor`, which a backend supplies.
 
-    What does not depend on the backend has been checked before.
+    Everything that does not depend on the backend has been checked before a hook is called.
     """
 
     backend_name: str
     supports_inter_replica_network: bool
     capabilities: Capabilities
 
-    # A backend may have nothing to refuse
+    # Not abstract, since a backend may have nothing to refuse
     def _check_request(self, request: RunRequest) -> None:  # noqa: B027
-        """Refuse a launch or a plan that asks for something this backend cannot do; called before anything else.
+        """Refuse a launch or a plan that asks for something this backend cannot do.
+
+        Called before anything else.
 
         Raises:
-            InvalidRequestError: Says what was asked for and what to do instead.
+            InvalidRequestError: The request is refused; the error says what was asked for and what
+                to do instead.
         """
 
-    # A backend may have one place and no metadata
+    # Not abstract, since a backend may have one place and no metadata
     def _check_handle(self, handle: ReplicaHandle) -> None:  # noqa: B027
-        """Refuse a handle whose metadata is incomplete, or that names another account, cluster or host.
+        """Refuse a handle that is incomplete, or that names another account, cluster or host.
 
-        Every verb calls this first, before it asks the platform or a journal, so that a journal
-        which several executors share speaks for each of them alone. It is called often and from
-        several threads, and is to call nothing itself.
+        Every verb calls this first, before it queries the platform or a journal. So an executor
+        that shares a journal with others takes from it only what is its own. It is called often and
+        from several threads, and must not make calls to the platform itself.
 
         Raises:
-            InvalidRequestError: Says what is missing, or where the handle belongs.
+            InvalidRequestError: The handle is refused; the error says what is missing, or where the
+                handle belongs.
         """
 
     def _findings(self, request: RunRequest) -> list[Finding]:  # noqa: ARG002
@@ -112,17 +116,17 @@ class Hooks(ABC):
         return []
 
     def _within(self, seconds: float | None) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Bound this thread's calls while ``collect`` waits that many seconds (None: endlessly).
+        """Bound this thread's calls while ``collect`` waits that many seconds (None: no limit).
 
-        By default they are not.
+        By default they are not bounded.
         """
         return nullcontext()
 
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        """The requests for a launch, as JSON values with secrets redacted.
+        """Return the requests for a launch, as JSON values with secrets redacted.
 
-        Sends nothing; checks what only it can check.
+        Sends nothing. Makes the checks that only this method can make.
         """
 
     @abstractmethod
@@ -133,39 +137,39 @@ class Hooks(ABC):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        """The statuses of replicas of one run, with a number of calls that does not depend on their number.
+        """Return the statuses of replicas of one run.
 
-        A backend without such a call asks once per replica given, and declares
-        ``calls_per_look="rank"``.
+        The number of calls must not depend on the number of replicas. A backend that has no such
+        call makes one call per replica given, and declares ``calls_per_look="rank"``.
 
-        A replica without a record is left out; where the whole run has no record, raising
-        ReplicaNotFoundError is just as good.
+        A replica without a record is left out. Where the whole run has no record,
+        ReplicaNotFoundError may be raised instead.
         """
 
     @abstractmethod
     def _result(self, handle: ReplicaHandle) -> Any:
-        """The result of a replica that has succeeded.
+        """Return the result of a replica that has succeeded.
 
         Raises:
-            ResultLostError: It is gone for good.
-            BackendError: It could not be read this time.
+            ResultLostError: The result is gone for good.
+            BackendError: The result could not be read this time.
         """
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
-        """Ask for the end of a replica (or its run).
+        """Ask the platform to end a replica (or its run).
 
         Called from several threads at once where the scope is the replica.
         """
 
     @abstractmethod
     def _purge(self, handle: ReplicaHandle) -> None:
-        """Remove the records of its run."""
+        """Remove the records of the replica's run."""
 
     def _place(self, handle: ReplicaHandle) -> tuple[str, ...]:  # noqa: ARG002
-        """What tells the run of a handle from others of that name.
+        """Return what tells the run of a handle apart from others of the same name.
 
-        An executor that works in one place has none of them.
+        An executor that works in one place needs nothing for that, and returns ``()``.
         """
         return ()
 
@@ -174,27 +178,28 @@ class Hooks(ABC):
         handle: ReplicaHandle,  # noqa: ARG002
         known: Sequence[ReplicaHandle],  # noqa: ARG002
     ) -> list[ReplicaHandle]:
-        """Those of some handles that lead to the run of this one with other metadata.
+        """Return those of the known handles that lead to the run of this one with other metadata.
 
         By default a run has only one spelling.
         """
         return []
 
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:
-        """The handles of all ranks whose records ``_purge`` removes with this one's, where ``_attach`` does not find it.
+        """Return the handles of all ranks whose records ``_purge`` removes with this one's.
 
-        A backend overrides it whose handles lead to places in which ``_attach`` does not look.
+        It is called where ``_attach`` does not find the run. A backend whose handles lead to places
+        in which ``_attach`` does not look overrides it.
         """
         return [handle]
 
     @abstractmethod
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        """The lines asked for."""
+        """Yield the lines that the query selects."""
 
     @abstractmethod
     def _list_runs(self) -> list[str]:
-        """The known run_ids, oldest first."""
+        """Return the known run_ids, oldest first."""
 
     @abstractmethod
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        """The handles of a run."""
+        """Return the handles of a run."""

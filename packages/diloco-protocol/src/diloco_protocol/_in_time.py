@@ -1,4 +1,7 @@
-"""Answers over HTTP that end in time, however they drip: urllib3 bounds the pause between two pieces, and not their number."""
+"""Deadlines for whole answers over HTTP, however slowly they arrive.
+
+urllib3 limits the pause between two pieces of an answer, but not the number of pieces.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ _TOO_SLOW = "the answer comes too slowly, and is not read to its end"
 
 
 class _Reader(io.RawIOBase):
-    """What a connection receives, up to a time."""
+    """The stream that a connection receives, up to a deadline."""
 
     def __init__(self, received: io.RawIOBase, sock: socket, up: float) -> None:
         self._received = received
         self._socket = sock
-        self._pause = sock.gettimeout()  # that urllib3 has set
+        self._pause = sock.gettimeout()  # urllib3 has set it
         self.up = up
 
     def readable(self) -> bool:
@@ -48,16 +51,17 @@ class _Reader(io.RawIOBase):
 def in_time(
     pool: type[Any], up: Callable[[], float], endless: Callable[[], bool] = lambda: False
 ) -> type[Any]:
-    """Return a class of connection pools whose answers, headers included, are received up to a time.
+    """Return a class of connection pools whose answers have to be received by a deadline.
 
-    What comes later is an ``OSError``, which urllib3 makes an error of its own of.
+    The deadline covers the headers as well. If it passes, reading raises an ``OSError``, which
+    urllib3 turns into an error of its own.
 
     Args:
-        pool: urllib3's class of pools, or what a client library has made of it.
-        up: Is called when an answer is waited for, in the thread that has asked: when (of
-            ``time.monotonic``) it has to be here.
-        endless: Is called there when its headers are here: whether a body, if this is no refusal,
-            may take any time.
+        pool: urllib3's class of pools, or a client library's subclass of it.
+        up: Called when the wait for an answer begins, in the thread that sent the request; returns
+            the deadline, as a time of ``time.monotonic``.
+        endless: Called in that thread when the headers have arrived; returns whether the body may
+            take any time, if the answer is not an error.
     """
     from http.client import HTTPResponse  # slow to import
 

@@ -1,4 +1,4 @@
-"""What became of a run's replicas, written down where it outlives the backend's own records."""
+"""A journal of how a run's replicas ended, which outlives the backend's own records."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ _LONGEST_NAME = 200  # file systems take 255 bytes
 
 
 class DamagedRecordError(InvalidRequestError):
-    """Raised when a record of a journal cannot be read: it concerns one replica or the launches of one run, and no others."""
+    """Raised when a record of a journal cannot be read.
+
+    It concerns one replica or the launches of one run, and no others.
+    """
 
 
 @runtime_checkable
 class RunJournal(Protocol):
-    """Remembers launches and ends.
+    """A store that remembers launches and ends.
 
-    An executor writes at launch, and when it first sees a terminal state. Thread-safe.
+    An executor writes into it at a launch, and when it first sees a terminal state. Thread-safe.
     """
 
     def record_launch(self, handles: list[ReplicaHandle]) -> None:
@@ -50,18 +53,20 @@ class RunJournal(Protocol):
         ...
 
     def runs(self) -> list[str]:
-        """The run_ids that have been launched."""
+        """Return the run_ids that have been launched."""
         ...
 
     def handles(
         self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
     ) -> list[ReplicaHandle]:
-        """The handles of a run in rank order, of each rank those of its latest launch; empty if it is unknown.
+        """Return the handles of a run in rank order; empty if the run is unknown.
+
+        If a rank was launched several times, only the handle of its latest launch is returned.
 
         Args:
             run_id: Name of the run.
-            wanted: Whether a handle counts: launches of that name elsewhere do not take the place
-                of those that are asked for.
+            wanted: Says whether a handle counts. Launches of the same name elsewhere, which it does
+                not want, do not hide those that it wants.
 
         Raises:
             InvalidRequestError: A record of a launch of this run is damaged.
@@ -69,7 +74,7 @@ class RunJournal(Protocol):
         ...
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """The terminal status and the result of a replica, if its end has been recorded.
+        """Return the terminal status and the result of a replica, if its end has been recorded.
 
         Raises:
             InvalidRequestError: The record of this replica is damaged.
@@ -78,25 +83,26 @@ class RunJournal(Protocol):
 
 
 class FolderJournal:
-    """A journal in a folder: one folder per run, one file per launch and per end, each written in one step.
+    """A journal in a folder.
 
-    Names of runs and backends are spelled so that each is one file name, and no two are the same.
-    The folder is this user's alone (0700, its files 0600), since whoever can write there says how
-    replicas have ended.
+    There is one folder per run, and one file per launch and per end, each written in one step. The
+    names of runs and backends are escaped so that each is one valid file name, and no two are the
+    same. The folder belongs to this user alone (mode 0700, its files 0600), since everyone who can
+    write there can decide how replicas have ended.
 
-    Safe between threads and processes.
+    Safe to use from several threads and processes.
 
     Args:
-        folder: Where; ``~`` and ``~user`` at the beginning are home folders. By default
+        folder: The folder; ``~`` and ``~user`` at the beginning are home folders. By default
             ``$XDG_STATE_HOME/diloco/journal`` (``~/.local/state`` where that is not set).
 
     Raises:
-        InvalidRequestError: The folder is no path, another user's, or others can write to it. Every
-            method raises this, too.
+        InvalidRequestError: The folder is not a path, or belongs to another user, or others can
+            write to it. Every method raises this, too.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        from pathlib import Path  # slow to import, and replicas need none of it
+        from pathlib import Path  # slow to import, and replicas do not need it
 
         self.folder = (
             state_folder() / "journal" if folder is None else Path(check_home("folder", folder))
@@ -122,7 +128,7 @@ class FolderJournal:
                 return  # it is the latest launch of this run anyway
         number = 1 + max((_number(path) for path in earlier), default=0)
         self._write(folder / f"{number:06}.{digest}{_LAUNCHED}", record, RECORD_BYTES, replace=True)
-        for path in earlier:  # what has been launched again is not kept twice
+        for path in earlier:  # earlier records of the same launch
             if path.name.endswith(f".{digest}{_LAUNCHED}"):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -143,7 +149,7 @@ class FolderJournal:
         self._write(self._end_file(handle), record, OUTCOME_BYTES, replace=False)
 
     def runs(self) -> list[str]:
-        """The known run_ids; see :class:`RunJournal`."""
+        """Return the known run_ids; see :class:`RunJournal`."""
         check_private_folder(self.folder)
         with self._reading():
             if not self.folder.exists():
@@ -154,7 +160,7 @@ class FolderJournal:
     def handles(
         self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
     ) -> list[ReplicaHandle]:
-        """The handles of a run; see :class:`RunJournal`."""
+        """Return the handles of a run; see :class:`RunJournal`."""
         if len(_spell(run_id)) > _LONGEST_NAME:
             return []
         folder = self._folder(run_id)
@@ -163,14 +169,14 @@ class FolderJournal:
         for path in reversed(self._launches(folder)):
             launch = list(filter(wanted, _read_launch(path)))
             places = set(map(_place, launch))
-            # A launch is not that of its name any more once a later one has taken a rank of it.
+            # A launch no longer counts when a later launch has taken one of its ranks.
             if taken.isdisjoint(places):
                 found += launch
             taken |= places
         return sorted(found, key=_rank)
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """The recorded end of a replica; see :class:`RunJournal`."""
+        """Return the recorded end of a replica; see :class:`RunJournal`."""
         file = self._end_file(handle)
         with self._reading():
             if not file.exists():
@@ -184,7 +190,7 @@ class FolderJournal:
         except DilocoError as error:
             raise _damaged(file, str(error)) from None
         if found != handle:
-            return None  # a namesake: another run that was given the same run_id elsewhere
+            return None  # the end of another run, which got the same run_id elsewhere
         if not status.state.terminal:
             raise _damaged(file, f"the state {status.state.value!r} is not an end")
         return status, record["result"]
@@ -196,7 +202,7 @@ class FolderJournal:
         return self.folder / name
 
     def _launches(self, folder: Path) -> list[Path]:
-        """The records of the launches of a run, the latest at the end."""
+        """Return the records of the launches of a run, the latest at the end."""
         check_private_folder(self.folder)
         check_private_folder(folder)
         with self._reading():
@@ -213,7 +219,7 @@ class FolderJournal:
             ) from error
 
     def _end_file(self, handle: ReplicaHandle) -> Path:
-        # Namesakes (the same run_id elsewhere) have ends of their own.
+        # Runs with the same run_id elsewhere have ends of their own, so the handle is in the name.
         checksum = zlib.crc32(handle.to_json().encode())
         backend = _spell(handle.backend_name)[:_LONGEST_NAME]
         return self._folder(handle.run_id) / f"{backend}-{handle.rank:05}.{checksum:08x}{_ENDED}"
@@ -234,13 +240,13 @@ class FolderJournal:
             raise UnavailableError(
                 f"the journal in {self.folder} cannot be written: {error}"
             ) from error
-        finally:  # a full disk is not to fill up with these
+        finally:  # do not fill the disk with partial files
             with contextlib.suppress(OSError):
                 partial.unlink()
 
 
 def _create(partial: Path, path: Path) -> None:
-    """Let ``path`` be what ``partial`` is, unless it exists already: the first of several writers wins."""
+    """Create ``path`` from ``partial`` unless it exists: the first of several writers wins."""
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -251,7 +257,11 @@ def _create(partial: Path, path: Path) -> None:
 
 
 def _spell(name: str) -> str:
-    """A name as one file name: whatever is not a lower-case letter, digit or dash becomes ``%`` and its number."""
+    """Return a name as one file name.
+
+    Every character that is not a lower-case letter, digit, dash or underscore becomes its number
+    between two ``%``.
+    """
     if not isinstance(name, str):
         raise InvalidRequestError(f"the name of a run must be text, not {shown(name)}")
     plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -259,7 +269,7 @@ def _spell(name: str) -> str:
 
 
 def _unspell(name: str) -> str | None:
-    """The name that is spelled so; None for a folder that no run has made."""
+    """Return the name that a file name stands for; None for a folder that no run has made."""
     try:
         text = "" if name == "%" else _SPELLED.sub(lambda match: chr(int(match[1], 16)), name)
     except (ValueError, OverflowError):
@@ -268,7 +278,7 @@ def _unspell(name: str) -> str | None:
 
 
 def _number(path: Path) -> int:
-    """The number of a launch, by which the latest of a run is known."""
+    """Return the number of a launch; the latest launch of a run has the largest."""
     number = path.name.partition(".")[0]
     return int(number) if number.isascii() and number.isdecimal() and len(number) <= 9 else 0
 
@@ -282,15 +292,17 @@ def _place(handle: ReplicaHandle) -> tuple[str, int]:
 
 
 def state_folder() -> Path:
-    """The folder in which programs of this user keep their state: ``$XDG_STATE_HOME/diloco`` or its usual place.
+    """Return the folder in which programs of this user keep their state.
+
+    It is ``$XDG_STATE_HOME/diloco``, or its usual place where that is not set.
 
     Raises:
-        InvalidRequestError: It is in a home folder, and there is none.
+        InvalidRequestError: The folder would be in the home folder, and there is none.
     """
     from pathlib import Path  # slow to import
 
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if base.is_absolute():  # the XDG specification says that another path is to be ignored
+    if base.is_absolute():  # the XDG specification says that relative paths must be ignored
         return base / "diloco"
     if sys.platform == "darwin":
         return Path(check_home("folder", "~/Library/Application Support/diloco"))

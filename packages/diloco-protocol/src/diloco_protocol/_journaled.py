@@ -1,4 +1,7 @@
-"""What a journal adds to what a backend says: ends that it remembers, and that are written down when they are first seen."""
+"""Journal support for executors.
+
+The journal remembers how replicas ended, and ends are written into it when they are first seen.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +33,27 @@ if TYPE_CHECKING:
     from ._journal import RunJournal
 
 _TOLD = 10
-"""How many entries of a handle's metadata a message shows: it comes from whoever wrote the handle."""
+"""Number of entries of a handle's metadata in a message; a handle may come from any program."""
 
 
 class Journaled(Hooks):
-    """The part of :class:`BaseExecutor` that asks a journal before the backend, if there is one."""
+    """The part of :class:`BaseExecutor` that reads a journal, if any, before the backend."""
 
     _journal: RunJournal | None
     _looks: LookOrder
     _warned_of: set[ReplicaHandle]
-    """Whose damaged records have been logged, each of which is logged once."""
+    """Replicas whose damaged records have been logged; each is logged once."""
 
     @abstractmethod
     def _check(self, handle: ReplicaHandle) -> None:
-        """Refuse what is no handle of this executor, with InvalidRequestError."""
+        """Refuse anything that is not a handle of this executor, with InvalidRequestError."""
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:
-        """Whether a handle that a journal knows is of the place in which this executor looks for names."""
+        """Return whether a journal's handle belongs to the place where this executor looks."""
         return self._takes(handle)
 
     def _takes(self, handle: ReplicaHandle) -> bool:
-        """Whether a handle is one that this executor's verbs take."""
+        """Return whether this executor's verbs accept a handle."""
         try:
             self._check(handle)
         except InvalidRequestError:
@@ -58,7 +61,10 @@ class Journaled(Hooks):
         return True
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
+        """Return the statuses of replicas: ends from the journal, everything else from the backend.
+
+        Ends that are new are written into the journal.
+        """
         if self._journal is None:
             return self._readable(handles)
         seen = self._ends(handles)
@@ -75,14 +81,17 @@ class Journaled(Hooks):
         return seen
 
     def _ends(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """The ends that the journal has of some replicas."""
+        """Return the ends of some replicas that are in the journal."""
         ends = {handle: self._recorded(handle) for handle in handles}
         return {handle: readable_status(end[0]) for handle, end in ends.items() if end is not None}
 
     def _observe_or_lost(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        """As :meth:`_observe`, for ``collect``: one that is gone, and whose record is damaged, is lost."""
+        """Observe replicas as :meth:`_observe` does, for ``collect``.
+
+        A replica that is gone and whose journal record is damaged counts as lost.
+        """
         try:
             seen = dict(self._observe(handles))
         except ReplicaNotFoundError:
@@ -98,7 +107,10 @@ class Journaled(Hooks):
         return seen
 
     def _recorded(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """The end that the journal has of a replica; a record that is damaged is as good as none, and a warning is logged."""
+        """Return the end of a replica that is in the journal.
+
+        A damaged record counts as missing, and a warning is logged.
+        """
         if self._journal is None:
             return None
         try:
@@ -110,7 +122,7 @@ class Journaled(Hooks):
             return None
 
     def _damage(self, handle: ReplicaHandle) -> DilocoError | None:
-        """What is wrong with the record that the journal has of a replica's end, if anything is."""
+        """Return what is wrong with the journal's record of a replica's end; None if nothing is."""
         try:
             if self._journal is not None:
                 self._journal.end(handle)
@@ -132,7 +144,7 @@ class Journaled(Hooks):
         try:
             self._write_end(journal, handle, status)
         except BackendError as error:
-            # The state is known and true; who looks next tries again to write it down.
+            # The state is known and true; the next look tries again to write it into the journal.
             of = f"the end of rank {handle.rank} of run {handle.run_id!r}"
             log(f"{of} is not in the journal yet: {error}")
 
@@ -144,11 +156,13 @@ class Journaled(Hooks):
         journal.record_end(handle, status, result)
 
     def _write_last_ends(self, journal: RunJournal, handle: ReplicaHandle) -> None:
-        """Write down the ends of a run that is about to be removed, since nobody can look later.
+        """Write the ends of a run that is about to be removed into the journal.
+
+        After the removal they could not be read any more.
 
         Raises:
             InvalidRequestError: A replica has not ended.
-            BackendError: The backend could not be asked, or the journal could not be written.
+            BackendError: The backend could not be queried, or the journal could not be written.
         """
         run = self._run_of(journal, handle)
         asked = [each for each in run if self._recorded(each) is None]
@@ -177,7 +191,7 @@ class Journaled(Hooks):
         self._spell_out(journal, run)
 
     def _spell_out(self, journal: RunJournal, run: Sequence[ReplicaHandle]) -> None:
-        """Write the ends of a run down under the journal's own handles, too, where those have other metadata."""
+        """Write a run's ends under the journal's own handles too, if they have other metadata."""
         launched = set(self._launched(journal, run[0], self._takes)) - set(run)
         ends = {each.rank: self._recorded(each) for each in run} if launched else {}
         for other in self._spelled(run[0], list(launched)) if launched else []:
@@ -185,7 +199,7 @@ class Journaled(Hooks):
                 journal.record_end(other, *end)
 
     def _run_of(self, journal: RunJournal, handle: ReplicaHandle) -> list[ReplicaHandle]:
-        """The handles of a replica and its siblings, as the journal has them or the backend."""
+        """Return the handles of a replica and its siblings, from the journal or the backend."""
         known = self._launched(journal, handle, self._is_ours)
         if handle not in known and self._is_ours(handle):
             try:
@@ -200,7 +214,7 @@ class Journaled(Hooks):
     def _launched(
         journal: RunJournal, handle: ReplicaHandle, wanted: Callable[[ReplicaHandle], bool]
     ) -> list[ReplicaHandle]:
-        """What the journal has of the launches of a run's name."""
+        """Return the handles that the journal has for launches of a run's name."""
         try:
             return journal.handles(str(handle.run_id), wanted)
         except (DamagedRecordError, SpecVersionError):
@@ -216,7 +230,10 @@ class Journaled(Hooks):
         return result
 
     def _missing(self, handle: ReplicaHandle, error: ReplicaNotFoundError | None) -> str:
-        """What was asked for and where, when neither the backend nor a journal knows a replica, and what to do."""
+        """Return the message for a replica that neither the backend nor a journal knows.
+
+        It says what was asked for and where, and what to do.
+        """
         told = [
             f"{redact_and_cut(name, 100)}={shown(value)}" for name, value in handle.metadata.items()
         ]
@@ -229,7 +246,8 @@ class Journaled(Hooks):
             + (f". Nor has the journal {journal!r} its end" if journal is not None else "")
             + ". It was purged, "
             + (f"ended more than {_in_words(kept)} ago, " if kept is not None else "")
-            + "or was never launched where this executor looks. list_runs() names the runs that are there"
+            + "or was never launched where this executor looks. list_runs() names the runs that "
+            "are there"
             + (
                 ""
                 if journal is not None
@@ -239,7 +257,7 @@ class Journaled(Hooks):
 
 
 def _in_words(seconds: float) -> str:
-    """A span of time in the largest unit of which it is a whole number."""
+    """Return a duration in words, in the largest unit of which it is a whole number."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length and seconds % length == 0:
             count = int(seconds // length)
