@@ -12,37 +12,41 @@ from ._checks import has_half_a_pair, shown
 from ._errors import InvalidRequestError
 from ._redact import redact_and_cut
 
-# Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or than
-# PYTHONINTMAXSTRDIGITS says.
+# Python's own parser refuses integers of more than 4300 digits, which are 14,284 bits, or of more
+# digits than PYTHONINTMAXSTRDIGITS allows.
 _MAX_INTEGER_BITS = 14_000
-_EVER_READ = 2_000  # bits, which are fewer than the 640 digits that are the least limit
-# Far below the recursion limit, wherever the reader stands.
+_EVER_READ = 2_000  # bits; fewer than 640 digits, the smallest limit that Python accepts
+# Far below the recursion limit, however deep the stack of the reader already is.
 _MAX_DEPTH = 200
-# Characters of a path, and of a key in it.
+# How many characters of a path, and of a key in it, an error shows.
 _SHOWN = 200
 
 
 def check_json(value: Any, path: str) -> None:
-    """Refuse what JSON cannot carry exactly.
+    """Refuse a value that JSON cannot carry exactly.
 
     Args:
         value: Anything.
-        path: What to call it in the error, such as ``"kwargs"``.
+        path: Name of the value in the error, such as ``"kwargs"``.
 
     Raises:
-        InvalidRequestError: It names the path to the value, what it is, and what is allowed.
+        InvalidRequestError: The value is refused; the error names the path to the part that is
+            wrong, what it is, and what is allowed.
     """
     if not _plain(value):
         _check(value, [path], set())
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON, with the order of keys kept; of a value that :func:`check_json` has passed."""
+    """Return compact JSON, with the order of keys kept.
+
+    The value must have passed :func:`check_json`.
+    """
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def canonical(value: Any) -> str:
-    """Compact JSON with sorted keys: equal values give equal text."""
+    """Return compact JSON with sorted keys: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -50,7 +54,7 @@ def loads(text: object, what: str) -> Any:
     """Parse JSON, strictly.
 
     Raises:
-        InvalidRequestError: It is not JSON; the error calls it ``what``.
+        InvalidRequestError: The text is not JSON; the error calls it ``what``.
     """
     if not isinstance(text, (str, bytes)):
         raise InvalidRequestError(f"{what} must be JSON in text, not {shown(text)}")
@@ -61,7 +65,7 @@ def loads(text: object, what: str) -> Any:
 
 
 def loads_bounded(text: object, what: str, most: int) -> Any:
-    """Parse JSON of at most ``most`` characters; raises as :func:`loads`."""
+    """Parse JSON of at most ``most`` characters; raises as :func:`loads` does."""
     if isinstance(text, (str, bytes)):
         check_size(what, len(text), most)
     return loads(text, what)
@@ -72,7 +76,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value needs no closer look; the path to it is only put together if it does."""
+    """Return whether a value is plain, so that it needs no closer look.
+
+    The path to a value is only put together if it is not plain.
+    """
     kind = type(value)
     return (
         value is None
@@ -86,18 +93,19 @@ def _plain(value: Any) -> bool:
 
 
 def _most_bits() -> int:
-    digits = sys.get_int_max_str_digits()  # 0 is no limit
+    digits = sys.get_int_max_str_digits()  # 0 means no limit
     return min(_MAX_INTEGER_BITS, digits * 3321 // 1000) if digits else _MAX_INTEGER_BITS
 
 
 def _check(value: Any, path: list[str | int], above: set[int]) -> None:
-    """Refuse what JSON cannot carry in a value that is not plain.
+    """Refuse a value that is not plain if JSON cannot carry it exactly.
 
     Args:
         value: Anything.
-        path: What the whole is called, and the keys and numbers from there to here. It is only put
-            together for an error: a text for each value would be as long as all keys above it.
-        above: Which lists and dicts this one is in, by their ids.
+        path: Name of the whole value, and the keys and numbers that lead from there to this one.
+            They are only joined for an error: a text for each value would be as long as all keys
+            above it.
+        above: The ids of the lists and dicts that contain this value.
     """
     kind = type(value)
     if kind is str:
@@ -157,7 +165,7 @@ def _enter(value: list[Any] | dict[Any, Any], path: list[str | int], above: set[
 
 
 def _shown(path: list[str | int]) -> str:
-    """Return a path as an error shows it, such as ``kwargs.a[1]``, with whatever is long cut off."""
+    """Return a path as an error shows it, such as ``kwargs.a[1]``; long parts are cut off."""
     called, *steps = path
     text = "".join(
         f"[{step}]" if isinstance(step, int) else f".{redact_and_cut(step, _SHOWN)}"

@@ -1,4 +1,4 @@
-"""The error that carries handles: what a launch that failed has left running."""
+"""The error of a failed launch; it carries the handles of replicas that are still running."""
 
 from __future__ import annotations
 

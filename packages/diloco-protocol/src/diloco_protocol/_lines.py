@@ -1,36 +1,42 @@
-"""The bytes of a log as lines, whoever wrote them: a line without an end must not fill the launcher's memory."""
+"""Splitting of the bytes of a log into lines.
+
+Any program may have written the log, and a line without an end must not fill the launcher's memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 LINE_BYTES = 1 << 20
-"""How much of one line of a log is kept."""
+"""Number of bytes that are kept of one line of a log."""
 CUT = b" [... the line was cut here, after 1 MiB ...]"
-"""What stands at the end of a line that was longer."""
+"""The mark at the end of a line that was longer."""
 
 
 class LineSplitter:
-    """Turns pieces of a log, which may end anywhere, into lines. Not safe between threads.
+    """Splits pieces of a log, which may end anywhere, into lines. Not thread-safe.
 
-    Only a newline ends a line, since progress bars write carriage returns. Of a line,
-    :data:`LINE_BYTES` are kept, and :data:`CUT` is put behind them; the rest of it is passed over.
-    Time is linear in the bytes, and memory is bounded by one line and one piece.
+    Only a newline ends a line, since progress bars write carriage returns. The first
+    :data:`LINE_BYTES` of a line are kept, followed by :data:`CUT` if the line is longer; the rest
+    of it is skipped. Time is linear in the bytes, and memory is bounded by one line and one piece.
 
     Attributes:
-        position: Where the line that was given last ends: the number of bytes fed up to there, its
-            newline included.
+        position: Where the last line that was returned ends: the number of bytes fed up to there,
+            including its newline.
     """
 
     def __init__(self) -> None:
         self.position = 0
-        self._fed = 0  # by the pieces before this one
+        self._fed = 0  # by the pieces before the current one
         self._begun: list[bytes] = []  # joined once, since a line may come in thousands of pieces
         self._held = 0
         self._cut = False
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The lines that a piece completes, without their ends; to be exhausted before the next piece is fed."""
+        """Yield the lines that a piece completes, without their ends.
+
+        The iterator must be exhausted before the next piece is fed.
+        """
         start = 0
         while (end := piece.find(b"\n", start)) >= 0:
             self._keep(piece, start, end)
@@ -41,9 +47,9 @@ class LineSplitter:
         self._fed += len(piece)
 
     def rest(self) -> bytes | None:
-        """What has come of a line whose end has not; None if there is nothing.
+        """Return the beginning of a line whose end has not come; None if there is none.
 
-        The next piece begins a new line.
+        The next piece starts a new line.
         """
         if not self._held:
             return None
@@ -65,7 +71,7 @@ class LineSplitter:
 
 
 def split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a log that ends with the last piece, as :class:`LineSplitter` makes them."""
+    """Yield the lines of a log that ends with the last piece, as :class:`LineSplitter` does."""
     splitter = LineSplitter()
     for piece in pieces:
         yield from splitter.feed(piece)

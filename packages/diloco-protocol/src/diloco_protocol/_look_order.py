@@ -1,4 +1,7 @@
-"""The order of looks at replicas: of two at once, the one that began later is the newer, whichever comes back first."""
+"""The order of concurrent looks at replicas.
+
+The look that began later is the newer one, whichever returns first.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LookOrder:
-    """Remembers what looks have told for as long as older ones are under way. Thread-safe."""
+    """Remembers what looks have seen while older looks are under way. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +26,7 @@ class LookOrder:
 
     @contextlib.contextmanager
     def look(self) -> Iterator[int]:
-        """Begin a look; gives its number, which is larger than those of all that began before."""
+        """Begin a look, and give its number, which is larger than those of all earlier looks."""
         with self._lock:
             self._begun += 1
             number = self._begun
@@ -40,7 +43,7 @@ class LookOrder:
                     }
 
     def newest(self, number: int, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
-        """Return what a look has seen; or, if one that began later has come back before it, what that one saw."""
+        """Return what a look has seen, or what a newer look saw that returned before it."""
         with self._lock:
             told = self._told.get(handle)
             if told is not None and told[0] > number:

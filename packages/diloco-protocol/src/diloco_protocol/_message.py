@@ -1,4 +1,7 @@
-"""An outcome through a narrow channel: a few KiB of text, and marked log lines for a result that does not fit."""
+"""Outcomes sent through a narrow channel.
+
+The channel holds a few KiB of text; a result that does not fit goes into marked log lines.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MESSAGE_BYTES = 4096
-"""What Kubernetes keeps of a container's termination message."""
+"""Number of bytes that Kubernetes keeps of a container's termination message."""
 LEAST_MESSAGE_BYTES = 512
-"""What an outcome needs when its texts are cut to nothing."""
+"""Number of bytes that an outcome needs when its texts are cut to nothing."""
 STARTED_MESSAGE = "the runner had started, and was ended before it could report"
-"""What stands in place of an outcome until there is one."""
+"""The message that stands in place of an outcome until there is one."""
 _MARK = "diloco-result "
 _PIECE = 8_000
 _NUMBER = re.compile("[0-9]{1,8}")
 _RESULT_LINE = re.compile(f"{_MARK}[0-9a-f]{{16}} {_NUMBER.pattern} ")
 _SHA256 = re.compile("[0-9a-f]{64}")
-_SHORTEST_TRACEBACK = 100  # one that is shorter says less than the error
-_LONGEST_TYPE = 60  # the name of a class, which anybody may choose
+_SHORTEST_TRACEBACK = 100  # characters; a shorter one says less than the error
+_LONGEST_TYPE = 60  # characters of a class name, which the replica's program chooses
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeMessage:
-    """What a message says.
+    """The content of a message.
 
     Attributes:
-        outcome: The outcome; without its result if that is in the log.
-        result_lines: How many log lines carry the result; 0 if the outcome has it.
-        result_sha256: Digest of the result's JSON there; empty if the outcome has it.
+        outcome: The outcome, without its result if that is in the log.
+        result_lines: Number of log lines that carry the result; 0 if the outcome has it.
+        result_sha256: Digest of the JSON of the result in the log; empty if the outcome has it.
         max_result_bytes: Largest result, in bytes of JSON, that is sent through log lines.
     """
 
@@ -52,14 +55,15 @@ class OutcomeMessage:
 def outcome_to_message(
     outcome: Outcome, message_bytes: int = MESSAGE_BYTES
 ) -> tuple[str, list[str]]:
-    """An outcome as text of at most ``message_bytes`` bytes, and the log lines that carry what does not fit.
+    """Return an outcome as text, and the log lines that carry what does not fit.
 
-    A long error or traceback loses its middle, and where there is little room, the traceback is
-    left out before the error is cut further. A long result is moved to the lines, whole.
+    The text has at most ``message_bytes`` bytes. A long error or traceback loses its middle, and
+    where there is little room, the traceback is left out before the error is cut further. A long
+    result is moved to the log lines, whole.
 
     Args:
         outcome: The outcome.
-        message_bytes: What the channel holds, from 512.
+        message_bytes: Number of bytes that the channel holds, from 512.
 
     Raises:
         InvalidRequestError: The result is larger than 1 MiB of JSON, or is not JSON; or there is
@@ -96,7 +100,10 @@ def outcome_to_message(
 
 
 def _rooms(message_bytes: int) -> Iterator[tuple[int, int]]:
-    """How many characters of the error and of the traceback to try; fewer and fewer, since some take six bytes."""
+    """Yield how many characters of the error and of the traceback to try.
+
+    They get fewer and fewer, since some characters take six bytes.
+    """
     error, traceback = max(message_bytes // 4, 256), message_bytes // 2
     while traceback >= _SHORTEST_TRACEBACK:
         yield error, traceback
@@ -108,11 +115,11 @@ def _rooms(message_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def outcome_from_message(text: str) -> OutcomeMessage:
-    """The inverse of :func:`outcome_to_message`, except for the lines.
+    """Make a message from the text of :func:`outcome_to_message`; the log lines are not read.
 
     Raises:
-        SpecVersionError: It was written by another version.
-        InvalidRequestError: It is not such a message.
+        SpecVersionError: The message was written by another version.
+        InvalidRequestError: The text is not such a message.
     """
     data = loads_bounded(text, "this message", OUTCOME_BYTES)
     if not isinstance(data, dict) or "outcome" not in data:
@@ -136,12 +143,12 @@ def outcome_from_message(text: str) -> OutcomeMessage:
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
     """Read the result that log lines carry; other lines are ignored.
 
-    A replica can write such lines itself, so what they carry is held against what the runner would
+    A replica can write such lines itself, so their content is compared with what the runner would
     have written.
 
     Raises:
-        InvalidRequestError: Lines are missing or damaged, or the result is none that JSON carries
-            exactly, or too large.
+        InvalidRequestError: Lines are missing or damaged, or JSON cannot carry the result exactly,
+            or the result is too large.
     """
     mark = f"{_MARK}{message.result_sha256[:16]} "
     pieces: dict[int, str] = {}
@@ -169,7 +176,7 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
 
 
 def is_result_line(line: str) -> bool:
-    """Whether a log line carries a piece of a result, so that it is left out when the log is read."""
+    """Return whether a log line carries a piece of a result; readers of the log leave it out."""
     return _RESULT_LINE.match(line) is not None
 
 
@@ -182,7 +189,7 @@ def _to_lines(text: str) -> tuple[list[str], str]:
 def _digest(text: str) -> str:
     import hashlib  # slow to import
 
-    # Of a log it may be anything, and what no runner has written has another digest.
+    # Text from a log may contain anything; text that no runner has written has another digest.
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 

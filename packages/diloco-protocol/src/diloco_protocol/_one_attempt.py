@@ -1,4 +1,4 @@
-"""One attempt of a replica: its process tree from the start to the end, and what is said of how it ended."""
+"""One attempt of a replica: its process tree from start to end, and the report of how it ended."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ._variables import is_reserved
 if TYPE_CHECKING:
     from ._spec import ReplicaSpec
 
-# By name, since Windows, which is to be refused with a sentence, lacks most of them.
+# By name, since Windows lacks most of them, and is refused with a message later.
 _ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _PASSED_ON = ("SIGUSR1", "SIGUSR2")
 TIMEOUT_CODE = 124
-_LONGEST_SLEEP = 3600.0  # seconds; select takes no arbitrary number
+_LONGEST_SLEEP = 3600.0  # seconds; select does not accept every number
 
 
 class Signals:
-    """Signals as events to wait for, with no race between looking and sleeping."""
+    """Signals as events to wait for, without a race between checking for them and sleeping."""
 
     def __init__(self) -> None:
         self.received: list[signal.Signals] = []
@@ -44,7 +44,7 @@ class Signals:
         for name in (*_ENDING, *_PASSED_ON):
             number = signal.Signals[name]
             if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: the replica inherits that it is ignored
+                continue  # nohup was used: the replica inherits that SIGHUP is ignored
             signal.signal(number, self._receive)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
@@ -62,12 +62,12 @@ class Signals:
 
 
 def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None) -> Outcome:
-    """Run one attempt to its end; nothing of it is left afterwards.
+    """Run one attempt to its end; no process of it is left afterwards.
 
-    Its working files are below ``folder``.
+    Its working files are in a folder below ``folder``, which is removed.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The attempt could not be started.
     """
     adopt_orphans()
     started_at = time.time()
@@ -75,9 +75,9 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
         report = Path(working).absolute() / "report.json"
         spec_file = report.with_name("spec.json")
         spec_file.write_text(spec.to_json(), encoding="utf-8")
-        # What the protocol sets, nobody else sets: no rendezvous or spec of a run around this one
-        # shines through. PYTHONINSPECT would make Python end with 1 instead of the exit code of a
-        # SystemExit.
+        # Variables that the protocol sets come from the protocol alone: no rendezvous or spec of an
+        # enclosing run may reach this one. PYTHONINSPECT would make Python end with 1 instead of
+        # the exit code of a SystemExit.
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -102,16 +102,19 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
 
 
 def _safe_path() -> list[str]:
-    """If the runner was kept from importing what lies in its working directory, so is the entrypoint's process."""
+    """Return Python's option ``-P`` if the runner was started with it.
+
+    Then the entrypoint's process does not import from its working directory either.
+    """
     return ["-P"] if sys.flags.safe_path else []
 
 
 def _watch(
     child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: Signals
 ) -> tuple[int, Reason | None, signal.Signals | None]:
-    """Wait for the child, end it if need be, then end whatever it left behind.
+    """Wait for the child, end it if necessary, then end every process that it left behind.
 
-    Returns its wait status, why it was ended, and the first signal that was passed on to it. If it
+    Return its wait status, why it was ended, and the first signal that was passed on to it. If it
     ended by itself before any signal was sent, there is no reason.
     """
     deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
@@ -127,13 +130,13 @@ def _watch(
         except OSError as error:
             if not is_shortage(error):
                 raise
-            signals.wait(0.05)  # what is left will be known a little later
+            signals.wait(0.05)  # the next round will know which processes are left
             continue
         if status is not None and not left:
             return status, reason, told
         if signals.received:
             number = signals.received.pop(0)
-            if number.name in _PASSED_ON:  # a word to the program, whose helpers would die of it
+            if number.name in _PASSED_ON:  # meant for the program; its helpers would die of it
                 send([child.pid] if status is None else [], number)
                 continue
             if status is None:
@@ -148,19 +151,17 @@ def _watch(
             kill_at = now + spec.grace
         if kill_at is not None and now >= kill_at:
             _signal_tree(child.pid, left, signal.SIGKILL)
-            signals.wait(
-                0.05
-            )  # a process that forks while it is being killed is found in the next round
+            # A process that forks while it is being killed is found in the next round.
+            signals.wait(0.05)
         elif kill_at is not None:
-            signals.wait(
-                min(0.05, kill_at - now)
-            )  # the end of a grandchild does not wake us everywhere
+            # The end of a grandchild does not wake this process on every system.
+            signals.wait(min(0.05, kill_at - now))
         else:
             signals.wait(None if deadline is None else deadline - now)
 
 
 def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
-    """Reap every dead child, adopted ones too; returns the wait status of ours once it is known."""
+    """Reap every dead child, adopted ones too; return our own child's wait status once known."""
     while True:
         try:
             pid, ended_with = os.waitpid(-1, os.WNOHANG)
@@ -170,15 +171,14 @@ def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
             return status
         if pid == child.pid and status is None:
             status = ended_with
-            child.returncode = os.waitstatus_to_exitcode(
-                ended_with
-            )  # or Popen would wait for somebody else's process
+            # Without it, Popen would wait for a later process with the same id.
+            child.returncode = os.waitstatus_to_exitcode(ended_with)
 
 
 def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> None:
     if any(process.group == group for process in left):
-        # At once, so that none can fork its way out. While the group has members its number is not
-        # given to another.
+        # All at once, so that no process can escape by forking. While the group has members, its
+        # number is not given to another group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
     send([process.pid for process in left if process.group != group], number)
@@ -197,17 +197,21 @@ def _outcome(
     said = report or Outcome(0)
     error = said.error
     if reason is Reason.TIMEOUT:
-        # Also if it then ended in good order: what was cut short has not succeeded, and no caller
-        # may take it for a success.
+        # This holds even if it then ended cleanly: an attempt that was cut short has not succeeded,
+        # and no caller may take it for a success.
         code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
     elif code == 0 and told is not None and report is None:
-        # Programs save and leave with 0 when they are told to end. Taken for a success, it would
-        # never be started again.
+        # Programs save their state and exit with 0 when they are told to end. If that counted as a
+        # success, the replica would never be started again.
         code, name = 128 + told, told.name
-        error = f"rank {spec.rank} was told to end by {name}, and exited with code 0 before its entrypoint had returned"
+        error = (
+            f"rank {spec.rank} was told to end by {name}, and exited with code 0 before its "
+            "entrypoint had returned"
+        )
     elif code == said.exit_code == 0:
-        # It finished its work in spite of a signal: a success that won the race stays one.
+        # It finished its work in spite of a signal: a success that came before the signal took
+        # effect stays a success.
         return Outcome(
             0,
             result=said.result,
@@ -223,7 +227,7 @@ def _outcome(
         )
     default = said.reason if said.exit_code else Reason.ERROR
     return Outcome(
-        code or said.exit_code,  # no program makes a success of what it has reported as a failure
+        code or said.exit_code,  # a reported failure stays one, whatever the exit code
         signal=name,
         error=error,
         error_type=said.error_type,

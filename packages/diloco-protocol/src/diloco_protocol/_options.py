@@ -1,8 +1,8 @@
 """The options of a backend's constructor, declared in one place.
 
-A backend has one frozen dataclass, derived from :class:`Options`. Its fields are the constructor's
-arguments: their names, types and defaults are the signature, its docstring says what they are for,
-each may have a check, and ``options()`` and the table of the README are made from it::
+A backend has one frozen dataclass, derived from :class:`Options`. Its fields are the arguments of
+the constructor. Their names, types and defaults form the signature, the docstring describes them,
+and each field may have a check. ``options()`` and the table of the README are made from it::
 
     @dataclass(frozen=True, eq=False, repr=False)
     class ToyOptions(Options):
@@ -63,12 +63,14 @@ _WORDS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Options:
-    """Base of the options of a backend: checks every field that has a check when it is made.
+    """Base class of the options of a backend.
 
-    Its subclasses have no ``repr`` of their fields either, since an ``env`` may hold secrets.
+    When an instance is made, every field that has a check is checked. Subclasses do not have a
+    generated ``repr``, since an ``env`` may hold secrets.
 
     Raises:
-        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+        InvalidRequestError: A value is not allowed; the error says what was given and what is
+            allowed.
     """
 
     def __post_init__(self) -> None:
@@ -85,22 +87,23 @@ def details(
     shown: str | None = None,
     hidden: bool = False,
 ) -> dict[str, Any]:
-    """The metadata of a field of :class:`Options`.
+    """Return the metadata of a field of :class:`Options`.
 
     Args:
-        check: Called with the field's name and its value, the default too; returns the value to
-            keep, or raises.
-        type: The type in words, if the words of its annotation do not say enough.
+        check: Called with the field's name and its value, even if that is the default; returns the
+            value to keep, or raises.
+        type: The type in words, if the annotation does not say enough.
         shown: The default in words, if the value itself does not say enough.
-        hidden: Whether it is left out of ``options()`` and the README, as what only tests need is.
+        hidden: Whether the field is left out of ``options()`` and the README, because only tests
+            need it.
     """
     return {"check": check, "type": type, "shown": shown, "hidden": hidden}
 
 
 def option(default: T, **metadata: Any) -> T:
-    """A field of :class:`Options` that has a default; see :func:`details` for the other arguments.
+    """Make a field of :class:`Options` that has a default; :func:`details` has the other arguments.
 
-    One without a default is written ``field(metadata=details(...))``, so that type checkers see
+    A field without a default is written ``field(metadata=details(...))``, so that type checkers see
     that it has none.
     """
     value: T = field(default=default, metadata=details(**metadata))
@@ -108,15 +111,15 @@ def option(default: T, **metadata: Any) -> T:
 
 
 def or_none(check: Check) -> Check:
-    """A check that lets None pass."""
+    """Return a check that also accepts None."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def check_journal(name: str, value: object) -> object:
-    """A :class:`RunJournal`, or None.
+    """Check for a :class:`RunJournal`, or None.
 
     Raises:
-        InvalidRequestError: The value is something else; the error names what it lacks.
+        InvalidRequestError: The value is something else; the error names the methods of a journal.
     """
     methods = [method for method in vars(RunJournal) if not method.startswith("_")]
     lacks = [method for method in methods if not callable(getattr(value, method, None))]
@@ -129,7 +132,7 @@ def check_journal(name: str, value: object) -> object:
 
 
 def check_backoff(name: str, value: object) -> Backoff | None:
-    """A :class:`Backoff`, or None.
+    """Check for a :class:`Backoff`, or None.
 
     Raises:
         InvalidRequestError: The value is something else.
@@ -142,11 +145,13 @@ def check_backoff(name: str, value: object) -> Backoff | None:
 def takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Gives a constructor the signature of a class of options, for type checkers, editors and ``inspect``.
+    """Give a constructor the signature of a class of options.
+
+    Type checkers, editors and ``inspect`` see that signature.
 
     Args:
-        options: The class. The constructor itself takes ``*arguments`` and ``**options`` and hands
-            them to it.
+        options: The class of options. The constructor itself takes ``*arguments`` and ``**options``
+            and passes them to that class.
     """
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
@@ -176,7 +181,7 @@ def takes(
 
 
 def options_of(options: type[Options]) -> list[Option]:
-    """What a class of options has, in order, for a page of help; hidden ones are left out."""
+    """Return the options of a class in order, for a page of help; hidden ones are left out."""
     helps = _helps(options)
     return [
         Option(
@@ -191,7 +196,7 @@ def options_of(options: type[Options]) -> list[Option]:
 
 
 def options_table(options: type[Options]) -> str:
-    """The same as a table in Markdown, as a README has it."""
+    """Return the options of a class as a table in Markdown, as a README has it."""
     rows = [
         f"| `{each.name}` | {each.type} | {each.default} | {each.help} |"
         for each in options_of(options)
@@ -200,7 +205,10 @@ def options_table(options: type[Options]) -> str:
 
 
 def _helps(options: object) -> dict[str, str]:
-    """What the section "Attributes" of a docstring says of each name; nothing if Python has removed the docstrings."""
+    """Return the text that the section "Attributes" of a docstring has for each name.
+
+    It is empty if Python has removed the docstrings.
+    """
     _, _, section = (inspect.getdoc(options) or "").partition("\nAttributes:\n")
     section, _, _ = section.partition("\n\n")
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The envelope in which a replica's end is reported, whatever the backend's channel."""
+"""The record in which a replica's end is reported, whatever channel the backend uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ._types import Reason
 OUTCOME_VERSION = 2
 
 REPLACED_CODE = 79
-"""Exit code of a replica whose place another process has taken: started again, it would take that back, and so on for ever."""
+"""Exit code of a replica whose place another process has taken.
+
+Started again, it would take its place back, and so on forever.
+"""
 
 REPORTED = frozenset(
     {
@@ -26,7 +29,7 @@ REPORTED = frozenset(
         Reason.CANCEL_REQUESTED,
     }
 )
-"""The reasons that a runner gives. All others need evidence that only the platform has."""
+"""The reasons that a runner reports. All others need evidence that only the platform has."""
 _CHECKED = (
     *("exit_code", "signal", "error", "error_type", "traceback"),
     *("started_at", "finished_at", "attempt"),
@@ -35,7 +38,7 @@ _CHECKED = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one attempt ended.
+    """The way in which one attempt ended.
 
     Attributes:
         exit_code: The exit code of the replica's program, 0 to 255; 128 + n for signal n.
@@ -44,10 +47,11 @@ class Outcome:
         error_type: Class of the exception, if there was one.
         traceback: Its traceback.
         result: What the entrypoint returned, a JSON value.
-        reason: COMPLETED exactly with exit code 0; otherwise ERROR, TIMEOUT, START_FAILED, or
-            CANCEL_REQUESTED if the runner was asked to stop. Left out, it is COMPLETED or ERROR.
-        started_at: Unix seconds.
-        finished_at: Unix seconds.
+        reason: COMPLETED if and only if the exit code is 0; otherwise ERROR, TIMEOUT, START_FAILED,
+            or CANCEL_REQUESTED if the runner was asked to stop. If it is left out, it is COMPLETED
+            or ERROR.
+        started_at: Start of the attempt in Unix seconds.
+        finished_at: End of the attempt in Unix seconds.
         attempt: Which attempt of the rank this was, from 1.
         version: Version of this record.
     """
@@ -73,9 +77,9 @@ class Outcome:
         """Return the outcome as compact JSON, with texts as :func:`sound_text` makes them.
 
         Raises:
-            InvalidRequestError: A field holds what no outcome can hold, or JSON cannot carry the
-                result exactly (the error names the path to the value), or the result is larger than
-                16 MiB of JSON.
+            InvalidRequestError: A field has a value that no outcome can have, or JSON cannot carry
+                the result exactly (the error names the path to the value), or the result is larger
+                than 16 MiB of JSON.
         """
         sound = with_sound_texts(self)
         _check(sound)
@@ -87,24 +91,24 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """The inverse of :meth:`to_json`.
+        """Make an outcome from the result of :meth:`to_json`.
 
         Raises:
-            SpecVersionError: It was written by another version.
-            InvalidRequestError: It is not an outcome, or it is larger than any outcome is.
+            SpecVersionError: The data was written by another version.
+            InvalidRequestError: The text is not an outcome, or is larger than any outcome.
         """
         outcome = cls.from_data(loads_bounded(text, "this outcome", OUTCOME_BYTES))
-        if len(text) > RESULT_BYTES // 6:  # that much longer is JSON in ASCII at most
+        if len(text) > RESULT_BYTES // 6:  # compact ASCII JSON of it may be up to six times as long
             check_result_size(outcome.result, RESULT_BYTES)
         return outcome
 
     @classmethod
     def from_data(cls, data: object) -> Outcome:
-        """As :meth:`from_json`, from JSON that has been parsed.
+        """Make an outcome from parsed JSON, as :meth:`from_json` does from text.
 
         Raises:
-            SpecVersionError: It was written by another version.
-            InvalidRequestError: It is not an outcome.
+            SpecVersionError: The data was written by another version.
+            InvalidRequestError: The data is not an outcome.
         """
         data = check_version("this outcome", data, OUTCOME_VERSION)
         names = {f.name for f in fields(cls)}
@@ -124,7 +128,7 @@ class Outcome:
 
 
 def _check(outcome: Outcome) -> None:
-    """Refuse what no runner says, on its way out and on its way in."""
+    """Refuse an outcome that no runner reports. Used when writing and when reading."""
     check_fields("this outcome", outcome, _CHECKED)
     check_whole("the exit_code of this outcome", outcome.exit_code, 0)  # a status may lack it
     if outcome.reason not in REPORTED:
@@ -143,7 +147,7 @@ def _check(outcome: Outcome) -> None:
 
 
 def with_sound_texts(outcome: Outcome) -> Outcome:
-    """Return an outcome whose texts every reader takes."""
+    """Return an outcome whose texts every reader accepts."""
     return replace(
         outcome,
         error=_sound(outcome.error),
@@ -153,14 +157,15 @@ def with_sound_texts(outcome: Outcome) -> Outcome:
 
 
 def _sound(text: str | None) -> str | None:
-    return sound_text(text) if isinstance(text, str) else text  # anything else is refused
+    return sound_text(text) if isinstance(text, str) else text  # other types are refused later
 
 
 def check_result_size(result: Any, most: int) -> None:
-    """Refuse a result that is larger than a channel carries.
+    """Refuse a result that is larger than a channel can carry.
 
     Raises:
-        InvalidRequestError: It has more than ``most`` bytes as JSON; says how many.
+        InvalidRequestError: The result has more than ``most`` bytes as JSON; the error says how
+            many.
     """
     if result is not None and (size := len(dumps(result))) > most:
         raise InvalidRequestError(

@@ -1,4 +1,4 @@
-"""Files that are believed because only this user can have written them."""
+"""Files that can be trusted because only this user can have written them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ if TYPE_CHECKING:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that only this user can enter, and those above it, if missing; refuse one that is not this user's alone.
+    """Make a folder that only this user can enter, and missing folders above it.
+
+    A folder that exists and does not belong to this user alone is refused.
 
     Raises:
-        InvalidRequestError: As :func:`check_private_folder`.
-        OSError: It cannot be made.
+        InvalidRequestError: The folder is refused, as by :func:`check_private_folder`.
+        OSError: The folder cannot be made.
     """
-    # One by one: parents= would leave those above to the umask, and whoever may write there could
-    # replace what is below.
+    # One by one: parents=True would give those above the permissions of the umask, and everyone who
+    # may write there could replace what is below.
     for folder in (*reversed(path.parents), path):
         folder.mkdir(mode=0o700, exist_ok=True)
     check_private_folder(path)
 
 
 def check_private_folder(path: Path) -> None:
-    """Refuse a folder in which somebody else can write.
+    """Refuse a folder in which another user can write.
 
-    One that does not exist, or is no folder, is left to who uses it.
+    A path that does not exist, or is not a folder, is not refused: its user will notice.
 
     Raises:
-        InvalidRequestError: It is another user's, or others can write to it; says what to do.
+        InvalidRequestError: The folder belongs to another user, or others can write to it; the
+            error says what to do.
     """
     try:
         found = path.stat()
@@ -59,7 +62,7 @@ def write_private(path: Path, text: str) -> None:
     """Write a new file that only this user can read.
 
     Raises:
-        OSError: It exists, or cannot be written.
+        OSError: The file exists, or cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
@@ -67,19 +70,20 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_private(path: Path, most: int) -> str:
-    """What a file of this user's holds.
+    """Return the text of a file that belongs to this user.
 
     Args:
         path: The file.
         most: The largest size allowed, in bytes.
 
     Raises:
-        InvalidRequestError: It is a link, no file, another user's, or larger.
-        OSError: It is missing or cannot be read.
-        UnicodeDecodeError: It is not UTF-8.
+        InvalidRequestError: The path is a link or not a file, or the file belongs to another user
+            or is larger.
+        OSError: The file is missing or cannot be read.
+        UnicodeDecodeError: The file is not UTF-8.
     """
     try:
-        # Without waiting, since it could be a FIFO that nobody writes to.
+        # Without blocking, since it could be a FIFO to which no process writes.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.EMLINK}:

@@ -1,4 +1,4 @@
-"""Process trees: adopting orphans, finding what belongs to a replica, signalling it."""
+"""Process trees: adopting orphans, finding a replica's processes, and sending them signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Process(NamedTuple):
         parent: Its parent's id.
         group: Its process group's id.
         start: When it started, in an opaque, exact form (Linux: clock ticks since the boot); a
-            later process with the same id has another one. Empty if the system does not say
+            later process with the same id has another value. Empty if the system does not say
             (macOS).
     """
 
@@ -33,12 +33,18 @@ class Process(NamedTuple):
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether the system has run out of something for the moment, such as file descriptors: that says nothing about a file."""
+    """Return whether the system has run out of a resource for now, such as file descriptors.
+
+    Such an error says nothing about a file.
+    """
     return error.errno in _SHORTAGES
 
 
 def adopt_orphans() -> None:
-    """Let orphaned descendants become children of this process (Linux), so that a double fork hides none of them."""
+    """Let orphaned descendants become children of this process (Linux).
+
+    So a double fork does not hide any of them.
+    """
     if sys.platform == "linux":
         import ctypes  # slow to import
 
@@ -47,11 +53,11 @@ def adopt_orphans() -> None:
 
 
 def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
-    """The ids of the processes below ``roots``, and of the roots that live.
+    """Return the ids of the processes below ``roots``, and of the roots that are alive.
 
     Args:
-        parents: Id of every living process → id of its parent.
-        roots: Where to begin; ids that are not in ``parents`` are ignored.
+        parents: Maps the id of every living process to the id of its parent.
+        roots: Ids to begin with; ids that are not in ``parents`` are ignored.
     """
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
@@ -67,11 +73,10 @@ def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
 
 
 def members(root: int, group: int) -> list[Process]:
-    """Living processes below ``root``, and those of ``group`` whoever their parent is, in no order.
+    """Return living processes below ``root``, and those of ``group`` and below, in no order.
 
-    Zombies do not count.
-
-    Where orphans are not adopted (macOS), one that has left the group as well cannot be found.
+    Zombies do not count. Where orphans are not adopted (macOS), a process that has also left the
+    group cannot be found.
     """
     table = {process.pid: process for process in processes()}
     parents = {process.pid: process.parent for process in table.values()}
@@ -87,22 +92,22 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def processes() -> list[Process]:
-    """Every living process that this one can see, in no order.
+    """Return every living process that this one can see, in no order.
 
-    About 30 microseconds a process on Linux.
+    Takes about 30 microseconds per process on Linux.
     """
     return from_proc() if os.path.exists("/proc/self/stat") else from_ps()  # noqa: PTH110 - fast
 
 
 def from_proc() -> list[Process]:
-    """The table of processes of Linux."""
+    """Return the processes of Linux, from ``/proc``."""
     # Names only: Path.iterdir costs twice as much.
     table = (read_process(int(name)) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
     return [process for process in table if process is not None]
 
 
 def from_ps() -> list[Process]:
-    """The table of processes of any Unix."""
+    """Return the processes of any Unix, from ``ps``."""
     import subprocess  # slow to import
 
     with subprocess.Popen(
@@ -114,7 +119,7 @@ def from_ps() -> list[Process]:
             f"the processes of this machine cannot be listed: ps exited with code {ps.returncode}"
         )
     rows = (line.split(None, 3) for line in listing.splitlines())
-    # ps lists itself, which is gone by now.
+    # ps lists itself, and has ended by now.
     return [
         Process(int(pid), int(parent), int(group))
         for pid, parent, group, state in rows
@@ -123,10 +128,10 @@ def from_ps() -> list[Process]:
 
 
 def read_process(pid: int) -> Process | None:
-    """One process of Linux; None if it is gone, a zombie, or hidden from this user.
+    """Return one process of Linux; None if it is gone, a zombie, or hidden from this user.
 
     Raises:
-        OSError: That cannot be known at the moment, such as for want of file descriptors.
+        OSError: The process cannot be read at the moment, such as for lack of file descriptors.
     """
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as stat:  # noqa: PTH123 - once per process
@@ -136,10 +141,12 @@ def read_process(pid: int) -> Process | None:
 
 
 def parse_stat(pid: int, text: str) -> Process | None:
-    """A process, from the text of ``/proc/<pid>/stat``; None if it is a zombie, or the text was cut off as it ended.
+    """Return a process, from the text of ``/proc/<pid>/stat``.
 
-    The second field is the program's name in parentheses, and may itself hold blanks and
-    parentheses: the fields are counted from the last closing one.
+    None if it is a zombie, or if the text was cut off because the process just ended.
+
+    The second field is the program's name in parentheses, and may itself contain blanks and
+    parentheses. So the fields are counted from the last closing parenthesis.
     """
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in "ZX":
