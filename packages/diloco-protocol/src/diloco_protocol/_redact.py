@@ -1,4 +1,4 @@
-"""Keeping secrets out of what is shown: by the name of a value, and by its form."""
+"""Removal of secrets from what is shown, by the name of a value and by its form."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ from ._userinfo import without_userinfo
 _SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
 _HEADER = re.compile(r"([A-Za-z][\w.\-]{0,63}):?")
-_BELOW = "secret"  # the name of all that is below the name of a secret
+_BELOW = "secret"  # the name of everything that is nested below the name of a secret
 _BRACKET = re.compile(
     r"""(?P<open>[\[({])|(?P<close>[\])}])|\\.|"(?:\\.|[^"\\])*+"?|'(?:\\.|[^'\\])*+'?""",
     re.DOTALL,
 )
-# A line of YAML, also as Python and JSON write its end in quotes.
+# A line of YAML; its end may also be written as Python and JSON write it in quotes.
 _LINE = re.compile(
-    r"(?P<lead>[ \t]*+(?:-[ ]++)*+)(?P<key>[\"']?(?P<name>[\w.\-]{1,64}+)[\"']?:(?=[\s\\]|\Z)[ \t]*+)?+"
-    r"(?P<value>(?:\"(?:\\.|[^\"\\\n])*+\"(?=[\s\\]|\Z))?+(?:[^\\\n]++|\\(?!\\{0,6}n))*+)(?:\n|\\{1,7}n|\Z)"
+    r"(?P<lead>[ \t]*+(?:-[ ]++)*+)"
+    r"(?P<key>[\"']?(?P<name>[\w.\-]{1,64}+)[\"']?:(?=[\s\\]|\Z)[ \t]*+)?+"
+    r"(?P<value>(?:\"(?:\\.|[^\"\\\n])*+\"(?=[\s\\]|\Z))?+"
+    r"(?:[^\\\n]++|\\(?!\\{0,6}n))*+)(?:\n|\\{1,7}n|\Z)"
 )
 _NAME_MEMBER, _VALUE_MEMBER = (
     re.compile(form, re.IGNORECASE) for form in (NAME_MEMBER, VALUE_MEMBER)
 )
-# What nobody has to guess.
+# Values that are too common to be secrets.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
 _LONGEST_JSON = 1 << 20
-_KEPT = "surrogateescape"  # what is no UTF-8 stays as it is
-# Characters behind the end of a text that is cut, in which the form of a secret may still end:
+_KEPT = "surrogateescape"  # bytes that are not UTF-8 stay as they are
+# The number of characters behind the end of a cut text in which the form of a secret may still end:
 # tokens have a few thousand.
 _BEYOND = 16384
 
 
 def redact(name: str, value: str) -> str:
-    """The value of a variable as a plan may show it.
+    """Return the value of a variable as a plan may show it.
 
     Args:
-        name: Its name. If that looks like the name of a secret, the value is ``"<redacted>"``.
-        value: Its value, of which secrets are left out that :func:`redact_text` finds.
+        name: Name of the variable. If it looks like the name of a secret, the value is
+            ``"<redacted>"``.
+        value: The value, from which the secrets that :func:`redact_text` finds are removed.
     """
     if is_secret_name(name) and not _is_shown(name, value):
         return REDACTED
@@ -66,7 +69,7 @@ def redact(name: str, value: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """A text without what has the form of a secret.
+    """Return a text without the parts that have the form of a secret.
 
     These are users and passwords in front of hosts, secret parameters and settings
     (``password=...``), options of commands (``--token ...``), headers, members of JSON with the
@@ -79,13 +82,14 @@ def redact_text(text: str) -> str:
 
 
 def redact_and_cut(text: str, most: int) -> str:
-    """Return the begin of a text without secrets, with a mark if anything was cut off.
+    """Return the beginning of a text without secrets, with a mark if anything was cut off.
 
-    Secrets are looked for first: what ends the form of one could be what is cut off.
+    Secrets are removed first, because the part that is cut off may be what completes the form of a
+    secret.
 
     Args:
-        text: Anything that somebody else has written, however long.
-        most: How many characters to keep.
+        text: Text from any source, of any length.
+        most: Number of characters to keep.
     """
     cut = len(text) > most + _BEYOND
     begin = _redact_text(text[: most + _BEYOND], cut=cut)
@@ -93,7 +97,10 @@ def redact_and_cut(text: str, most: int) -> str:
 
 
 def redact_ends(text: str, room: int) -> tuple[str, str]:
-    """Return the first and the last ``room`` characters of a text without secrets, also of those that lie across a cut."""
+    """Return the first and the last ``room`` characters of a text without secrets.
+
+    Secrets that lie across a cut are removed too.
+    """
     most = room + _BEYOND
     cut = len(text) > most
     return (
@@ -110,15 +117,15 @@ def _redact_text(text: str, *, cut: bool) -> str:
 
 
 def redact_json(value: Any, name: str = "") -> Any:
-    """A copy of a JSON value in which every text is redacted: by the names that belong to it, and by its form.
+    """Return a copy of a JSON value in which every text is redacted, by its names and by its form.
 
-    Names are those of the keys above it, of the ``name`` or ``key`` beside a ``value``, and of the
-    option before it in a command.
+    The names of a text are those of the keys above it, of the ``name`` or ``key`` beside a
+    ``value``, and of the option before it in a command.
     """
     secret = is_secret_name(name)
     if isinstance(value, str):
         return redact(name, value)
-    if isinstance(value, bytes):  # not in JSON, but in what is refused for it
+    if isinstance(value, bytes):  # not in JSON, but in values that are refused because of it
         return redact(name, value.decode(errors=_KEPT)).encode(errors=_KEPT)
     if isinstance(value, dict):
         return _redact_members(value, _BELOW if secret else "")
@@ -130,14 +137,14 @@ def redact_json(value: Any, name: str = "") -> Any:
             if an_option and not another and is_secret_name(option):
                 shown[number] = redact_json(given, option)
             elif an_option and isinstance(given, str) and shown[number] == given:
-                # Some options are known by what they take: -u user:password
+                # Some options are recognised by their value: -u user:password
                 shown[number] = redact_text(f"{option} {given}").partition(" ")[2]
             elif (
                 isinstance(option, str) and option.endswith(":") and is_secret_name(_header(option))
             ):
                 shown[number:] = redact_json(value[number:], _header(option))
                 break
-        if len(value) == 2 and is_secret_name(header := _header(value[0])):  # and what it is
+        if len(value) == 2 and is_secret_name(header := _header(value[0])):  # a name and its value
             shown[1] = redact_json(value[1], header)
         return type(value)(shown)
     is_shown = not secret or value is None or value in (0, 1) or _counts(name, value)
@@ -145,7 +152,7 @@ def redact_json(value: Any, name: str = "") -> Any:
 
 
 def redacted_repr(value: Any) -> str:
-    """What ``repr`` gives for a dataclass that may hold secrets."""
+    """Return the ``repr`` of a dataclass that may hold secrets."""
     shown = {each.name: redact_json(getattr(value, each.name), each.name) for each in fields(value)}
     return (
         f"{type(value).__name__}({', '.join(f'{name}={each!r}' for name, each in shown.items())})"
@@ -153,7 +160,7 @@ def redacted_repr(value: Any) -> str:
 
 
 def _header(value: object) -> str:
-    """The name of a header as clients keep it, beside its value; nothing if it can be none."""
+    """Return the name of a header, which clients keep beside its value; empty if it is not one."""
     text = value.decode(errors=_KEPT) if isinstance(value, bytes) else value
     match = _HEADER.fullmatch(text) if isinstance(text, str) else None
     return match[1] if match else ""
@@ -176,13 +183,13 @@ def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
 
 
 def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str:
-    """A text without what has one form."""
+    """Return a text without the secrets that have one form."""
     pieces: list[str] = []
     done = place = 0
     while (named := before.search(text, place)) is not None:
         place = named.end()
-        # A value is only read if it is secret: it may hold other names, and would be read again for
-        # each.
+        # A value is only read if its name is that of a secret: it may contain other names, and
+        # would be read again for each of them.
         if not _names_a_secret(named) or (found := secret.match(text, place)) is None:
             continue
         groups, end = named.groupdict() | found.groupdict(), found.end()
@@ -206,7 +213,10 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
 
 
 def _without_brackets(value: str) -> str:
-    """A value without the brackets behind it that have been opened before it, nor what ends a sentence behind these."""
+    """Return a value without the closing brackets at its end that were opened before it.
+
+    The punctuation that follows these brackets at the end of a sentence is left out too.
+    """
     more = {
         close: value.count(close) - value.count(opening) for opening, close in ("()", "[]", "{}")
     }
@@ -218,7 +228,10 @@ def _without_brackets(value: str) -> str:
 
 
 def _end_of_list(text: str, start: int) -> int:
-    """Where the list or object ends that begins there; where the text ends if it was cut off before."""
+    """Return where the list or object that begins at ``start`` ends.
+
+    If it was cut off, that is the end of the text.
+    """
     depth = 0
     for mark in _BRACKET.finditer(text, start):
         depth += (mark.lastgroup == "open") - (mark.lastgroup == "close")
@@ -228,7 +241,10 @@ def _end_of_list(text: str, start: int) -> int:
 
 
 def _redact_encoded(text: str, name: str = "") -> str | None:
-    """A text that is JSON as :func:`redact_json` shows it, or as it is if that changes nothing; None if it is not JSON."""
+    """Return a text that is JSON as :func:`redact_json` shows it; None if it is not JSON.
+
+    If nothing is redacted, the text stays as it is.
+    """
     try:
         data = json.loads(text)
         shown = redact_json(data, name)
@@ -238,7 +254,10 @@ def _redact_encoded(text: str, name: str = "") -> str | None:
 
 
 def _redact_lines(text: str, start: int, column: int, name: str) -> tuple[str, int]:
-    """Lines of YAML below the name of a secret, of which only what says where one is kept is shown, and where they end."""
+    """Return the lines of YAML below the name of a secret, redacted, and where they end.
+
+    Only values that say where a secret is kept are shown.
+    """
     pieces: list[str] = []
     first, end = None, start
     for line in _LINE.finditer(text, start):
@@ -266,10 +285,10 @@ def _names_a_secret(match: re.Match[str]) -> bool:
 
 
 def _counts(name: str, value: object) -> bool:
-    # Of larger integers Python makes no text.
+    # Python refuses to turn much larger integers into text.
     return type(value) is int and value.bit_length() <= 64 and is_count(name, str(value))
 
 
 def _is_shown(name: str, value: str) -> bool:
-    """Whether a value is no secret, whatever its name."""
+    """Return whether a value is not a secret, whatever its name."""
     return value.lower() in _NOTHING or is_count(name, value) or is_folder(name, value)

@@ -1,4 +1,7 @@
-"""Have one replica try a rendezvous from where replicas would run, for ``check(rendezvous_uri=)`` of the backends."""
+"""The test of a rendezvous by one replica, for ``check(rendezvous_uri=)`` of the backends.
+
+The replica reaches the rendezvous from where replicas would run.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ def try_rendezvous(
     """Launch one replica that writes and reads below a prefix, wait for it, and remove it.
 
     Args:
-        executor: Launches it; the replica's image needs ``diloco-core``.
+        executor: Launches the replica, whose image needs ``diloco-core``.
         uri: The prefix to try. A password in it is not shown.
-        patience: Seconds until it is given up.
-        options: More options of the launch.
+        patience: Seconds after which the test is given up.
+        options: Further options of the launch.
         replica: What the platform calls a replica, such as ``"pod"``.
 
     Returns:
-        What was found of ``"rendezvous"``; ``ok`` is True only if the replica has run and could use
-        it. If it could not be removed, also after a launch that failed, what is left, as
-        ``"cleanup"``. If the caller interrupts the wait, the replica is removed all the same, and a
-        note on the exception says so if that fails or is interrupted, too.
+        A finding ``"rendezvous"``; its ``ok`` is True only if the replica has run and could use the
+        prefix. If the replica could not be removed, also after a launch that failed, a finding
+        ``"cleanup"`` says what is left. If the caller interrupts the wait, the replica is removed
+        all the same; if that fails or is interrupted too, a note on the exception says so.
 
     Raises:
         InvalidRequestError: ``uri`` or ``patience`` is not allowed; nothing was started.
@@ -45,7 +48,7 @@ def try_rendezvous(
     shown = redact_text(check_rendezvous(uri))
     check_seconds("patience", patience, positive=True)
     try:
-        # What a rendezvous has refused once, it refuses again.
+        # No restarts: a rendezvous that has refused once refuses again.
         handles = executor.launch_replicas(
             1, _PROBE, {"uri": uri}, timeout=patience, max_restarts=0, **options
         )
@@ -97,7 +100,7 @@ def _tried(
         and is_number(found.get("seconds"))
         and isinstance(found.get("exclusive"), bool)
     ):
-        # It has used the prefix, or it would have failed.
+        # The replica has used the prefix, or it would have failed.
         lost = result["error"] or "its result is not that of the probe"
         message = f"a {replica} could use {shown}, but what it found out is not known: {lost}"
         return Finding("rendezvous", None, message)
@@ -109,9 +112,12 @@ def _tried(
 
 
 def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:
-    """End and remove the replica that tried; what is left, in words, or nothing."""
+    """End and remove the replica that tried; return what is left, in words, or an empty text."""
     run = handles[0].run_id
-    left = f"the run {run!r}, which tried the rendezvous, may cost money: end it with cancel_run({run!r})"
+    left = (
+        f"the run {run!r}, which tried the rendezvous, may cost money: end it with "
+        f"cancel_run({run!r})"
+    )
     try:
         executor.cancel(handles[0])
         executor.collect(handles, timeout=_CLEANUP_SECONDS)

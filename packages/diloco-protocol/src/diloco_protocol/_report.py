@@ -1,4 +1,7 @@
-"""How the runner hands an outcome over: in files, whole or in place, and in log lines; and what may be handed over at all."""
+"""The ways in which the runner reports an outcome: in files and in log lines.
+
+Files are replaced in one step or written in place. Results that are too large are refused here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def write_outcome(outcome: Outcome, path: Path) -> None:
     """Write an outcome in one step: a reader sees all of it or nothing.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
@@ -28,10 +31,12 @@ def write_outcome(outcome: Outcome, path: Path) -> None:
 
 
 def write_message(outcome: Outcome, path: Path, size: int) -> Outcome:
-    """Report through a file that is written in place (in a container it is a mount), and log lines; returns what was reported.
+    """Report through a file that is written in place, and log lines; return what was reported.
+
+    In a container, the file is a mount, and cannot be replaced.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     try:
         text, lines = outcome_to_message(outcome, size)
@@ -45,7 +50,7 @@ def write_message(outcome: Outcome, path: Path, size: int) -> Outcome:
 
 
 def overwrite(path: Path, text: str) -> None:
-    """Write a file in place, so that it is empty at no moment."""
+    """Write a file in place, so that it is never empty in between."""
     data = text.encode()
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), "wb") as file:
         file.write(data)
@@ -56,10 +61,10 @@ def overwrite(path: Path, text: str) -> None:
 def read_report(path: Path) -> Outcome | None:
     """Return what the entrypoint's process reported; None if it has reported nothing.
 
-    It is a failure if the report cannot be read: the entrypoint may have written anything there.
+    A report that cannot be read is a failure: the entrypoint may have written anything there.
     """
     try:
-        # Without waiting, since it could be a FIFO that nobody writes to.
+        # Without blocking, since it could be a FIFO to which no process writes.
         with open(path, "rb", opener=_opened_at_once) as file:
             report = read_bounded(file, OUTCOME_BYTES, "the report")
         return Outcome.from_json(report.decode())
@@ -75,7 +80,10 @@ def _opened_at_once(path: str, flags: int) -> int:
 
 
 def limited(outcome: Outcome, most: int) -> Outcome:
-    """An outcome whose result is at most so many bytes of JSON; a larger one is a failure that says so."""
+    """Return an outcome whose result has at most ``most`` bytes of JSON.
+
+    If the result is larger, the outcome is a failure that says so.
+    """
     try:
         check_result_size(outcome.result, most)
     except InvalidRequestError as error:

@@ -1,4 +1,4 @@
-"""What a launch asks for, checked before anything is started, and the plan that comes of it."""
+"""The request of a launch, which is checked before anything is started, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from ._variables import (
 MAX_REPLICAS = 10_000
 _LONGEST_URI = 2**15
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
-_PREFIX_LENGTH = 24  # leaves room for what makes a generated name unique
+_PREFIX_LENGTH = 24  # leaves room for the part that makes a generated name unique
 
 
 class LaunchOptions(TypedDict, total=False):
-    """The keyword arguments of a launch; :meth:`BaseExecutor.launch_replicas` says what they mean."""
+    """The keyword arguments of a launch; :meth:`BaseExecutor.launch_replicas` describes them."""
 
     gpu: str | None
     timeout: float | None
@@ -58,18 +58,18 @@ class LaunchOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """The arguments of one launch: validated, normalised, immutable by convention.
+    """The arguments of one launch: checked, normalised, immutable by convention.
 
     Attributes:
-        run_id: Name of the launch: its idempotency key.
+        run_id: Name of the launch; it is the idempotency key.
         ranks: The ranks to launch, ascending.
         world_size: Number of replicas of the whole run, which may be more than one launch.
         entrypoint: ``"package.module:function"``.
         kwargs: Its keyword arguments, a JSON object.
         cohort: Name that all replicas of the whole run share.
         rendezvous_uri: Where the replicas meet, if the arguments say so.
-        rank_env: Name of a variable that is to hold the rank.
-        world_size_env: Name of a variable that is to hold the number of replicas.
+        rank_env: Name of a variable that will hold the rank.
+        world_size_env: Name of a variable that will hold the number of replicas.
         gpu: The GPUs for each replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
         timeout: Seconds for which an attempt may run; None for no limit.
         cpu: CPUs for each replica, in the backend's words.
@@ -77,11 +77,11 @@ class RunRequest:
         env: Environment variables.
         secrets: References to secrets by variable name; never their values.
         labels: Labels that the platform's records of the run carry.
-        spot: Whether interruptible capacity is wanted.
+        spot: Whether interruptible capacity is requested.
         max_restarts: How often a failed attempt is started again.
         named: Whether the caller chose the run_id, and may have launched the same run before. It is
-            not part of what two launches must agree on: a run whose name was made for it can be
-            launched again under that name.
+            not among the fields on which two launches must agree: a run whose name was generated
+            can be launched again under that name.
     """
 
     run_id: str
@@ -108,12 +108,12 @@ class RunRequest:
         return redacted_repr(self)
 
     def specs(self, *, grace: float = 10.0, restarts: bool | None = None) -> list[ReplicaSpec]:
-        """What each replica is told, in rank order.
+        """Return the spec of each replica, in rank order.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
             restarts: Whether the backend starts a replica of this launch again in any case: after a
-                failure, or where a machine is taken away. None if it cannot tell. Replicas are told
+                failure, or when a machine is taken away. None if it cannot tell. Replicas are told
                 so only if no other launch has a part of the cohort.
         """
         whole = len(self.ranks) == self.world_size
@@ -136,7 +136,7 @@ class RunRequest:
         ]
 
     def fingerprint(self) -> str:
-        """Digest of everything asked for: two launches with the same run_id must agree on it."""
+        """Return a digest of all fields on which two launches with the same run_id must agree."""
         import hashlib  # slow to import
 
         everything = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
@@ -145,12 +145,12 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a launch would send, to look at before it is sent.
+    """The requests that a launch would send, to look at before they are sent.
 
     Attributes:
         run_id: Name of the run.
-        requests: The requests in order, as JSON values. Secrets are references in it; a backend
-            redacts what looks like one.
+        requests: The requests in order, as JSON values. Secrets appear as references; a backend
+            redacts everything that looks like a secret.
     """
 
     run_id: str
@@ -181,10 +181,11 @@ def make_request(
     cohort: str | None = None,
     token: Callable[[], str] | None = None,
 ) -> RunRequest:
-    """Check the arguments of a launch; see :meth:`BaseExecutor.launch_replicas` for what they mean.
+    """Check the arguments of a launch; :meth:`BaseExecutor.launch_replicas` describes them.
 
     Raises:
-        InvalidRequestError: An argument is not allowed; says what was given and what is allowed.
+        InvalidRequestError: An argument is not allowed; the error says what was given and what is
+            allowed.
     """
     count = check_whole("n_replicas", n_replicas, 1, MAX_REPLICAS)
     offset = check_whole("rank_offset", rank_offset, 0, MAX_REPLICAS)
@@ -269,19 +270,19 @@ def make_request(
 
 
 def check_restarts(name: str, value: object) -> int:
-    """How often an attempt may be started again.
+    """Check for a number of restarts that a launch may ask for.
 
     Raises:
-        InvalidRequestError: It is not a whole number from 0 to 1000.
+        InvalidRequestError: The value is not a whole number from 0 to 1000.
     """
     return check_whole(name, value, 0, 1000)
 
 
 def check_rendezvous(value: object) -> str:
-    """Where replicas meet, as text that a variable can hold.
+    """Check for the URI or path of a rendezvous, as text that a variable can hold.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     if not isinstance(value, str) or not value or "\0" in value or has_half_a_pair(value):
         raise InvalidRequestError(
@@ -295,15 +296,15 @@ def check_rendezvous(value: object) -> str:
 
 
 def is_run_id(name: str) -> bool:
-    """Whether a run can have this name."""
+    """Return whether a run can have this name."""
     return _RUN_ID.fullmatch(name) is not None
 
 
 def check_run_prefix(name: str, value: object) -> str:
-    """Text that can begin the names of runs.
+    """Check for text that can begin the names of runs.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: The value is something else.
     """
     prefix = check_text(name, value)
     if len(prefix) > _PREFIX_LENGTH or not is_run_id(prefix):
@@ -315,7 +316,7 @@ def check_run_prefix(name: str, value: object) -> str:
 
 
 def _token() -> str:
-    """Never the same twice, and sorted by time."""
+    """Return text that is never the same twice and sorts by time."""
     return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
 
 
@@ -332,7 +333,10 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
 
 
 def _variable(argument: str, name: object, own: str) -> str:
-    """A variable that an argument names; ``own`` is the one that the launch sets in any case."""
+    """Return the name of a variable that an argument gives.
+
+    ``own`` is the name of the variable that the launch sets in any case.
+    """
     if (
         not isinstance(name, str)
         or not is_variable_name(name)

@@ -1,4 +1,4 @@
-"""How many GPUs of which model a replica asks for: one grammar for all backends."""
+"""The grammar of requests for GPUs (``gpu=``), the same for all backends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ._errors import InvalidRequestError
 ANY = "any"
 """The name that stands for every model."""
 
-# Names may hold single blanks, as those of nvidia-smi do ("RTX 4090"), and end as those of Modal do
-# ("H100!").
+# Names may contain single blanks, as those of nvidia-smi do ("RTX 4090"), and may end as those of
+# Modal do ("H100!").
 _REQUEST = re.compile(
     r"(?P<bare>\d{1,9})|(?P<name>[A-Za-z][\w.-]*(?: [\w.-]+)*[!+]?)(?::(?P<count>\d{1,9}))?",
     re.ASCII,
@@ -24,8 +24,9 @@ class GpuRequest:
     """The GPUs of one replica.
 
     Attributes:
-        name: The model as it was written, or ``"any"``. The backend decides which models there are.
-        count: How many, from 1.
+        name: The model as the caller wrote it, or ``"any"``. The backend decides which models there
+            are.
+        count: Number of GPUs, from 1.
     """
 
     name: str
@@ -33,10 +34,12 @@ class GpuRequest:
 
 
 def parse_gpu(text: str) -> GpuRequest:
-    """What ``gpu=`` asks for: ``"H100"`` (one), ``"H100:8"``, or ``"2"`` and ``"any:2"`` for two of any model.
+    """Parse a request for GPUs.
+
+    It is ``"H100"`` (one GPU), ``"H100:8"``, or ``"2"`` and ``"any:2"`` for two GPUs of any model.
 
     Raises:
-        InvalidRequestError: The text has another form, or asks for none.
+        InvalidRequestError: The text has another form, or asks for no GPU.
     """
     match = _REQUEST.fullmatch(text.strip())
     count = 0 if match is None else int(match["bare"] or match["count"] or 1)

@@ -1,8 +1,8 @@
 """The forms that secrets have in texts.
 
-Every pattern here takes time that is linear in the text, which may be a megabyte of anything: it
-begins where a name or a text begins, and its repetitions are bounded, or are not tried again from a
-later place.
+Every pattern here takes time that is linear in the length of the text, which may be a megabyte of
+anything: it begins where a name or a text begins, and its repetitions are bounded, or are not tried
+again from a later place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from functools import cache
 
 REDACTED = "<redacted>"
-"""What stands in place of a secret."""
+"""The mark that replaces a secret."""
 
 TOKEN = re.compile(
     r"""(?<![A-Za-z0-9])(?:
@@ -37,9 +37,9 @@ TOKEN = re.compile(
     | PuTTY-User-Key-File-[0-9]:.*?(?:Private-MAC:\ ?[0-9a-f]*|\Z)""",
     re.VERBOSE | re.DOTALL,
 )
-"""Tokens whose issuers begin them so that they can be found, addresses that are secret, and private keys."""
+"""Tokens that begin with a mark of their issuer, secret addresses, and private keys."""
 
-_NEW = rf"(?!{REDACTED})"  # what has been left out is not left out again
+_NEW = rf"(?!{REDACTED})"  # a secret that has been replaced is not replaced again
 # Blanks and line ends, also as Python and JSON write them in quotes.
 _BLANK = r"(?:[ \t\xa0]|\\{1,7}(?:t|xa0|u00a0))"
 _END = r"(?:\r?\n|(?:\\{1,7}r)?\\{1,7}n)"
@@ -64,61 +64,71 @@ _IS = (
     rf"(?:{_BLANK}{{1,4}}+{_EQUALS}{_BLANK}{{0,4}}+"
     rf"|{_EQUALS}(?:{_BLANK}{{1,8}}+(?={_MARK}|{_ODD}{_UNSET}))?+)"
 )
-# A scheme of authorization is no secret, and the word behind it is.
+# A scheme of authorization is not a secret, but the word behind it is.
 _SCHEME = (
     r"(?:(?:Basic|Bearer|Digest|DPoP|Negotiate|NTLM|OAuth|Token|(?:api|shared)-?key)"
-    rf"{_BLANK}{{1,4}}+(?=[^\s])|(?-i:[A-Z])[A-Za-z\-]{{1,31}}+(?:{_BLANK}|{_END}){{1,4}}+{_ODD}){_UNSET}"
+    rf"{_BLANK}{{1,4}}+(?=[^\s])|"
+    rf"(?-i:[A-Z])[A-Za-z\-]{{1,31}}+(?:{_BLANK}|{_END}){{1,4}}+{_ODD}){_UNSET}"
 )
 # A value ends at a blank; at a quote that ends something; and at a separator before another name,
 # or before nothing.
 _BARE = (
     rf"{_NEW}(?P<bare>(?:{_SCHEME})?+"
-    r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)|[\"'](?![\s,;:)\]}]|\Z)|\\(?!\\{0,6}[\"'nrt\r\n]))++)"
+    r"(?:[^\s,;&\"'\\]|[,;&](?!\s|\Z|[\w.\-%\[\]]{1,64}=)"
+    r"|[\"'](?![\s,;:)\]}]|\Z)|\\(?!\\{0,6}[\"'nrt\r\n]))++)"
 )
 _INSIDE_QUOTES = rf"(?P<quote>(?:\\{{0,7}}\"){{3}}|(?:\\{{0,7}}'){{3}}|{_MARK})"
 # Two quotes inside are one, as in YAML, and not the end.
-_INSIDE_QUOTES += r"(?P<quoted>(?:(?:(?!(?P=quote))(?:\\.|.))++(?:(?P=quote){2}(?:(?!(?P=quote))(?:\\.|.))*+)*+)?+)"
-# What has been cut off may lack its second quote.
+_INSIDE_QUOTES += (
+    r"(?P<quoted>(?:(?:(?!(?P=quote))(?:\\.|.))++"
+    r"(?:(?P=quote){2}(?:(?!(?P=quote))(?:\\.|.))*+)*+)?+)"
+)
+# A value that has been cut off may lack its second quote.
 _QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
-# What comes to the end of the text after so much has been cut off there.
+# A value that reaches the end of the text, after at least this many characters.
 _CUT = r"\Z(?<=[^<>]{8192})"
 _PLAIN = r"[^\[\]{}()]{0,200}+"
 _FLAT = rf"[\[{{(]{_PLAIN}[\]}})]"
-# A list or an object, of which the rest is looked for by counting.
+# A list or an object; its end is found by counting brackets.
 _LIST = r"(?P<list>[\[{(])"
 _SURE_LIST = (
     rf"(?=[\[{{(]\s{{0,8}}+(?:{_MARK}|[\[{{(]|[\w.\-]{{1,64}}+:\s)"
     rf"|[\[{{(](?:{_PLAIN}[\[{{(]|[^\[\]{{}}()]*+(?:[\]}})]|{_CUT}))){_LIST}"
 )
 _VALUE = rf"(?:{_QUOTED}|{_SURE_LIST}|{_BARE})"
-# Without an end that fits a text that was cut off, this would read on from each quote to the end of
-# the text.
+# Without an end that also fits a text that was cut off, this would read from each quote to the end
+# of the text.
 _INSIDE = {
     quote: rf"{_NEW}(?:\\.|[^{quote}\\])++(?:{quote}{{2}}(?:\\.|[^{quote}\\])*+)*+(?={quote}|\\?\Z)"
     for quote in "\"'"
 }
-# Members of which one is the name of what is in the other, in JSON, YAML, or the words of Python.
+# Pairs of members in which one has the name of the value in the other, in JSON, YAML, or Python.
 NAME_MEMBER = r"(?:(?:parameter|env|variable|var)?_?(?:name|key)|variable|var)"
 VALUE_MEMBER = r"(?:parameter|env|variable|var)?_?(?:val|value)"
 _MEMBER = rf"(?:(?<![\w.\-])|(?<=\\n))(?:%s)(?:{_MARK})?\s{{0,4}}+[:=]\s{{0,8}}+"
 _NAMED = rf"{_MEMBER % NAME_MEMBER}(?:{_MARK})?(?P<name>[\w.\-]{{1,64}})"
 _VALUED = _MEMBER % VALUE_MEMBER
 _NEXT = rf"(?:{_MARK})?{_GAP}{{0,40}}+(?:,\s{{0,40}}+)?+(?:{_MARK})?"
-# A few other members may stand between them: texts, lists, and objects of objects.
+# A few other members may stand between the two: texts, lists, and objects of objects.
 _OTHER = (
-    rf"{_MEMBER % '[a-z_]{1,32}'}(?>\"(?:\\.|\"\"|[^\"\\]){{0,400}}+\"|'(?:\\.|''|[^'\\]){{0,400}}+'"
+    rf"{_MEMBER % '[a-z_]{1,32}'}"
+    rf"(?>\"(?:\\.|\"\"|[^\"\\]){{0,400}}+\"|'(?:\\.|''|[^'\\]){{0,400}}+'"
     rf"|[\[{{(]{_PLAIN}(?:{_FLAT}{_PLAIN}){{0,4}}+[\]}})]"
     rf"|(?:{_MARK})?(?:(?![ \t]\w{{1,32}}=)[^\n,;&\"'\\{{}}\[\]]|{_MARK}(?=\w|{_MARK})){{0,100}}+)"
     rf"(?:{_GAP}{{1,40}}+-[ ][^\n\\]{{0,100}}+){{0,4}}+{_NEXT}"
 )
 _BETWEEN = rf"{_NEXT}(?:(?!{_VALUED}){_OTHER}){{0,4}}?"
 _TAGS = rf"(?:{_BLANK}{{1,8}}+[!&][^\s\\]{{0,64}}+){{0,2}}+"  # of YAML: !!str, &anchor
-# A key of YAML. What stands before it says how far right the lines below it have to stand.
-_LINE_KEY = rf"(?P<column>[ \t]{{0,80}}+(?:-[ ]){{0,4}}+)(?:{_MARK})?(?P<term>[\w.\-]++)(?:{_MARK})?:{_TAGS}"
-# The rest of its line, and empty ones.
+# A key of YAML. The column before it says how far right the lines below it have to stand.
+_LINE_KEY = (
+    r"(?P<column>[ \t]{0,80}+(?:-[ ]){0,4}+)"
+    rf"(?:{_MARK})?(?P<term>[\w.\-]++)(?:{_MARK})?:{_TAGS}"
+)
+# The rest of the key's line, and empty lines.
 _LINES = rf"{_BLANK}{{0,8}}+(?:#[^\n\\]{{0,200}}+)?{_END}(?:[ \t]{{0,80}}+{_END}){{0,8}}+"
 
-# What stands before the next item of a list, in YAML and in brackets; and an item without quotes.
+# The separators before the next item of a list, in YAML and in brackets; and an item without
+# quotes.
 _ITEM = rf"{_BLANK}{{0,8}}+(?:{_END}[ \t]{{0,80}}+){{1,3}}+-[ ]{{1,8}}+"
 _COMMA = rf"\s{{0,4}}+,{_GAP}{{0,40}}+"
 _BARE_ITEM = rf"{_NEW}(?P<bare>(?:{_SCHEME})?+[^\s,;&\"'\[\]{{}}\\]++)"
@@ -127,7 +137,7 @@ _OF_KEY = (
     "access|account|api|auth|encryption|master|private|secret|service|shared|signing|ssh|storage"
 )
 
-# What stands before a secret, and the secret.
+# Pairs of patterns: the text before a secret, and the secret.
 _FORMS: tuple[tuple[str, str], ...] = (
     # Authorization: Bearer x
     *((f"{quote}{_HEADER}", inside) for quote, inside in _INSIDE.items()),
@@ -175,20 +185,23 @@ _FORMS: tuple[tuple[str, str], ...] = (
         r"(?![0-9]{1,9}:[0-9]{1,9}(?![^\s\"'\\]))[^\s:\"']{1,64}:",
         rf"{_NEW}(?P<bare>(?:[^\s,\"'\\]|,(?!\s|\Z))++)",
     ),
-    # password: x, as a whole line; and in a line what is no word, unlike "token: not found" and
-    # "module.token:train1"
+    # password: x, as a whole line; inside a line only if x is not a word, unlike "token: not found"
+    # and "module.token:train1"
     (
         rf"{_BEGIN}{_LINE_KEY}{_BLANK}{{1,8}}+",
-        rf"(?:{_QUOTED}|{_NEW}(?P<bare>[^\s\"'|>{{\[\\](?:[^\s\\]|\\(?!\\{{0,6}}[nrt]))*+)){_LINE_END}",
+        rf"(?:{_QUOTED}|"
+        rf"{_NEW}(?P<bare>[^\s\"'|>{{\[\\](?:[^\s\\]|\\(?!\\{{0,6}}[nrt]))*+)){_LINE_END}",
     ),
     (rf"{_TERM}:{_BLANK}{{1,8}}+", rf"(?:{_QUOTED}|(?=[\[{{]){_SURE_LIST})"),
     (rf"{_TERM}(?::|->){_TAGS}{_BLANK}{{1,8}}+", rf"{_ODD}{_BARE}"),
     (r"(?<![\w.\-])(?P<term>[\w\-]++):", rf"{_ODD}{_BARE}"),
-    # password: |, and password: with lines below it that stand further to the right and are no
+    # password: |, and password: with lines below it that stand further to the right and are not a
     # sentence
     (
-        rf"(?:{_BEGIN}|:[ ]|[\"']){_LINE_KEY}(?:{_BLANK}{{1,8}}+[|>][+\-0-9]{{0,2}}{_LINES}(?=[ \t])"
-        rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{]|{_MARK}|[\w.\-]{{1,64}}+:[\s\\]|[^\s\\\"']++(?:{_LINE_END}|{_MARK}(?!\w)))))",
+        rf"(?:{_BEGIN}|:[ ]|[\"']){_LINE_KEY}"
+        rf"(?:{_BLANK}{{1,8}}+[|>][+\-0-9]{{0,2}}{_LINES}(?=[ \t])"
+        rf"|{_LINES}(?=[ \t]{{0,80}}+(?:-[ ]|[\[{{]|{_MARK}|"
+        rf"[\w.\-]{{1,64}}+:[\s\\]|[^\s\\\"']++(?:{_LINE_END}|{_MARK}(?!\w)))))",
         r"(?P<lines>)",
     ),
     # ('password', 'x'), [b"x-api-key", b"x"]
@@ -211,15 +224,16 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (_NAMED, rf"{_BETWEEN}{_VALUED}(?P<value>{_QUOTED}|{_BARE})"),
     (
         _VALUED,
-        rf"(?:{_INSIDE_QUOTES}(?:(?P=quote)|(?P<cut>{_CUT}))|{_NEW}(?P<bare>[^\s,;&\"'\\]{{1,200}}+))"
+        rf"(?:{_INSIDE_QUOTES}(?:(?P=quote)|(?P<cut>{_CUT}))"
+        rf"|{_NEW}(?P<bare>[^\s,;&\"'\\]{{1,200}}+))"
         rf"(?(cut)|(?={_BETWEEN}{_NAMED}))",
     ),
-    # <password>x</password>, of which the end may have been cut off
+    # <password>x</password>, whose end may have been cut off
     (
         rf"<(?P<name>[\w.:\-]{{1,64}})(?:\s[^<>]{{0,200}}+)?>(?:{_GAP}{{0,40}}+<!\[CDATA\[)?+",
         rf"(?:[^<>\]]|\](?!\]>))++(?:{_CUT}|(?=</|\]\]>))",
     ),
-    # Bearer x; what follows has a digit, or it is a word of a sentence; for Basic it is Base64
+    # Bearer x; x has a digit, or it would be a word of a sentence; for Basic it is Base64
     (
         rf"(?<![A-Za-z0-9])(?:Bearer{_BLANK}{{1,4}}+"
         r"|Basic +(?=(?:[a-z0-9+/]{4})++(?:[a-z0-9+/]{2,3}={1,2})?(?![a-z0-9+/=])))",
@@ -230,15 +244,16 @@ _FORMS: tuple[tuple[str, str], ...] = (
 
 @cache
 def forms() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
-    """Return the forms: what stands before a secret, and what the secret is, to be looked for right behind that.
+    """Return the forms of secrets: pairs of patterns.
 
-    If one of them has a group "name", "parameter" or "term", something is secret only if that is
-    the name of a secret. The second may have the groups "quote", whose marks are no part of the
-    secret, and "quoted" or "bare", what is within them; "value" if something else stands before it;
-    "list", where a list or an object begins; "lines" where those begin that are below a name at
-    "column".
+    The first pattern matches the text before a secret, and the second matches the secret, right
+    behind that text. If one of them has a group "name", "parameter" or "term", the match is secret
+    only if this group is the name of a secret. The second may have the groups "quote", whose marks
+    are not part of the secret, and "quoted" or "bare", the text within the quotes; "value" if
+    something else stands before the secret; "list", where a list or an object begins; "lines" where
+    the lines begin that are below a name at "column".
 
-    They are compiled when they are first used, since replicas rarely need them.
+    The patterns are compiled when they are first used, since replicas rarely need them.
     """
     flags = re.IGNORECASE | re.MULTILINE | re.DOTALL
     return [(re.compile(before, flags), re.compile(secret, flags)) for before, secret in _FORMS]

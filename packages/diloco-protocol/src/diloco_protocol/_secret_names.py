@@ -1,4 +1,4 @@
-"""Which names are those of secrets: of variables, keys in JSON, options of commands, parameters and headers."""
+"""The names of secrets: of variables, keys in JSON, options of commands, parameters and headers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_LONGEST = 200  # the end of a name says what it is
+_LONGEST = 200  # only the end of a longer name is read, because it says what the value is
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# However the words around them are divided, and wherever they stand.
+# These are secret however the words around them are divided, and wherever they stand.
 _CERTAIN = re.compile(
     r"""secret|passw|passphrase|passcode|credential|authorization|webhook|cookie|bearer
     | shared_?access | amz_signature | conn(?:ection)?_?str(?:ing)?s?(?![a-z])
@@ -27,7 +27,7 @@ _NO_ENDINGS = _words(
     "allpass bandpass bypass compass encompass highpass lowpass multipass overpass surpass "
     "trespass underpass"
 )
-# Words before "key", "token" and "pass" with which these are the terms of programmers and of
+# Words before "key", "token" and "pass" that make these ordinary terms of programmers and of
 # language models.
 _ORDINARY = {
     "key": _words(
@@ -47,46 +47,46 @@ _ORDINARY = {
     "pat": _words(""),
     "pw": _words("conv dw"),
 }
-# Words behind these that say which of several it is, or how it is written ("b" is of Base64).
+# Words behind these that tell several secrets apart, or say how one is written ("b" is for Base64).
 _SUFFIXES = _words(
     "b backup base der dev development hex live new old pem prod production stage staging team "
     "test testing"
 )
-# And words after "token".
+# Words after "token" that say that a number or a part of a model is meant.
 _QUANTITIES = _words(
     "budget classifier count counts dim dropout embedding embeddings ids len length level limit "
     "mask mixing per position rate shift size type types"
 )
-# Trainers count and list tokens and keys, so only of these there are secret ones.
+# Trainers count and list tokens and keys, so plurals are secret only behind these words.
 _OWNERS = _words(
     "access api auth bearer github gitlab hf hub openai private refresh secret session signing "
     "ssh wandb"
 )
-# The last words of names that say where a secret is kept, or of what kind it is: plans are read for
-# them.
+# The last words of names that say where a secret is kept, or of what kind it is. Plans show their
+# values, since a reader looks for them.
 _REFERENCES = _words(
     "arn arns config dir enabled expiration file ids method mode name names path policy "
     "provider ref refs required seconds ttl type uri url version"
 )
 _NOT_SECRET = frozenset({"imagePullSecrets", "serviceAccountToken"})
-_FOLDERS = frozenset({"PWD", "OLDPWD"})  # of a shell; in a connection string they are passwords
-# Ends of names that are no plural; and what a number of things is written with.
+_FOLDERS = frozenset({"PWD", "OLDPWD"})  # variables of a shell; elsewhere PWD is a password
+# Ends of names that are not plurals; and the characters with which a number of things is written.
 _SINGULAR = ("ss", "as")
 _NUMBER = "0123456789.,_kKmMbB"
 _OF_PARAMETERS = frozenset({"key", "sig", "signature", "sas"})
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value is secret because of its name.
+    """Return whether a value is secret because of its name.
 
     Examples:
-        >>> [is_secret_name(name) for name in ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")]
-        [True, True, False, False, False]
+        >>> names = ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")
+        >>> [is_secret_name(name) for name in names]
     """
     return _is_secret(name[-_LONGEST:])
 
 
-@lru_cache(maxsize=1024)  # of what is short: a name may be a megabyte of anything
+@lru_cache(maxsize=1024)  # only for short names: a name may be a megabyte of anything
 def _is_secret(name: str) -> bool:
     words = _words_of(name)
     if not words or name.lstrip("-") in _NOT_SECRET:
@@ -103,13 +103,16 @@ def _is_secret(name: str) -> bool:
 
 
 def is_secret_reference(name: str) -> bool:
-    """Whether a name says where a secret is kept: ``secretName``, ``token_file``."""
+    """Return whether a name says where a secret is kept: ``secretName``, ``token_file``."""
     words = _words_of(name)
     return len(words) > 1 and words[-1] in _REFERENCES and is_secret_name("_".join(words[:-1]))
 
 
 def is_secret_term(name: str) -> bool:
-    """Whether what follows a name and a colon is secret: not after "token-ablation-3", a run."""
+    """Return whether the text behind a name and a colon is secret.
+
+    It is not after "token-ablation-3", which is a run.
+    """
     last = name.rpartition("-")[2]
     return is_secret_name(name) and (
         last == name or last.lower() in {"key", "id"} or is_secret_name(last)
@@ -117,19 +120,19 @@ def is_secret_term(name: str) -> bool:
 
 
 def is_count(name: str, value: str) -> bool:
-    """Whether a value is how many secrets there are, or how many tokens, rather than one."""
+    """Return whether a value is a number of secrets or tokens, rather than a secret."""
     words = _without_suffixes(_words_of(name))
     plural = bool(words) and words[-1].endswith("s") and not words[-1].endswith(_SINGULAR)
     return plural and value[:1].isdecimal() and not value.strip(_NUMBER)
 
 
 def is_folder(name: str, value: str) -> bool:
-    """Whether a value is the working directory of a shell, in the variable for it."""
+    """Return whether a value is the working directory of a shell, in the variable for it."""
     return name in _FOLDERS and value.startswith(("/", "~"))
 
 
 def is_secret_parameter(name: str) -> bool:
-    """Whether the value of a parameter of a URI is secret because of its name."""
+    """Return whether the value of a parameter of a URI is secret because of its name."""
     words = _words_of(name)
     return bool(words) and (words[-1] in _OF_PARAMETERS or is_secret_name(name))
 
@@ -150,7 +153,7 @@ def _without_suffixes(words: list[str]) -> list[str]:
 
 
 def _is_term(words: list[str]) -> bool:
-    """Whether "key", "token" and so on mean a secret beside the other words."""
+    """Return whether "key", "token" and so on mean a secret beside the other words."""
     *before_last, last = _without_suffixes(words)
     before = before_last[-1] if before_last else ""
     if last == "pw":

@@ -1,11 +1,11 @@
-"""Names of signals, and what a wait status says."""
+"""Names of signals, and the meaning of wait statuses."""
 
 from __future__ import annotations
 
 import os
 import signal
 
-# Those of Linux and macOS: a launcher on the one reads what happened on the other.
+# The signals of Linux and macOS: a launcher on one system reads what happened on the other.
 _NAMES = frozenset(
     f"SIG{name}"
     for names in (
@@ -19,7 +19,10 @@ _NUMBERED = frozenset(f"signal {number}" for number in range(1, 128))
 
 
 def signal_name(number: int) -> str:
-    """``"SIGKILL"`` for 9; signals without a name of their own, such as real-time ones, are ``"signal 40"``."""
+    """Return the name of a signal, such as ``"SIGKILL"`` for 9.
+
+    Signals without a name of their own, such as real-time ones, are ``"signal 40"``.
+    """
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -27,14 +30,15 @@ def signal_name(number: int) -> str:
 
 
 def is_signal_name(text: str) -> bool:
-    """Whether :func:`signal_name` gives this text for a signal, here or on another system."""
+    """Return whether :func:`signal_name` gives this text for a signal, on any system."""
     return text in _NAMES or text in _NUMBERED
 
 
 def read_wait_status(status: int) -> tuple[int, str | None]:
-    """The exit code and the signal's name (None if no signal ended the process) in what ``os.waitpid`` returned.
+    """Return the exit code and the signal's name in the status that ``os.waitpid`` returned.
 
-    A process that signal n ended has the exit code 128 + n, as shells count.
+    The name is None if no signal ended the process. A process that signal n ended has the exit code
+    128 + n, as in shells.
     """
     code = os.waitstatus_to_exitcode(status)
     return (128 - code, signal_name(-code)) if code < 0 else (code, None)

@@ -1,4 +1,4 @@
-"""What one replica is told, and the channels it can be told through."""
+"""The spec of one replica, and the channels through which it is sent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_PIECES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What the runner of one replica needs to know.
+    """Everything that the runner of one replica needs to know.
 
     Attributes:
         entrypoint: ``"package.module:function"``.
@@ -47,21 +47,21 @@ class ReplicaSpec:
         rank: The rank of this replica.
         world_size: Number of replicas of the run.
         attempt: Which attempt of the rank this is, from 1.
-        run_id: The launch it belongs to.
-        cohort: Name that all replicas of the run share, whichever launch they belong to; the run_id
-            if it is "".
+        run_id: Name of the launch that the replica belongs to.
+        cohort: Name that all replicas of the run share, whichever launch they belong to; if it is
+            "", the run_id is used.
         rendezvous_uri: Where the replicas meet, if the launch said so.
-        rank_env: Name of a variable that is to hold the rank, besides ``REPLICA_RANK``.
-        world_size_env: Name of a variable that is to hold the number of replicas, besides
+        rank_env: Name of a variable that will hold the rank, besides ``REPLICA_RANK``.
+        world_size_env: Name of a variable that will hold the number of replicas, besides
             ``REPLICA_WORLD_SIZE``.
         timeout: Seconds for which an attempt may run, from its start; None for no limit.
-        grace: Seconds between SIGTERM and SIGKILL when it is ended.
+        grace: Seconds between SIGTERM and SIGKILL when the replica is ended.
         restarts: Whether the replicas of the cohort can be started again when they have ended; None
             if that is not known.
         version: Version of this record.
 
     Raises:
-        InvalidRequestError: A value is impossible.
+        InvalidRequestError: A value is not allowed.
     """
 
     entrypoint: str
@@ -80,7 +80,7 @@ class ReplicaSpec:
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
-        # A channel that hands on 0 or "" for what it has lost must not start a replica.
+        # A channel that delivers 0 or "" for a value that it has lost must not start a replica.
         for name, number, least in (
             ("rank", self.rank, 0),
             ("world_size", self.world_size, 1),
@@ -117,19 +117,21 @@ class ReplicaSpec:
         return redacted_repr(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The spec as JSON values; the kwargs in it are the spec's own and not a copy.
+        """Return the spec as JSON values; the kwargs in it are the spec's own and not a copy.
 
         Raises:
-            InvalidRequestError: JSON cannot carry the kwargs exactly; names the path to the value.
+            InvalidRequestError: JSON cannot carry the kwargs exactly; the error names the path to
+                the value.
         """
         check_json(self.kwargs, "kwargs")
         return self._fields()
 
     def to_json(self) -> str:
-        """The spec as compact JSON.
+        """Return the spec as compact JSON.
 
         Raises:
-            InvalidRequestError: JSON cannot carry the kwargs exactly; names the path to the value.
+            InvalidRequestError: JSON cannot carry the kwargs exactly; the error names the path to
+                the value.
         """
         return dumps(self.to_dict())
 
@@ -138,16 +140,16 @@ class ReplicaSpec:
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:
-        """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
+        """Make a spec from the result of :meth:`to_json`; raises as :meth:`from_dict` does."""
         return cls.from_dict(loads(text, "this spec"))
 
     @classmethod
     def from_dict(cls, data: object) -> ReplicaSpec:
-        """The inverse of :meth:`to_dict`.
+        """Make a spec from the result of :meth:`to_dict`.
 
         Raises:
-            SpecVersionError: It was written by another version; names both.
-            InvalidRequestError: It is not a spec.
+            SpecVersionError: The data was written by another version; the error names both.
+            InvalidRequestError: The data is not a spec.
         """
         if not isinstance(data, dict) or "version" not in data:
             raise InvalidRequestError("this is not a replica spec: it has no version")
@@ -168,7 +170,10 @@ class ReplicaSpec:
 
 
 def environment(spec: ReplicaSpec) -> dict[str, str]:
-    """The variables that tell a replica who it is; the runner sets them before the entrypoint is imported."""
+    """Return the variables that tell a replica its rank, its run and so on.
+
+    The runner sets them before the entrypoint is imported.
+    """
     variables = {
         spec.rank_env: str(spec.rank),
         spec.world_size_env: str(spec.world_size),
@@ -188,26 +193,26 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
 def spec_to_environment(
     spec: ReplicaSpec, *, piece_bytes: int = _ENVIRONMENT_PIECE
 ) -> dict[str, str]:
-    """A spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
+    """Return a spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
 
-    Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that are
-    small enough for every operating system.
+    The spec is in Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, and
+    in pieces that are small enough for every operating system.
     """
     return {f"{SPEC_PREFIX}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
 
 
 def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = None) -> ReplicaSpec:
-    """The inverse of :func:`spec_to_environment`.
+    """Make a spec from the variables of :func:`spec_to_environment`.
 
     Args:
-        environ: The variables; others are ignored.
-        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables behind
-            these are ignored, too. None if nobody else can have written any.
+        environ: Environment variables; those without the prefix of a spec are ignored.
+        sha256: The :func:`spec_sha256` of the variables that the launcher wrote; variables that
+            follow these are ignored, too. None if no other program can have written any.
 
     Raises:
         InvalidRequestError: There is no spec, a piece of it is missing or damaged, or it has
             another digest.
-        SpecVersionError: It was written by another version.
+        SpecVersionError: The spec was written by another version.
     """
     pieces = {name: value for name, value in environ.items() if name.startswith(SPEC_PREFIX)}
     if not pieces:
@@ -223,7 +228,7 @@ def spec_from_environment(environ: Mapping[str, str], *, sha256: str | None = No
 
 
 def _named(pieces: Mapping[str, str], sha256: str) -> list[str]:
-    """Return the pieces that have a digest; others may have added some behind them."""
+    """Return the pieces that have a digest; other programs may have added some behind them."""
     import hashlib  # slow to import
 
     digest = hashlib.sha256()
@@ -243,8 +248,8 @@ def _named(pieces: Mapping[str, str], sha256: str) -> list[str]:
 def spec_sha256(pieces: Mapping[str, str]) -> str:
     """Return the digest of what :func:`spec_to_environment` made, as 64 hexadecimal digits.
 
-    A launcher that keeps the variables where others may write tells the runner their digest by a
-    way that only it can write: ``--spec-sha256``.
+    A launcher that keeps the variables where others may write tells the runner their digest in a
+    way that only the launcher can use: ``--spec-sha256``.
     """
     import hashlib  # slow to import
 
@@ -253,9 +258,9 @@ def spec_sha256(pieces: Mapping[str, str]) -> str:
 
 
 def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:
-    """A spec as command-line arguments of at most 256 characters each: ``--spec-piece=<number>/<count>:<piece>``.
+    """Return a spec as command-line arguments of at most 256 characters each.
 
-    The runner takes them as they are, in any order.
+    Each is ``--spec-piece=<number>/<count>:<piece>``. The runner accepts them in any order.
     """
     pieces = _cut(spec, piece_characters)
     return [
@@ -264,11 +269,13 @@ def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PI
 
 
 def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
-    """The inverse of :func:`spec_to_arguments`; other arguments are ignored, and the order does not matter.
+    """Make a spec from the arguments of :func:`spec_to_arguments`, in any order.
+
+    Other arguments are ignored.
 
     Raises:
         InvalidRequestError: There is no spec, or a piece of it is missing or damaged.
-        SpecVersionError: It was written by another version.
+        SpecVersionError: The spec was written by another version.
     """
     pieces: dict[int, str] = {}
     counts = set()
@@ -299,7 +306,7 @@ def _join(pieces: list[str]) -> ReplicaSpec:
 
 
 def redact_spec(spec: ReplicaSpec) -> ReplicaSpec:
-    """A spec as a plan may show it: what its caller chose is without secrets."""
+    """Return a spec as a plan may show it: the values that its caller chose are without secrets."""
     uri = spec.rendezvous_uri
     return replace(
         spec,

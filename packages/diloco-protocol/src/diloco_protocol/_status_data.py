@@ -1,4 +1,4 @@
-"""A status in and out of JSON."""
+"""Conversion of a status to JSON values and back."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CHECKED = tuple(name for name in _NAMES if name not in {"state", "reason"})
 
 
 def status_to_data(status: ReplicaStatus) -> dict[str, Any]:
-    """Return a status as JSON values, with texts as every reader takes them.
+    """Return a status as JSON values, with texts that every reader accepts.
 
     Raises:
-        InvalidRequestError: A field holds what no status can hold.
+        InvalidRequestError: A field has a value that no status can have.
     """
     data = asdict(status)
     for name in ("message", "url", "native"):
@@ -33,10 +33,10 @@ def status_to_data(status: ReplicaStatus) -> dict[str, Any]:
 
 
 def status_from_data(data: object) -> ReplicaStatus:
-    """The inverse of :func:`status_to_data`.
+    """Make a status from the result of :func:`status_to_data`.
 
     Raises:
-        InvalidRequestError: It is no status; says what is wrong with it.
+        InvalidRequestError: The data is not a status; the error says what is wrong with it.
     """
     if not isinstance(data, dict) or data.keys() != set(_NAMES):
         raise InvalidRequestError(f"a status must be an object with the fields {sorted(_NAMES)}")
