@@ -1,4 +1,7 @@
-"""Texts for people: what others have written, without what makes a terminal or a log say something else."""
+"""Texts for people to read.
+
+Characters that would make a terminal or a log say something else are removed from texts of others.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._types import ReplicaStatus
 
-# Control characters except newline and tab, the separators that are taken for line ends, what turns
-# the direction of writing around, and halves of surrogate pairs, which nothing can print.
+# Control characters except newline and tab, the separators that are taken for line ends, marks that
+# reverse the direction of writing, and halves of surrogate pairs, which cannot be printed.
 _UNREADABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c"
+    "\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def readable(text: str) -> str:
-    r"""A text in which control characters other than newline and tab are shown as Python writes them.
+    r"""Return a text with control characters other than newline and tab shown as Python does.
 
-    A replica chooses the text of its error, and a terminal does what the escape sequences in it
-    say.
+    A replica chooses the text of its error, and a terminal obeys the escape sequences in it.
 
     >>> readable("\x1b[2Jall is well\r\n")
     '\\x1b[2Jall is well\n'
@@ -29,7 +32,10 @@ def readable(text: str) -> str:
 
 
 def readable_status(status: ReplicaStatus) -> ReplicaStatus:
-    """A status whose texts are all :func:`readable`, and whose end is not before its start: clocks are set back, and differ."""
+    """Return a status whose texts are all :func:`readable`, and whose end is not before its start.
+
+    The end could be before the start because clocks are set back, and differ between machines.
+    """
     changed: dict[str, Any] = {
         name: shown
         for name in ("message", "native", "signal", "url")

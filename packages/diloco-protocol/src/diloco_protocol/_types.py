@@ -1,4 +1,4 @@
-"""What can be said of a replica: its state, why, and the details."""
+"""The state of a replica, its reason, and the details."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Literal, Required, TypedDict
 
 
 class ReplicaState(StrEnum):
-    """The five states.
+    """The five states of a replica.
 
-    There is no sixth: "no record" is :class:`ReplicaNotFoundError`, never a state.
+    There is no sixth state: "no record" is :class:`ReplicaNotFoundError`, never a state.
 
-    Allowed transitions: pending → running or terminal; running → terminal; running → pending only
-    with the next attempt. Terminal states are never left.
+    Allowed transitions: pending → running or terminal; running → terminal;
+    running → pending, but only with the next attempt. Terminal states are never left.
 
     Attributes:
         PENDING: It waits: for its turn, for resources, for its image, or between two attempts.
-        RUNNING: Its program runs; also while it is being ended.
+        RUNNING: Its program runs, or is being ended.
         SUCCEEDED: Its program has returned. Terminal.
-        FAILED: It has ended in any other way that nobody asked for, a timeout too. Terminal.
+        FAILED: It has ended in any other way that was not requested, including a timeout. Terminal.
         CANCELLED: It was ended by a cancel, or from outside, and its resources are gone. Terminal.
     """
 
@@ -31,7 +31,7 @@ class ReplicaState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether the replica has ended for good."""
+        """Return whether the replica has ended for good."""
         return self in _TERMINAL
 
 
@@ -39,10 +39,10 @@ _TERMINAL = frozenset({ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState
 
 
 class Reason(StrEnum):
-    """Why a replica is in its state.
+    """The reason why a replica is in its state.
 
     Attributes:
-        QUEUED: Pending: waits for its turn.
+        QUEUED: Pending: it waits for its turn.
         UNSCHEDULABLE: Pending: no free resource fits it at present.
         IMAGE: Pending: its image is being pulled, or cannot be.
         STARTING: Pending: it has its resources, and its process has not started yet.
@@ -56,8 +56,8 @@ class Reason(StrEnum):
         START_FAILED: Failed: its program could not be started.
         GANG_FAILED: Failed: ended by the backend because a sibling failed.
         PLATFORM: Failed: a fault of the platform.
-        CANCEL_REQUESTED: Cancelled, or being cancelled, as the executor was asked to.
-        STOPPED_EXTERNALLY: Cancelled by somebody outside, with evidence.
+        CANCEL_REQUESTED: Cancelled, or being cancelled, because the executor was asked to.
+        STOPPED_EXTERNALLY: Cancelled from outside, with evidence.
         LOST: In results of ``collect`` only: there is no record, so it counts as failed.
     """
 
@@ -95,7 +95,7 @@ class ReplicaStatus:
         started_at: Start of the attempt in Unix seconds.
         finished_at: End of the replica in Unix seconds; an executor never says that it was before
             ``started_at``.
-        url: A page about it.
+        url: Address of a page about the replica.
         native: The backend's own words.
     """
 
@@ -113,25 +113,26 @@ class ReplicaStatus:
 
 
 class ReplicaResult(TypedDict, total=False):
-    """One entry of what ``collect`` returns, made by it from the status and the result: a dict with all of these keys.
+    """One entry of the list that ``collect`` returns, made from the status and the result.
 
-    It also has the metadata of its handle, text to text, by which a backend finds the replica
-    again: of diloco-local ``host``, ``root`` and ``uid``; of diloco-eks ``job_name``,
-    ``namespace``, ``server``, ``job_uid``, ``first_rank`` and perhaps ``fingerprint``; of
-    diloco-sagemaker ``job_name``, ``account``, ``region`` and ``created``; of diloco-modal
-    ``function_call_id``, ``app``, ``function``, ``environment``, ``launch`` and ``launched_at``.
+    It is a dict with all of these keys. It also has the metadata of its handle, text to text, by
+    which a backend finds the replica again. For diloco-local, these are ``host``, ``root`` and
+    ``uid``; for diloco-eks, ``job_name``, ``namespace``, ``server``, ``job_uid``, ``first_rank``
+    and perhaps ``fingerprint``; for diloco-sagemaker, ``job_name``, ``account``, ``region`` and
+    ``created``; for diloco-modal, ``function_call_id``, ``app``, ``function``, ``environment``,
+    ``launch`` and ``launched_at``.
 
     Attributes:
         rank: The replica's rank.
         status: One of the five states; not terminal if the deadline came first.
-        exit_code: 0 exactly if it succeeded; None for a cancelled replica or one that has not
+        exit_code: 0 if and only if it succeeded; None for a cancelled replica or one that has not
             ended.
         error: What went wrong; for a success, only that its result is lost, and why.
         result: What the entrypoint returned; None unless it succeeded.
         reason: A :class:`Reason`, or None.
         signal: Name of the signal that has ended it, or None.
-        attempt: The rank's n-th life, from 1.
-        run_id: The launch it belongs to.
+        attempt: Which attempt of the rank this is, from 1.
+        run_id: Name of the launch that the replica belongs to.
     """
 
     rank: Required[int]
@@ -147,7 +148,7 @@ class ReplicaResult(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend declares about itself.
+    """The properties that a backend declares about itself.
 
     Attributes:
         cancel_scope: ``"replica"``: cancel ends one replica. ``"gang"``: it ends all of the run.
@@ -159,13 +160,13 @@ class Capabilities:
         log_streams: The streams that ``log_iter`` knows.
         max_timeout: Longest timeout in seconds; None for no limit.
         preemptible: Whether replicas may be taken away and started again.
-        retention: Seconds for which records are kept after the end, and not much longer; None:
-            until they are purged.
+        retention: Seconds for which records are kept after the end, and not much longer. None: they
+            are kept until they are purged.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
         remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by
-            a cancel, or since a sibling failed) can still be read. If not, reading the log raises
+            a cancel, or because a sibling failed) can still be read. If not, reading the log raises
             ReplicaNotFoundError. In a gang, also whether an executor that never saw a rank run
-            knows that it was too late together with a sibling.
+            knows that it ran out of time together with a sibling.
         calls_per_look: ``"run"``: a look at a run takes a few calls, however many ranks it has.
             ``"rank"``: it takes a few calls for each rank whose end the executor has not seen yet,
             since the backend cannot be asked about many at once.

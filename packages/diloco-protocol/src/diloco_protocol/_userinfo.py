@@ -1,4 +1,4 @@
-"""Users and passwords in front of hosts, in URIs and without them, left out of texts."""
+"""Removal of users and passwords in front of hosts from texts, in URIs and elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ._secret_forms import REDACTED
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{0,30}):(?:\\{0,3}/){2,}")
 _RUN = re.compile(r"[^\s'\"<>]*+")
 _AUTHORITY = re.compile(r"[^/?#\s'\"<>]*+")
-# What is not a password although an @ follows: the port of a web server.
+# An @ follows, but this is not a password: the port of a web server.
 _PORT = re.compile(r"[^:@]*:[0-9]{1,5}")
-# Where an @ could follow: user, colon, and a password that is more than a port; or what is too long
+# An @ could follow: user, colon, and a password that is more than a port; or text that is too long
 # for the name of a host.
 _MAY_END_LATER = re.compile(r"[^/?#:@]*+:(?![0-9]{1,5}(?:[/?#]|\Z))|[^/?#]{256}")
 _WEB = frozenset({"http", "https", "ws", "wss"})
-# A password may hold blanks and quotes, too; it is looked for so far.
+# A password may contain blanks and quotes, too; this is how far it is searched for.
 _FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
 # "user:password@host" without a scheme, as in the names of images, in a path, or behind slashes
 # alone; not "name:tag@sha256:...", and not "12:30:45@host", which is a time.
@@ -29,14 +29,15 @@ _ALONE = re.compile(
 
 
 def without_userinfo(text: str, *, cut: bool = False) -> str:
-    """Return a text in which the mark stands in place of each user and password in front of a host.
+    """Return a text in which a mark replaces each user and password in front of a host.
 
-    Where it is not certain what is a password (those of AWS contain ``/``, and people forget to
-    quote it), too much is left out rather than too little.
+    Where it is not certain which part is a password (those of AWS contain ``/``, and people forget
+    to quote it), too much is left out rather than too little.
 
     Args:
         text: Anything.
-        cut: Whether it is the begin of a longer one: then the @ behind a password may be missing.
+        cut: Whether the text is the beginning of a longer one; then the @ behind a password may be
+            missing.
     """
     if "@" not in text and not cut:
         return text
@@ -46,9 +47,9 @@ def without_userinfo(text: str, *, cut: bool = False) -> str:
     for scheme in _SCHEME.finditer(text):
         start = scheme.end()
         if scheme.start() < done:
-            continue  # inside what was left out
+            continue  # inside a part that was left out
         if start >= run_end:  # several URIs may stand in one run of characters, which is read once
-            run_end = _RUN.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
+            run_end = _RUN.match(text, start).end()  # type: ignore[union-attr] # it always matches
             last_at = text.rfind("@", start, run_end)
         end = _userinfo_end(text, scheme, last_at)
         if cut and run_end == len(text) and _MAY_END_LATER.match(text, start):
@@ -60,9 +61,9 @@ def without_userinfo(text: str, *, cut: bool = False) -> str:
 
 
 def _userinfo_end(text: str, scheme: re.Match[str], last_at: int) -> int:
-    """Where the @ behind a user and a password is; -1 if there is none."""
+    """Return where the @ behind a user and a password is; -1 if there is none."""
     start = scheme.end()
-    authority = _AUTHORITY.match(text, start)[0]  # type: ignore[index] # it matches nothing, too
+    authority = _AUTHORITY.match(text, start)[0]  # type: ignore[index] # it always matches
     if ":" not in authority.partition("@")[0]:
         end = authority.rfind("@")
         return -1 if end < 0 else start + end

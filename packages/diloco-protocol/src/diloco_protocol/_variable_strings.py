@@ -1,4 +1,8 @@
-"""Environment variables as strings, for platforms that take long ones only as something else: SageMaker's hyperparameters."""
+"""Environment variables as short strings.
+
+They are for platforms that accept long variables only in another form, such as SageMaker's
+hyperparameters.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ PREFIX = "DILOCO_ENV_"
 
 
 def variables_to_strings(variables: Mapping[str, str], *, piece_bytes: int) -> dict[str, str]:
-    """Variables as strings ``DILOCO_ENV_0``, ``DILOCO_ENV_1`` and so on, of at most ``piece_bytes`` bytes; none for none.
+    """Return variables as strings ``DILOCO_ENV_0``, ``DILOCO_ENV_1`` and so on.
 
-    The runner sets them if they are among its ``--spec-strings``.
+    Each string has at most ``piece_bytes`` bytes; without variables there are no strings. The
+    runner sets the variables if the strings are among its ``--spec-strings``.
     """
     if not variables:
         return {}
@@ -24,7 +29,7 @@ def variables_to_strings(variables: Mapping[str, str], *, piece_bytes: int) -> d
 
 
 def variables_from_strings(strings: Mapping[str, str]) -> dict[str, str]:
-    """The inverse of :func:`variables_to_strings`; other strings are passed over.
+    """Return the variables of :func:`variables_to_strings`; other strings are ignored.
 
     Raises:
         InvalidRequestError: A piece is missing or damaged.

@@ -1,4 +1,4 @@
-"""Environment variables: those that the protocol sets for every replica, and those that a caller may set."""
+"""Environment variables: those that the protocol sets, and those that a caller may set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RUN_ID_VARIABLE = "DILOCO_RUN_ID"
 COHORT_VARIABLE = "DILOCO_COHORT"
 ATTEMPT_VARIABLE = "DILOCO_ATTEMPT"
 RESTARTS_VARIABLE = "DILOCO_RESTARTS"
-"""1 or 0: whether a replica that has ended can be started again; not set if that is not known."""
+"""1 or 0: whether a replica that has ended can be started again. Not set if that is not known."""
 SPEC_PREFIX = "DILOCO_SPEC_"
-"""Begins the names of the variables that carry a spec, piece by piece."""
+"""Prefix of the names of the variables that carry a spec, piece by piece."""
 
 _RESERVED = frozenset(
     {
@@ -30,30 +30,32 @@ _RESERVED = frozenset(
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Bytes of NAME=value: Linux starts no program that has a longer one (MAX_ARG_STRLEN).
+# Bytes of NAME=value: Linux refuses to start a program with a longer one (MAX_ARG_STRLEN).
 _LONGEST = 131_071
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the protocol itself sets an environment variable, so that nobody else may."""
+    """Return whether the protocol itself sets an environment variable, so that a caller may not."""
     return name in _RESERVED or name.startswith(SPEC_PREFIX)
 
 
 def is_variable_name(name: str) -> bool:
-    """Whether every shell and container takes ``name`` as the name of an environment variable."""
+    """Return whether every shell and container accepts a name for an environment variable."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_variables(name: str, values: object) -> dict[str, str]:
-    """Environment variables that a caller may set, sorted by their names; None is an empty mapping.
+    """Check environment variables that a caller sets, and return them sorted by their names.
+
+    None stands for an empty mapping.
 
     Args:
-        name: What to call the mapping in the error.
-        values: What was given.
+        name: Name of the mapping in the error.
+        values: The mapping to check.
 
     Raises:
-        InvalidRequestError: A name or value cannot be an environment variable's, both together are
-            longer than one can be, or the protocol itself sets it.
+        InvalidRequestError: A name or value is not allowed for an environment variable, both
+            together are too long for one, or the protocol itself sets the variable.
     """
     variables = check_texts(name, values)
     for key, value in variables.items():

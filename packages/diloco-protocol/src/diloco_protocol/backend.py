@@ -1,6 +1,7 @@
-"""What the author of a backend needs besides :class:`BaseExecutor`: options, checks, resources, redaction, signals, processes.
+"""Further names for authors of backends, besides :class:`BaseExecutor`.
 
-Nothing here is needed to use a backend, so it is not in the package itself.
+They are options, checks, resources, redaction, signals and processes. A user of a backend needs
+none of them, so they are not in the package itself.
 """
 
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded

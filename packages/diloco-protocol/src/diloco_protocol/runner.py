@@ -1,4 +1,6 @@
-"""Runs one replica in any container or process: ``python -m diloco_protocol.runner --spec FILE --outcome FILE``.
+"""Runs one replica in any container or process.
+
+The command line is ``python -m diloco_protocol.runner --spec FILE --outcome FILE``.
 
 The runner starts the entrypoint in a child with a process group of its own, enforces the timeout,
 passes signals on, reaps orphans (as PID 1 must), ends the whole tree within the grace and reports
@@ -11,10 +13,10 @@ Without ``--spec`` the spec is taken from ``--spec-strings``, a file with the va
 a whole cohort, ``--index`` is added to the spec's rank and every ``--failed`` to its attempt.
 ``--message`` and ``--failure`` are for channels of a few KiB
 (:func:`diloco_protocol.outcome_to_message`). With ``--restarts`` a failed attempt is started again
-in place, for platforms that start nothing again. ``--attempts`` counts attempts in a file, for
-platforms that bring it back after an interruption.
+in place, for platforms that never restart a replica themselves. ``--attempts`` counts attempts in a
+file, for platforms that bring the file back after an interruption.
 
-A program that raises an error has the exit code 1; if the error says that another process has taken
+A program that raises an error has the exit code 1. If the error says that another process has taken
 the replica's place (``DilocoError.replaced``), it has 79, and is not started again.
 
 The runner exits with the replica's own exit code, with three exceptions. If signal n ended the
@@ -72,7 +74,10 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
 
 
 def _from_strings(path: Path) -> ReplicaSpec:
-    """The spec in a file of strings; the variables that are in it, too, are set for all that is started."""
+    """Return the spec in a file of strings.
+
+    Other variables in the file are set in the environment of everything that is started.
+    """
     strings = loads(path.read_text(encoding="utf-8"), f"the file {path}")
     if type(strings) is not dict or not all(type(value) is str for value in strings.values()):
         raise InvalidRequestError(f"the file {path} is not a JSON object of text")
@@ -89,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--spec-strings",
         type=Path,
-        help="file with a JSON object of text that has the spec's variables, and perhaps the program's; others are ignored",
+        help="file with a JSON object of text that has the spec's variables, and perhaps the "
+        "program's; others are ignored",
     )
     parser.add_argument(
         "--spec-piece",
@@ -99,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--spec-sha256",
-        help="digest of the spec in the environment; any other spec is refused before it is decoded",
+        help="digest of the spec in the environment; any other spec is refused before it is "
+        "decoded",
     )
     parser.add_argument("--index", default="0", help="added to the spec's rank")
     parser.add_argument(
@@ -124,7 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--result-bytes",
         default=str(RESULT_BYTES),
-        help=f"largest result in bytes of JSON; default: {RESULT_BYTES}, and --message carries less",
+        help=f"largest result in bytes of JSON; default: {RESULT_BYTES}, and --message carries "
+        "less",
     )
     parser.add_argument(
         "--restarts", default="0", help="how often a failed attempt is started again in place"
@@ -132,13 +140,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--attempts",
         type=Path,
-        help="file that counts the attempts, for platforms that bring it back after an interruption",
+        help="file that counts the attempts, for platforms that bring it back after an "
+        "interruption",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the replica's exit code."""
+    """Run the command line, and return the replica's exit code."""
     if os.name != "posix":
         raise SystemExit("diloco runs on Linux and macOS; on Windows use WSL")
     signals = Signals()
@@ -152,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         restarts = read_whole("--restarts", arguments.restarts, 0, LARGEST)
         most = read_whole("--result-bytes", arguments.result_bytes, 0, LARGEST)
         if arguments.message is not None:
-            # Where this file is empty, the kubelet takes the end of the log instead, which the
-            # replica can have written.
+            # If this file is empty, the kubelet takes the end of the log instead, which the replica
+            # may have written.
             overwrite(arguments.message, STARTED_MESSAGE)
         outcome = run_attempts(
             _read_spec(arguments),
@@ -173,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     carried = any(each is not None for each in (path, arguments.message, arguments.failure))
     if outcome.error is not None and (not carried or outcome.reason is Reason.START_FAILED):
-        # Only where nothing else can carry it: a log has what the replica wrote and nothing else.
+        # Only if no file carries the error: a log has what the replica wrote and nothing else.
         _tell(outcome.error)
     try:
         if path is not None:
@@ -192,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unwritten(outcome: Outcome, error: OSError) -> Outcome:
-    """What an outcome becomes that cannot be told: never a success."""
+    """Return what becomes of an outcome that cannot be written: never a success."""
     text = f"the outcome cannot be written: {error}"
     _tell(text)
     if outcome.exit_code != 0:
@@ -209,7 +218,10 @@ def _tell(text: str) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End the process with ``code``, which PYTHONINSPECT would make a 1: Python then prints a SystemExit and goes on."""
+    """End the process with ``code``.
+
+    With PYTHONINSPECT, Python would print a SystemExit, go on, and end with 1.
+    """
     if sys.flags.inspect:
         sys.stdout.flush()
         sys.stderr.flush()
