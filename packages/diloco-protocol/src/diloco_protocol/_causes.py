@@ -1,4 +1,4 @@
-"""Removal of secrets from the exceptions that led to an error of ours.
+"""Removing secrets from the exceptions that led to an error of ours.
 
 Python prints the texts of these exceptions, which come from client libraries, above our error.
 """

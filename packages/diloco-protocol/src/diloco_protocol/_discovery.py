@@ -1,4 +1,4 @@
-"""Discovery of the installed backends."""
+"""Finding the installed backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting of the bytes of a log into lines.
+"""Splitting the bytes of a log into lines.
 
 Any program may have written the log, and a line without an end must not fill the launcher's memory.
 """

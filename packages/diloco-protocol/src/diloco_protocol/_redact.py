@@ -1,4 +1,4 @@
-"""Removal of secrets from what is shown, by the name of a value and by its form."""
+"""Removing secrets from texts and values that are shown, by name and by form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of a status to JSON values and back."""
+"""Converting a status to JSON values and back."""
 
 from __future__ import annotations
 

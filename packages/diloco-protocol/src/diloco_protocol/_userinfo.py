@@ -1,4 +1,4 @@
-"""Removal of users and passwords in front of hosts from texts, in URIs and elsewhere."""
+"""Removing users and passwords in front of hosts from texts, in URIs and elsewhere."""
 
 from __future__ import annotations
 
