@@ -1,4 +1,7 @@
-"""Whose word an answer is: the cluster's own is of the kind, and about the object, that was asked for."""
+"""Checks that an answer comes from the cluster itself.
+
+The cluster's own answer is of the kind, and about the object, that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,19 @@ def own_answer(
     *,
     removed: bool = False,
 ) -> Json:
-    """Return an answer that reports success, if it is what the cluster answers.
+    """Return an answer that reports success, if it is the cluster's own.
 
     Args:
-        answer: The JSON.
+        answer: The JSON of the answer.
         what: What was tried, in words.
-        kind: The kind that was asked for.
-        name: The object that was asked for; empty if none was named.
-        space: The namespace that was asked; whatever says that it is in another one is another
-            object.
-        removed: Whether a Status will do, which says that the object is gone.
+        kind: The kind of object that was asked for.
+        name: Name of the object that was asked for; empty if none was named.
+        space: The namespace that was asked for; an answer about an object in another namespace is
+            refused.
+        removed: Whether a Status is accepted too, which says that the object is gone.
 
     Raises:
-        UnavailableError: It is of another kind, or about another object.
+        UnavailableError: The answer is of another kind, or about another object.
     """
     read: Json = answer if isinstance(answer, dict) else {}
     metadata, details = mapping(read.get("metadata")), mapping(read.get("details"))
@@ -48,7 +51,7 @@ def own_answer(
     else:
         about = metadata.get("name")
         own = read.get("kind") == kind and _has_whole_items(read)
-        if name:  # no object of a cluster is without a uid
+        if name:  # every object of a cluster has a uid
             uid = metadata.get("uid")
             own = own and about == name and isinstance(uid, str) and uid != ""
     if own:
@@ -69,13 +72,13 @@ def own_answer(
 
 @contextlib.contextmanager
 def missing_only(kind: str, name: str) -> Iterator[None]:
-    """Take an object for missing only where the cluster says so of this very object.
+    """Let a MissingError pass only if the cluster itself says that this very object is missing.
 
-    A proxy has 404s of its own, and another API server behind it may say NotFound of something
+    A proxy sends 404s of its own, and another API server behind it may say NotFound of something
     else.
 
     Raises:
-        UnavailableError: A 404 was about something else, or about nothing.
+        UnavailableError: A 404 was about another object, or about none.
     """
     try:
         yield
@@ -89,7 +92,10 @@ def missing_only(kind: str, name: str) -> Iterator[None]:
 
 
 def _is_of(resource: object, kind: str) -> bool:
-    """Whether what an answer says of a kind, if anything, is one: "jobs" of a Job, and "pods/log" of the log of a Pod."""
+    """Return whether the resource that an answer names, if any, belongs to a kind.
+
+    "jobs" belongs to Job, and "pods/log" to Pod.
+    """
     called = resource.lower() if isinstance(resource, str) else ""
     return called.partition("/")[0].removesuffix("s") in {"", kind.lower()}
 

@@ -1,8 +1,8 @@
-"""Large arguments: a ConfigMap of the run holds them, so that not every pod repeats them in every list of pods.
+"""Large arguments of a run, which a ConfigMap holds.
 
-Whoever may create ConfigMaps can put one in the place of ours. So the name holds the digest of what
-we wrote, and the pod's own arguments tell it to the runner, which refuses anything else before it
-decodes it.
+Otherwise every pod would repeat them in every list of pods. Every account that may create
+ConfigMaps can put one in the place of ours. So the name contains the digest of what we wrote, and
+the pod's own arguments tell it to the runner, which refuses any other content before it decodes it.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ if TYPE_CHECKING:
     from ._facts import JobFacts
     from ._options import EKSOptions
 
-# Encoded bytes up to which the arguments stand in the Job itself. Each pod repeats them: 600 kB on
-# 8 ranks made lists of 6 MB.
+# Up to this many encoded bytes, the arguments are in the Job itself. Each pod repeats them: 600 kB
+# on 8 ranks made lists of 6 MB.
 _MOST_INSIDE = 64 * 1024
-_MOST_BYTES = 1024 * 1024  # of a ConfigMap's data
+_MOST_BYTES = 1024 * 1024  # of the data in a ConfigMap
 
 
 def encoded_spec(
     request: RunRequest, options: EKSOptions, *, shown: bool = False
 ) -> tuple[dict[str, str], str | None]:
-    """Return the spec as variables, and their digest if a ConfigMap is to hold them.
+    """Return the spec as variables, and their digest if a ConfigMap will hold them.
 
     Args:
         request: The launch.
-        options: The executor's.
-        shown: Leave secrets out of the variables, for a plan: later they are encoded.
+        options: The executor's options.
+        shown: Whether to leave secrets out of the variables, for a plan; they are encoded, so this
+            cannot be done later.
 
     Raises:
-        InvalidRequestError: They are too large for a ConfigMap.
+        InvalidRequestError: The arguments are too large for a ConfigMap.
     """
     spec = request.specs(grace=options.grace)[0]
     pieces = spec_to_environment(spec)
     shown_pieces = spec_to_environment(redact_spec(spec)) if shown else None
     if sum(map(len, pieces.values())) <= _MOST_INSIDE:
         return shown_pieces or pieces, None
-    # The same launch must find the same ConfigMap, in whichever order the keys were written.
+    # The same launch must find the same ConfigMap, whatever the order of the keys.
     sorted_kwargs = json.loads(json.dumps(spec.kwargs, sort_keys=True))
     pieces = spec_to_environment(replace(spec, kwargs=sorted_kwargs))
     size = sum(map(len, pieces.values()))
@@ -64,7 +65,7 @@ def encoded_spec(
 
 
 def spec_entries(job: str, pieces: Mapping[str, str], digest: str | None) -> list[dict[str, Any]]:
-    """Return the spec as entries of a container's ``env``: its pieces, or where they are."""
+    """Return the spec as entries of a container's ``env``: its pieces, or references to them."""
     if digest is None:
         return [{"name": name, "value": piece} for name, piece in pieces.items()]
     name = map_name(job, digest)
@@ -75,14 +76,14 @@ def spec_entries(job: str, pieces: Mapping[str, str], digest: str | None) -> lis
 
 
 def map_name(job: str, digest: str = "") -> str:
-    """Return the name of a run's ConfigMap, or how it begins."""
+    """Return the name of a run's ConfigMap; without a digest, only its beginning."""
     return f"{job}-arguments-{digest[:16]}"
 
 
 def arguments_map(
     request: RunRequest, options: EKSOptions, *, shown: bool = False
 ) -> dict[str, Any] | None:
-    """Return the ConfigMap of a run's arguments; None if they stand in the Job."""
+    """Return the ConfigMap of a run's arguments; None if the arguments are in the Job."""
     pieces, digest = encoded_spec(request, options, shown=shown)
     if digest is None:
         return None
@@ -102,12 +103,12 @@ def arguments_map(
 def put_arguments(
     cluster: Cluster, body: Mapping[str, Any], job: JobFacts, backoff: Backoff, patience: float
 ) -> None:
-    """Create the ConfigMap of a Job, which owns it: it goes when the Job goes.
+    """Create the ConfigMap of a Job, which owns it, so that it is removed with the Job.
 
-    The pods wait for it. Repeatable.
+    The pods wait for the ConfigMap. Repeatable.
 
     Raises:
-        BackendError: It was not created.
+        BackendError: The ConfigMap was not created.
     """
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": job.uid}
     owned = {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
@@ -118,7 +119,8 @@ def put_arguments(
             cluster.create_config_map(owned)
         except ConflictError as error:
             if not has_arguments(cluster, body, job):
-                # The cluster is about to remove an earlier run's; or it is somebody else's.
+                # The cluster is about to remove the ConfigMap of an earlier run; or it is a
+                # stranger's.
                 raise UnavailableError(
                     f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
                     f"run's: {error}"
@@ -128,7 +130,7 @@ def put_arguments(
 
 
 def has_arguments(cluster: Cluster, body: Mapping[str, Any], job: JobFacts) -> bool:
-    """Whether a Job has its ConfigMap."""
+    """Return whether a Job has its ConfigMap."""
     metadata = body["metadata"]
     try:
         known = cluster.read_config_map(metadata["namespace"], metadata["name"])

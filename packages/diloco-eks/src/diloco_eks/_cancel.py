@@ -1,4 +1,4 @@
-"""Ending a run in one step that keeps the evidence, and removing it in another."""
+"""Cancelling a run in a way that keeps the evidence, and removing it in a separate step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _TRIES = 10
 
 
 def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, Any]:
-    """The patch that turns a running or queued Job into a cancelled one.
+    """Return the patch that turns a running or queued Job into a cancelled one.
 
-    A deadline of a second ends a running Job: its pods get their grace, what has succeeded stays
-    so, and the Job finishes, so that its TTL collects it. The mark tells a cancel from a timeout.
-    No deadline runs while a Job is suspended, so that one is resumed with room for no pod. Under
-    Kueue only the mark is set here: it would undo the rest.
+    A deadline of one second ends a running Job: its pods get their grace, those that have succeeded
+    stay so, and the Job finishes, so that its TTL removes it. The mark distinguishes a cancel from
+    a timeout. The deadline of a suspended Job does not run, so a suspended Job is resumed with room
+    for no pod. Under Kueue only the mark is set here, because Kueue would undo the rest.
 
-    The version makes it one step: if the Job has changed since it was read, nothing happens.
+    The resourceVersion makes the patch atomic: if the Job has changed since it was read, nothing
+    happens.
     """
     suspended = mapping(job.get("spec")).get("suspend") is True
     spec: dict[str, Any] = {"activeDeadlineSeconds": 1}
@@ -37,14 +38,15 @@ def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, An
 
 
 def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
-    """Have a handle's run ended; returns whether there is its Job.
+    """Cancel a handle's run, and return whether its Job exists.
 
-    Repeatable; what has ended or is decided stays as it is.
+    Repeatable; a run that has ended, or whose end is certain, stays as it is.
 
-    One that was cancelled while it was held, and that somebody let go on, is ended as any other.
+    A run that was cancelled while it was suspended, and that a user then resumed, is ended like any
+    other.
 
     Raises:
-        BackendError: The cluster refused, or could not be asked; nothing has changed.
+        BackendError: The cluster refused, or could not be queried; nothing has changed.
     """
     space, name = handle.metadata["namespace"], handle.metadata["job_name"]
     for _ in range(_TRIES):
@@ -59,13 +61,13 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
             if facts.decided or facts.deleting or ending:
                 return True
             queued = facts.queue is not None and held
-            # The mark comes last: with it, a run that is held is called cancelled.
+            # The mark is set last: a suspended run that has it is reported as cancelled.
             if not queued or _leave_queue(cluster, space, facts):
                 cluster.patch_job(space, name, cancel_patch(facts, job, now))
         except MissingError:
             return False
         except ConflictError:
-            continue  # it has changed meanwhile: look again
+            continue  # the Job has changed meanwhile: read it again
         return True
     raise UnavailableError(
         f"cannot cancel Job {space}/{name}: in {_TRIES} tries somebody else changed it each time "
@@ -74,9 +76,10 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
 
 
 def _leave_queue(cluster: Cluster, space: str, facts: JobFacts) -> bool:
-    """Take a run out of Kueue's queue; returns whether its Job is still there.
+    """Take a run out of Kueue's queue, and return whether its Job is still there.
 
-    Where the Workload is out of reach the Job itself is deleted, as it was read: it has no pods.
+    Where the Workload is out of reach, the Job itself is deleted if it is unchanged: it has no
+    pods.
     """
     try:
         workloads = cluster.list_workloads(space, facts.uid)
@@ -90,7 +93,10 @@ def _leave_queue(cluster: Cluster, space: str, facts: JobFacts) -> bool:
 
 
 def purge_job(cluster: Cluster, space: str, facts: JobFacts) -> None:
-    """Delete a run's Job and pods; does nothing if the Job is gone, or another one has its name by now."""
+    """Delete a run's Job and pods.
+
+    Do nothing if the Job is gone, or another one has its name by now.
+    """
     try:
         cluster.delete_job(space, facts.name, facts.uid)
     except MissingError:

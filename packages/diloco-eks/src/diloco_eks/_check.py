@@ -1,4 +1,4 @@
-"""Before a launch: can the cluster be reached, are we allowed, is there room; and what to do if not."""
+"""Checks before a launch: connection, rights, room, and what to do if something is missing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ._reading import mapping, read_job
 
 T = TypeVar("T")
 
-# What a launch and its watching need, and what only makes messages better.
+# The rights that launching and watching a run need.
 _RIGHTS = (
     ("batch", "jobs", ("create", "get", "list", "patch", "delete")),
     ("", "pods", ("list",)),
     ("", "pods/log", ("get",)),
 )
-# What is done without where it is not allowed, and what is lost then.
+# Optional rights, and what is lost without each of them.
 _SPARE_RIGHTS = (
     ("", "configmaps", ("create", "get"), "arguments of more than 64 KiB cannot be sent"),
     ("", "serviceaccounts", ("get",), "a service account that does not exist is not noticed"),
@@ -38,7 +38,7 @@ _FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to who
 
 
 class Patiently(Protocol):
-    """Calls, and tries again for a while as long as the cluster throttles or fails."""
+    """A function that calls another one, with retries while the cluster throttles or fails."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Return what ``call`` returns."""
@@ -52,15 +52,15 @@ def check_cluster(
     *,
     restricted: bool,
 ) -> list[Finding]:
-    """Everything that can be known before a launch; creates nothing.
+    """Check everything that can be known before a launch; create nothing.
 
-    Ends at the first look if there is no cluster.
+    Stop at the first check if there is no cluster.
 
     Args:
-        cluster: To ask.
+        cluster: The cluster.
         manifest: The Job that would be created.
-        account: The service account of its pods, if it names one.
-        patiently: Makes a call.
+        account: The service account of the Job's pods, if it names one.
+        patiently: Makes a call, with retries.
         restricted: Whether ``restricted=True`` was given.
     """
     space = manifest["metadata"]["namespace"]
@@ -81,7 +81,10 @@ def check_cluster(
         findings.append(_queue(cluster, space, queue, patiently))
     helps = ". Give restricted=True, with which pods comply with that standard"
     if restricted:
-        helps = ". restricted=True was given, and pod_overlay= breaks that standard: change what it sets"
+        helps = (
+            ". restricted=True was given, and pod_overlay= breaks that standard: change what it "
+            "sets"
+        )
     findings += _manifest(cluster, manifest, patiently, helps)
     return [*findings, *_quotas(cluster, manifest, patiently)]
 
@@ -151,14 +154,17 @@ def _manifest(
         yield Finding("manifest", False, text)
         return
     if there is not None:
-        text = "there is a Job of that name: the launch that made it finds it again, and any other is a RunConflictError"
+        text = (
+            "there is a Job of that name: the launch that made it finds it again, and any other is "
+            "a RunConflictError"
+        )
         yield Finding("manifest", None, text)
         return
     yield Finding("manifest", True, "the cluster would accept the Job")
     for warning in dict.fromkeys(warned):
         yield Finding("manifest", None, f"the cluster warns: {hinted(warning)}")
-    # Policies, limits and classes are asked of pods only: a Job whose pods are refused is accepted,
-    # and waits for ever.
+    # The cluster applies policies, limits and classes only to pods: a Job whose pods are refused is
+    # accepted, and waits forever.
     try:
         patiently(lambda: cluster.try_pod(manifest))
     except MissingRightError:
@@ -194,13 +200,16 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
             )
             if limit is not None and taken is not None and taken + needed[resource] > limit:
                 need, left = _shown(needed[resource]), _shown(limit - taken)
-                text = f"the run needs {need} of {resource}, and the quota {name} has {left} of {_shown(limit)} left"
+                text = (
+                    f"the run needs {need} of {resource}, and the quota {name} has {left} of "
+                    f"{_shown(limit)} left"
+                )
                 yield Finding(
                     "quota",
                     False,
                     (
-                        f"{text}: the rest of the pods would wait. Raise the quota, or launch fewer "
-                        "replicas"
+                        f"{text}: the rest of the pods would wait. Raise the quota, or launch "
+                        "fewer replicas"
                     ),
                 )
                 return
@@ -208,7 +217,7 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
 
 
 def needs(manifest: Mapping[str, Any]) -> dict[str, Fraction]:
-    """What a Job's pods take of a quota together, by the quota's names for it."""
+    """Return what all pods of a Job take of a quota, by the names that the quota uses."""
     count = manifest["spec"]["parallelism"]
     total: dict[str, Fraction] = {"pods": Fraction(count), "count/jobs.batch": Fraction(1)}
     for container in manifest["spec"]["template"]["spec"]["containers"]:

@@ -1,4 +1,4 @@
-"""Calling the cluster: with an ApiClient of our own, errors of the protocol, and credentials that are renewed."""
+"""Calls to the cluster, with its own ApiClient, the protocol's errors, and renewed credentials."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from .__about__ import __version__
 from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
 from ._kubeconfig import in_cluster, obey, read_kubeconfig, words_of_plugins_cut
 
-# A page of pods, each of which may be as large as a Job (about 1 MB).
+# Room for a page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
-_WHOLE = (
-    10  # times the pause that is allowed between two pieces: for a whole answer, however it drips
-)
+# A whole answer may take this many times the pause that is allowed between two of its pieces.
+_WHOLE = 10
 _PACKED = "the answer is compressed, which nobody asked for: it is not read"
 
 
 class _Limit(threading.local):
-    """The deadline of the calls of one thread."""
+    """The deadline for the calls of one thread."""
 
     deadline: float | None = None
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -47,13 +46,13 @@ class _Limit(threading.local):
     endless: bool = False
 
     def left(self) -> float:
-        """Seconds, and never less than ``least``."""
+        """Return the seconds until the deadline, never less than ``least``."""
         return math.inf if self.deadline is None else max(self.least, self.deadline - self.clock())
 
 
 @dataclass(frozen=True, slots=True)
 class Apis:
-    """The classes of the client that we call, all on one ApiClient."""
+    """The classes of the client library that we call, all on one ApiClient."""
 
     batch: Any
     core: Any
@@ -63,13 +62,13 @@ class Apis:
 
 
 class Client:
-    """Calls the Kubernetes API.
+    """A client of the Kubernetes API.
 
     Never reads or writes the client library's global configuration. Thread-safe.
 
     Args:
-        context: The kubeconfig's context; None for its current one.
-        kubeconfig: A file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
+        context: Name of the kubeconfig's context; None for its current one.
+        kubeconfig: The kubeconfig file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
         batch_api: A ``kubernetes.client.BatchV1Api`` to use instead.
         core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
         request_timeout: Seconds for a connection, and between two pieces of an answer.
@@ -95,7 +94,7 @@ class Client:
 
     @property
     def server(self) -> str:
-        """The API server's address, without a user and a password that may stand in it: handles carry it.
+        """Return the API server's address, without user and password, since handles carry it.
 
         Raises:
             AuthError: There is no configuration.
@@ -104,17 +103,17 @@ class Client:
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
     def unheeded(self) -> list[str]:
-        """Return what kubectl would obey of the kubeconfig and we cannot, for a person to read."""
+        """Return which settings of the kubeconfig kubectl would obey and we cannot, in words."""
         if self._given[0] is not None or in_cluster(self._kubeconfig, self._context):
             return []
         return read_kubeconfig(self._kubeconfig, self._context).unheeded()
 
     def apis(self) -> Apis:
-        """The client's classes, made at the first use.
+        """Return the client's classes, which are made at the first use.
 
         Raises:
             AuthError: There is no configuration, or it cannot be used.
-            MissingDependencyError: The client is not installed.
+            MissingDependencyError: The package kubernetes is not installed.
         """
         with self._lock:
             if self._apis is None:
@@ -125,13 +124,13 @@ class Client:
         """Make one call and return its JSON.
 
         Args:
-            what: In words, such as ``"read Job default/run-1"``.
+            what: What the call does, in words, such as ``"read Job default/run-1"``.
             make: Makes the call with ``_preload_content=False`` and ``_request_timeout`` (see
                 :meth:`options`).
-            warned: Takes what the cluster warns of.
+            warned: The cluster's warnings are appended to it.
 
         Raises:
-            BackendError: It failed.
+            BackendError: The call failed.
         """
         body, headers = self.raw(what, lambda apis: _read(make(apis)))
         if warned is not None:
@@ -145,7 +144,10 @@ class Client:
             ) from error
 
     def raw(self, what: str, make: Callable[[Apis], Any], *, endless: bool = False) -> Any:
-        """Make one call and return whatever ``make`` returns; an answer without an end may take any time, but for its headers."""
+        """Make one call and return the result of ``make``.
+
+        With ``endless``, the body of the answer may take any time, but its headers may not.
+        """
         apis = self.apis()
         self._limit.endless = endless
         try:
@@ -160,19 +162,22 @@ class Client:
         return answer
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments for every call."""
+        """Return keyword arguments for every call."""
         seconds = min(self._timeout, self._limit.left())
         return {"_preload_content": False, "_request_timeout": (seconds, seconds)}
 
     def time_up(self) -> float:
-        """The time (of ``time.monotonic``) by which an answer, or all pages of a list, have to be here."""
+        """Return the ``time.monotonic`` deadline of an answer or of all pages of a list."""
         return time.monotonic() + min(_WHOLE * self._timeout, self._limit.left())
 
     @contextlib.contextmanager
     def until(
         self, deadline: float, clock: Callable[[], float], least: float = 1.0
     ) -> Iterator[None]:
-        """Wait for no answer past a deadline, in this thread; but for ``least`` seconds, so that one look is possible."""
+        """Set a deadline for all answers in this thread.
+
+        Every call still has at least ``least`` seconds, so that one look is possible.
+        """
         limit = self._limit
         before = limit.deadline, limit.clock, limit.least
         limit.deadline, limit.clock, limit.least = deadline, clock, least
@@ -196,8 +201,8 @@ class Client:
             if not self._refused:
                 self._refused = True
                 warn(str(error))
-            # A file that is being replaced, or a plugin that cannot renew a token just now, may do
-            # so in a while.
+            # The file may be being replaced, or a plugin may be unable to renew a token just now;
+            # both may work a little later.
             error.retryable = True
             raise
 
@@ -255,17 +260,17 @@ class Client:
                         client_configuration=configuration,
                         persist_config=False,
                     )
-            # We retry ourselves: the client would sleep out of our control.
+            # We retry ourselves: the client would sleep without our control.
             configuration.retries = False
             headers = obey(configuration, kubeconfig)
             return client.ApiClient(configuration=configuration), headers
         except BackendError:
             raise
-        # Whatever a file or its credential plugin has wrong
+        # Anything may be wrong with a file or its credential plugin
         except Exception as error:  # noqa: BLE001
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
             named = "" if self._context is None else f", context {self._context!r}"
-            # The client quotes entries whole, with their secrets.
+            # The client quotes whole entries, with their secrets.
             said = re.sub(r"\{.*\}", "{...}", str(error), flags=re.DOTALL)
             raise AuthError(
                 f"no cluster can be read from {where}{named}: {said}. On EKS: aws eks "
@@ -283,12 +288,18 @@ def _read(response: Any) -> tuple[bytes, Any]:
 
 
 def _is_packed(response: Any) -> bool:
-    """Whether reading would unpack an answer, which we never ask for: older clients do so without a bound."""
+    """Return whether reading an answer would unpack it.
+
+    We never ask for packed answers, and older clients unpack them without a size limit.
+    """
     return (response.headers.get("Content-Encoding") or "identity").lower() != "identity"
 
 
 def _bound_refusals(connections: Any) -> None:
-    """Have the client read no more than fits of an answer that reports a failure: it reads all of it."""
+    """Limit how much the client reads of an answer that reports a failure.
+
+    The client itself reads all of it.
+    """
     from urllib3 import HTTPResponse
 
     request = connections.request
@@ -301,7 +312,7 @@ def _bound_refusals(connections: Any) -> None:
         with contextlib.closing(answer):
             while not _is_packed(answer) and (piece := answer.read(_REFUSAL_BYTES - len(body))):
                 body += piece
-        # Some clients trip over what is empty.
+        # Some clients fail on an empty body.
         return HTTPResponse(
             bytes(body) or b" ", answer.headers, answer.status, reason=answer.reason
         )
@@ -325,14 +336,14 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
         raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
-        # Some clients (36) trip over a body that is empty or not UTF-8 before their own error
-        # comes.
+        # Some clients (36) fail on a body that is empty or not UTF-8 before they raise their own
+        # error.
         if isinstance(error.__context__, ApiException):
             raise _answered(what, error.__context__) from error
         if isinstance(error, AttributeError):
             raise
-        # Newer clients check what they are given before they send it.
-        if "header value" in str(error):  # it quotes that, and it may be a token
+        # Newer clients check their arguments before they send them.
+        if "header value" in str(error):  # the error quotes the value, which may be a token
             raise InvalidRequestError(
                 f"cannot {what}: a header has a value that cannot be sent, such as a token with a "
                 "line end in it"
@@ -343,14 +354,14 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
 
 
 def _answered(what: str, error: Any) -> BackendError:
-    """The error for an ApiException."""
-    if not error.status:  # the client's own dress for an SSLError
+    """Return the error for an ApiException."""
+    if not error.status:  # the client wraps an SSLError in this way
         return _unreached(f"cannot {what}: {error.reason}")
     return to_error(read_answer(int(error.status), error.body, error.headers), what)
 
 
 def _unreached(text: str) -> UnreachedError:
-    # A certificate that is not trusted now will not be a little later.
+    # A certificate that is not trusted now will not be trusted a little later.
     return UnreachedError(text, retryable=False if "CERTIFICATE_VERIFY" in text else None)
 
 
@@ -361,15 +372,15 @@ def _close(apis: Apis) -> None:
 
 
 def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
-    """The body of an answer as it comes; closes it, even if it is not read to its end.
+    """Yield the body of an answer as it comes, and close it, even if it is not read to its end.
 
     Args:
         what: What was tried, in words.
         response: The answer.
-        size: Of a piece, at most.
+        size: The largest size of a piece, in bytes.
 
     Raises:
-        UnavailableError: The connection broke, or was silent for too long, or time is up.
+        UnavailableError: The connection broke, or was silent for too long, or the time is up.
     """
     from urllib3.exceptions import HTTPError, ReadTimeoutError
 
@@ -380,8 +391,8 @@ def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
         if hasattr(response, "read1"):
             yield from iter(partial(response.read1, size), b"")
         else:
-            # Older clients (urllib3 before 2.2) have no other way to give what has come; a chunk's
-            # size has no bound there.
+            # Older clients (urllib3 before 2.2) have no other way to return what has arrived; the
+            # size of a chunk is not bounded there.
             yield from response.stream(size)
     except (HTTPError, OSError) as error:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError

@@ -1,6 +1,6 @@
-"""The calls that we make, one method each.
+"""The calls to the cluster, one method each.
 
-Keyword arguments only: the newest client refuses positional ones.
+They use keyword arguments only, because the newest client refuses positional ones.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ._reading import mapping, mappings, read_pod, run_of
 T = TypeVar("T")
 Json = dict[str, Any]
 PAGE = 250
-_OBJECTS, _PAGES = 100_000, 1000  # of a list, at most
-_KEPT = 1 << 27  # characters of what is kept of a list of pods
+_OBJECTS, _PAGES = 100_000, 1000  # of one list, at most
+_KEPT = 1 << 27  # characters that are kept of a list of pods
 _KUEUE = "kueue.x-k8s.io"
-_KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # those that we know, the newest first
+_KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # the versions that this code knows, newest first
 
 
 class Cluster:
@@ -40,12 +40,14 @@ class Cluster:
     def create_job(
         self, manifest: Json, *, dry_run: bool = False, warned: list[str] | None = None
     ) -> Json:
-        """Create a Job, or only have it checked; a field that the cluster does not know is refused, not dropped.
+        """Create a Job, or only have it checked.
+
+        A field that the cluster does not know is refused, not dropped.
 
         Args:
             manifest: The Job.
-            dry_run: Create nothing.
-            warned: Takes what the cluster warns of.
+            dry_run: Whether to create nothing.
+            warned: The cluster's warnings are appended to it.
         """
         space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         only = {"dry_run": "All"} if dry_run else {}
@@ -66,7 +68,10 @@ class Cluster:
             ) from error
 
     def try_pod(self, manifest: Json) -> None:
-        """Have the cluster check a pod of a Job, which it does not do with the Job itself; creates nothing."""
+        """Have the cluster check a pod of a Job; create nothing.
+
+        The cluster does not check the pods when it checks the Job itself.
+        """
         space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         template = manifest["spec"]["template"]
         metadata = {**template["metadata"], "generateName": f"{name}-0-"}
@@ -81,7 +86,7 @@ class Cluster:
         )
 
     def list_events(self, space: str, uid: str) -> list[Json]:
-        """Return one page of the events of an object, since anybody may write any number."""
+        """Return one page of the events of an object, since there may be any number of them."""
         page = self._json(
             f"list events in {space}",
             ("EventList", "", space),
@@ -96,7 +101,10 @@ class Cluster:
         ]
 
     def read_job(self, space: str, name: str) -> Json:
-        """Read a Job: the Job itself, not its status subresource, which would need a right of its own."""
+        """Return a Job.
+
+        The status subresource is not used, because reading it needs a right of its own.
+        """
         return self._json(
             f"read Job {space}/{name}",
             ("Job", name, space),
@@ -106,7 +114,7 @@ class Cluster:
         )
 
     def patch_job(self, space: str, name: str, body: Json) -> Json:
-        """Merge something into a Job."""
+        """Merge a patch into a Job, and return the Job."""
         return self._json(
             f"patch Job {space}/{name}",
             ("Job", name, space),
@@ -116,7 +124,7 @@ class Cluster:
         )
 
     def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
-        """Delete this very Job, pods first.
+        """Delete a Job if it has the given uid, pods first.
 
         Without a propagation policy the pods would go on running.
         """
@@ -145,7 +153,7 @@ class Cluster:
         )
 
     def read_config_map(self, space: str, name: str) -> Json:
-        """A ConfigMap."""
+        """Return a ConfigMap."""
         return self._json(
             f"read ConfigMap {space}/{name}",
             ("ConfigMap", name, space),
@@ -155,7 +163,7 @@ class Cluster:
         )
 
     def list_runs(self, space: str, selector: str) -> list[str]:
-        """Return the runs of all Jobs with these labels, by the times of their creation."""
+        """Return the runs of all Jobs with these labels, in the order of their creation."""
         known = self._pages(
             f"list Jobs in {space}",
             ("JobList", "", space),
@@ -174,13 +182,15 @@ class Cluster:
         *,
         versions: list[str] | None = None,
     ) -> list[PodFacts]:
-        """Return the pods that a Job owns, or those of one index; others may carry its labels, too.
+        """Return the pods that a Job owns, or those of one index.
+
+        Pods with the same labels that the Job does not own are left out.
 
         Args:
             space: The namespace.
             job_uid: The Job.
-            index: The only index that is wanted.
-            versions: Takes the resourceVersion of the list.
+            index: The only index to return; None for all.
+            versions: The resourceVersion of the list is appended to it.
         """
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
         what, kept = f"list pods in {space}", 0
@@ -205,7 +215,7 @@ class Cluster:
         )
 
     def list_orphans(self, space: str, selector: str) -> list[str]:
-        """Return the names of the pods that live on after their Job, which was deleted without them."""
+        """Return the names of the pods that outlived their Job, which was deleted without them."""
 
         def lives(pod: Json) -> bool:
             facts = read_pod(pod)
@@ -222,9 +232,10 @@ class Cluster:
         )
 
     def open_log(self, space: str, pod: str, *, endless: bool = True, **query: Any) -> Any:
-        """The log of our container as bytes (one version of the client corrupts text), to be read piece by piece and closed.
+        """Open the log of our container, to be read piece by piece and closed.
 
-        If it is not endless, it is an answer like any other, and has to be here in time.
+        It is read as bytes, because one version of the client corrupts text. If it is not endless,
+        it has to arrive in time, like any other answer.
         """
         with missing_only("Pod", pod):
             return self.client.raw(
@@ -241,7 +252,7 @@ class Cluster:
             )
 
     def read_service_account(self, space: str, name: str) -> Json:
-        """A service account."""
+        """Return a service account."""
         return self._json(
             f"read ServiceAccount {space}/{name}",
             ("ServiceAccount", name, space),
@@ -251,7 +262,7 @@ class Cluster:
         )
 
     def list_quotas(self, space: str) -> list[Json]:
-        """The resource quotas of a namespace."""
+        """Return the resource quotas of a namespace."""
         return self._pages(
             f"list ResourceQuotas in {space}",
             ("ResourceQuotaList", "", space),
@@ -262,7 +273,7 @@ class Cluster:
         )
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
-        """The Workloads that Kueue made for a Job; others may carry its label, too."""
+        """Return the Workloads that Kueue made for a Job; others with its label are left out."""
         selector = f"kueue.x-k8s.io/job-uid={job_uid}"
         where = self._kueue_place("workloads")
         answer = self._json(
@@ -275,7 +286,7 @@ class Cluster:
         return [each for each in answer.get("items") or [] if _controls(job_uid, each)]
 
     def read_local_queue(self, space: str, name: str) -> Json:
-        """A local queue of Kueue."""
+        """Return a local queue of Kueue."""
         where = self._kueue_place("localqueues")
         return self._json(
             f"read Kueue's LocalQueue {space}/{name}",
@@ -286,8 +297,8 @@ class Cluster:
         )
 
     def kueue_version(self) -> str | None:
-        """The version of Kueue's API that is to be used; None if Kueue is not installed."""
-        if self._kueue is None:  # what is there once stays
+        """Return the version of Kueue's API to use; None if Kueue is not installed."""
+        if self._kueue is None:  # a version that was found once stays
             answer = self._json(
                 "list the cluster's APIs",
                 ("APIGroupList", ""),
@@ -320,7 +331,7 @@ class Cluster:
         )
 
     def may(self, space: str, verb: str, resource: str, group: str) -> bool:
-        """Return whether we are allowed something."""
+        """Return whether our account is allowed to do something."""
         plural, _, subresource = resource.partition("/")
         attributes = {
             "namespace": space,
@@ -358,13 +369,13 @@ class Cluster:
         """Make one call and return the cluster's own answer.
 
         Args:
-            what: In words.
+            what: What the call does, in words.
             asked: The kind that is asked for, the name of the object (empty if none is named), and
                 its namespace, if it has one.
             make: Makes the call.
-            warned: Takes what the cluster warns of.
-            within: The namespace in which something is created: nothing else can be missing.
-            removed: Whether a Status will do, which says that the object is gone.
+            warned: The cluster's warnings are appended to it.
+            within: The namespace in which an object is created; nothing else can be missing then.
+            removed: Whether a Status is accepted too, which says that the object is gone.
         """
         with missing_only(*(asked[:2] if within is None else ("Namespace", within))):
             answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
@@ -379,7 +390,10 @@ class Cluster:
         wanted: Callable[[Json], bool] = lambda _: True,
         versions: list[str] | None = None,
     ) -> list[T]:
-        """Return what is read of the items of a list; of a page no more is kept, since all pages together have no bound."""
+        """Return what ``read`` keeps of the items of a list.
+
+        No more of a page is kept, since the size of all pages together has no limit.
+        """
         for last in (False, False, True):
             try:
                 found, version = self._all_pages(what, asked, make, read, wanted)
@@ -415,10 +429,10 @@ class Cluster:
             found += map(read, filter(wanted, items))
             metadata = mapping(page.get("metadata"))
             last, token = token, metadata.get("continue")
-            del page, items  # or there would be two of them when the next one is read
+            del page, items  # otherwise two pages would be in memory when the next one is read
             if not token:
                 return found, str(metadata.get("resourceVersion"))
-            if token == last:  # as from a cache that does not know one page from another
+            if token == last:  # such as from a cache that cannot tell pages apart
                 raise UnavailableError(f"cannot {what}: its second page is the first one again")
             if objects > _OBJECTS or time.monotonic() > up:
                 break
@@ -429,7 +443,7 @@ class Cluster:
 
 
 def _controls(uid: str, owned: Json) -> bool:
-    """Whether an object's controller has this uid."""
+    """Return whether an object's controller has this uid."""
     return any(
         owner.get("uid") == uid and owner.get("controller") is True
         for owner in mappings(owned["metadata"].get("ownerReferences"))

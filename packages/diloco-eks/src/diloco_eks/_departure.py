@@ -1,4 +1,4 @@
-"""Pods that are going: by whose word, and what they wait for."""
+"""Descriptions of pods that are being deleted: on whose request, and what they wait for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_REASON = "by hand, with its namespace, or by something that gave no reason"
 
 
 def why_going(pod: PodFacts) -> str:
-    """Why a pod is being deleted, where its own Job did not do it."""
+    """Return why a pod is being deleted, where its own Job did not delete it."""
     when = "" if pod.told_to_end is None else f" since {clock(pod.told_to_end)}"
     if pod.disruption is None:
         return f"its pod {pod.name} is being deleted{when}: {_NO_REASON}"
@@ -28,7 +28,7 @@ def why_going(pod: PodFacts) -> str:
 
 
 def why_gone(pod: PodFacts | None) -> str:
-    """Why the last pod of a replica is gone; empty if that is not known."""
+    """Return why the last pod of a replica is gone; empty if that is not known."""
     if pod is not None and pod.disruption is not None:
         return f"its pod {pod.name} was taken away ({taken_away(pod)})"
     if pod is not None and pod.deleting:
@@ -37,11 +37,14 @@ def why_gone(pod: PodFacts | None) -> str:
 
 
 def how_deleted(pod: PodFacts) -> str:
-    """What is known of how a pod went that its own Job did not end."""
+    """Return what is known about the deletion of a pod that its own Job did not end."""
     if pod.told_to_end is not None:
         return f"was deleted at {clock(pod.told_to_end)}: {_NO_REASON}"
     if (pod.terminated or {}).get("exitCode") == _KILLED and read_message(pod) is None:
-        return "was deleted, or its program was ended by SIGKILL before that; which of both is not known"
+        return (
+            "was deleted, or its program was ended by SIGKILL before that; which of both is not "
+            "known"
+        )
     return f"was deleted: {_NO_REASON}"
 
 

@@ -1,4 +1,4 @@
-"""How ranks have ended: those that the Job lists, and all others once it is over."""
+"""The ends of ranks: of those that the Job lists, and of all others once the Job is over."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._whose_end import deleted_by_others, ended_by_itself
 
 
 class Ends:
-    """The ends of one run, as one look has found it.
+    """The ends of one run, as one look has found them.
 
     Args:
         job: The Job.
         by_index: The pods of every index, the newest last.
-        seen: What was seen of the indexes before.
+        seen: What was seen of the indexes earlier.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Ends:
         )
 
     def _is_deleted(self, pod: PodFacts) -> bool:
-        """Whether somebody deleted the last pod of an index that the Job lists as failed."""
+        """Return whether the last pod of an index that the Job lists as failed was deleted."""
         final = pod.failures >= self.job.restarts
         return final and deleted_by_others(pod, self.job.decided_at, counted=True)
 
     def _deleted(self, pod: PodFacts) -> ReplicaStatus:
-        """The end of a replica whose pod somebody deleted, which is no failure of its own."""
+        """Return the end of a replica whose pod was deleted, which is not a failure of its own."""
         code = (pod.terminated or {}).get("exitCode")
         how = "how its program ended is not known" if code is None else f"its exit code was {code}"
         return ReplicaStatus(
@@ -136,7 +136,10 @@ class Ends:
             )
         elif condition.reason == "DeadlineExceeded":
             reason = Reason.TIMEOUT
-            message = f"the Job passed its deadline of {job.deadline} s, which counts the wait for nodes and images too"
+            message = (
+                f"the Job passed its deadline of {job.deadline} s, which counts the wait for nodes "
+                "and images too"
+            )
         elif job.failed or condition.reason in {
             "BackoffLimitExceeded",
             "PodFailurePolicy",
@@ -161,7 +164,7 @@ class Ends:
         )
 
     def _gang_message(self, native: str) -> str:
-        """Who failed, for the messages of those that were ended because of it."""
+        """Return who failed, for the messages of the ranks that were ended because of it."""
         if self._culprits is None:
             job = self.job
             text = native
@@ -184,7 +187,7 @@ class Ends:
 
 
 def _last_seen(pods: list[PodFacts], before: Seen | None) -> PodFacts | None:
-    """The pod of an index that the Job lists as failed; or, if there is none any more, what was last seen of it."""
+    """Return the pod of an index that the Job lists as failed, or what was last seen of it."""
     if pods:
         return next((pod for pod in reversed(pods) if pod.phase == "Failed"), pods[-1])
     return None if before is None else before.pod

@@ -1,4 +1,7 @@
-"""A container's environment, with exact values: Kubernetes must not expand the dollar signs in them."""
+"""The environment of a container, with exact values.
+
+Kubernetes must not expand the dollar signs in them.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,19 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 
 
 def escape(value: str) -> str:
-    """A value in which Kubernetes finds no ``$(NAME)`` or ``$$`` to expand, so that it arrives unchanged."""
+    """Return a value in which Kubernetes finds nothing to expand, so that it arrives unchanged.
+
+    Kubernetes would expand ``$(NAME)`` and ``$$``.
+    """
     return value.replace("$", "$$")
 
 
 def container_environment(
     spec: list[dict[str, Any]], env: Mapping[str, str], secrets: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """The container's ``env``: the caller's variables, references to secrets, the spec, and the attempt's number.
+    """Return the container's ``env``.
+
+    It has the caller's variables, references to secrets, the spec, and the number of the attempt.
 
     Raises:
         InvalidRequestError: A name is taken, a value is too large, or a reference has the wrong
@@ -47,16 +55,16 @@ def container_environment(
 
 
 def runner_arguments(message_path: str, pieces: Iterable[str], digest: str | None) -> list[str]:
-    """What the runner is told beside its spec; Kubernetes fills in the variables.
+    """Return the runner's arguments, in which Kubernetes fills in the variables.
 
-    It would take every variable with the prefix of a spec's for a piece, also one that ``envFrom``
-    of an overlay adds. So the pieces are named one by one where the pod itself has them; where they
-    stand elsewhere, their digest tells.
+    Without them the runner would take every variable with the prefix of a spec for a piece of it,
+    even one that ``envFrom`` of an overlay adds. So the pieces are named one by one where the pod
+    itself has them; where they are elsewhere, the runner is told their digest.
 
     Args:
-        message_path: Where it reports.
+        message_path: The file to which the runner reports.
         pieces: Names of the variables that hold the spec, in order.
-        digest: Of the spec, if that stands where others may write too.
+        digest: Digest of the spec, if it is kept where others may write too.
     """
     named = list(pieces)
     return [
@@ -74,10 +82,10 @@ def runner_arguments(message_path: str, pieces: Iterable[str], digest: str | Non
 
 
 def check_free(name: str) -> None:
-    """Refuse a variable that tells a replica which one it is, or how often it has failed.
+    """Refuse a variable that tells a replica its rank, or how often it has failed.
 
     Raises:
-        InvalidRequestError: The launch or the Job controller sets it.
+        InvalidRequestError: The launch or the Job controller sets the variable.
     """
     if name in {FAILURES_VARIABLE, IGNORED_VARIABLE, INDEX_VARIABLE} or is_reserved(name):
         raise InvalidRequestError(

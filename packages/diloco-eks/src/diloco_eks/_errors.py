@@ -1,4 +1,4 @@
-"""What went wrong with a call to the cluster, as an error of the protocol's tree."""
+"""Translating failed calls to the cluster into the protocol's errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import redact_and_cut
 
 _MISSING_RIGHT = re.compile(r'cannot \w+ resource "')
-RESTRICTED = 'PodSecurity "restricted:'  # in the words of a namespace that asks for this standard
+RESTRICTED = 'PodSecurity "restricted:'  # words of a namespace that requires this standard
 _WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
 
 
@@ -29,27 +29,33 @@ class MissingError(ReplicaNotFoundError):
     """Raised when the cluster has no such object (404).
 
     Attributes:
-        about: The resource and the name of what is missing, in the cluster's words; empty where it
-            has none.
+        about: The resource and the name of the missing object, in the cluster's words; empty where
+            the cluster does not say.
     """
 
     about: tuple[str, str] = "", ""
 
 
 class ConflictError(BackendError):
-    """Raised when an object exists already, has changed since it was read, or is not the one that was meant (409)."""
+    """Raised when an object exists already, has changed, or is another one (409).
+
+    It has changed since it was read, or is not the object that was meant.
+    """
 
 
 class ExpiredError(BackendError):
-    """Raised when a list went on for too long to be continued (410)."""
+    """Raised when reading a list took so long that it cannot be continued (410)."""
 
 
 class NoLogError(UnavailableError):
-    """Raised when a node says that it has no log of a pod that is there: it is gone, or cannot be asked for just now."""
+    """Raised when a node says that it has no log of a pod that is there.
+
+    The log is gone, or cannot be read just now.
+    """
 
 
 class UnreachedError(UnavailableError):
-    """Raised when there was no connection, so that the request was not sent."""
+    """Raised when there was no connection, so the request was not sent."""
 
 
 class SilentError(UnavailableError):
@@ -57,7 +63,7 @@ class SilentError(UnavailableError):
 
 
 class MissingRightError(ForbiddenError):
-    """Raised when no role allows a call (403 of RBAC, and not of a policy)."""
+    """Raised when no role allows a call (a 403 of RBAC, and not of a policy)."""
 
 
 class BadRequestError(InvalidRequestError):
@@ -69,11 +75,11 @@ class Answer:
     """An answer that reports a failure.
 
     Attributes:
-        status: HTTP's.
-        reason: Kubernetes' word, such as AlreadyExists; empty if the answer is no Status.
-        message: For a person, with the causes.
-        retry_after: Seconds, if the server asked for a pause.
-        about: The resource and the name of the object that it is about, where it says so.
+        status: The HTTP status.
+        reason: Kubernetes' word, such as AlreadyExists; empty if the answer is not a Status.
+        message: The message for people, with the causes.
+        retry_after: Seconds to wait, if the server asked for a pause.
+        about: The resource and the name of the object that the answer is about, where it says so.
     """
 
     status: int
@@ -84,7 +90,10 @@ class Answer:
 
 
 def read_answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
-    """What the server said; https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/."""
+    """Return what the server said.
+
+    https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
+    """
     text = (
         body.decode(errors="replace")
         if isinstance(body, bytes)
@@ -110,7 +119,10 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
 
 
 def read_warnings(headers: Mapping[str, str]) -> list[str]:
-    """What the server warns of, as a log can show it; https://kubernetes.io/blog/2020/09/03/warnings/."""
+    """Return the server's warnings, as a log can show them.
+
+    https://kubernetes.io/blog/2020/09/03/warnings/
+    """
     return [
         printable(redact_and_cut(re.sub(r"\\(.)", r"\1", text), 1000))
         for name, value in headers.items()
@@ -120,29 +132,29 @@ def read_warnings(headers: Mapping[str, str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text for a log, with whatever is no printable character as Python writes it."""
+    """Return a text for a log, with unprintable characters as Python writes them."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def warn(text: str) -> None:
-    """Log a warning as one line, whatever others have put into it."""
+    """Log a warning as one line, even if others have put line ends into it."""
     import logging  # slow to import
 
     logging.getLogger("diloco_eks").warning("%s", printable(text))
 
 
 def to_error(answer: Answer, what: str) -> BackendError:
-    """The error for an answer; ``what`` was tried, such as ``"create Job default/run-1"``."""
+    """Return the error for an answer; ``what`` is what was tried, as in ``"read Job a/b"``."""
     status, text = answer.status, f"cannot {what}: {answer.message}"
     if status == 400:
-        # What is read out of the words of a BadRequestError has to be the cluster's.
+        # Only the cluster's own words may be interpreted, as those of a BadRequestError are.
         own = bool(answer.reason)
         return BadRequestError(text) if own else InvalidRequestError(text + _not_its_own(status))
     if status == 401:
         return AuthError(
             f"{text}. The cluster refused the credentials, and again after they were loaded anew: "
             "log in again, or choose another context=",
-            retryable=True,  # whoever renews them may be about to
+            retryable=True,  # the credentials may be about to be renewed
         )
     if status == 403:
         if "exceeded quota" in answer.message:
@@ -165,8 +177,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
             "names, by an argument or by pod_overlay=, or ask whoever runs the cluster"
         )
     if status in {404, 409, 410}:
-        # What is told of an object counts as the cluster's word only with its reason: a proxy has
-        # numbers of its own.
+        # An answer about an object counts as the cluster's own only if it has a reason: a proxy
+        # sends status codes of its own.
         if status == 404 and answer.reason == "NotFound":
             missing = MissingError(text)
             missing.about = answer.about
@@ -186,7 +198,10 @@ def to_error(answer: Answer, what: str) -> BackendError:
 
 
 def _not_its_own(status: int) -> str:
-    return f". This answer (status {status}) is not the cluster's own: look at what stands between, such as a proxy"
+    return (
+        f". This answer (status {status}) is not the cluster's own: look at what stands between, "
+        "such as a proxy"
+    )
 
 
 def _text(value: object) -> str:
