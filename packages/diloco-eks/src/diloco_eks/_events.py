@@ -1,4 +1,4 @@
-"""What a cluster says of a Job or a pod that does not get on: its events, in its own words."""
+"""Events of a Job or a pod that makes no progress, in the cluster's own words."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from diloco_protocol.backend import redact_and_cut
 
 from ._facts import JobFacts, PodFacts, parse_time
 
-#: Seconds for which a pod may be missing or wait before its events are looked at.
+#: Seconds for which a pod may be missing or may wait before its events are read.
 STUCK_SECONDS = 15.0
 _MOST = 3
-_KEPT = 10  # anybody may write events, in any number and of any length
+_KEPT = 10  # any account may write events, in any number and of any length
 _SHOWN = 600
-_REASON_SHOWN = 128  # Kubernetes' own are shorter
+_REASON_SHOWN = 128  # characters; Kubernetes' own reasons are shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A warning.
+    """A warning among the events of a cluster.
 
     Attributes:
         reason: Kubernetes' word, such as FailedCreate.
-        message: For a person.
-        count: How often it was said.
-        last: When it was said the last time, in Unix seconds.
+        message: The text for people.
+        count: How often the event occurred.
+        last: When it occurred last, in Unix seconds.
     """
 
     reason: str
@@ -37,7 +37,7 @@ class Event:
 
 
 def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """The latest warnings among events (core/v1), one of each reason, the latest first."""
+    """Return the latest warnings among events (core/v1), one of each reason, the latest first."""
     found: list[Event] = []
     for event in events:
         series = event.get("series") if isinstance(event.get("series"), dict) else {}
@@ -63,7 +63,7 @@ def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
 
 
 def is_stuck(status: ReplicaStatus, pod: PodFacts | None, job: JobFacts, now: float) -> bool:
-    """Whether a replica has been waiting for so long that its events may say why."""
+    """Return whether a replica has been waiting for so long that its events may say why."""
     if status.state is not ReplicaState.PENDING or status.stopping or job.suspended:
         return False
     since = job.created if pod is None else pod.created
@@ -71,7 +71,7 @@ def is_stuck(status: ReplicaStatus, pod: PodFacts | None, job: JobFacts, now: fl
 
 
 def explained(status: ReplicaStatus, events: Iterable[Event]) -> ReplicaStatus:
-    """A status with the latest warnings in its message, but for what it says already."""
+    """Return a status with the latest warnings in its message, without repetitions."""
     new = [each for each in events if each.message.removesuffix("…") not in status.message]
     texts = [_told(event) for event in new[:_MOST]]
     if not texts:

@@ -1,4 +1,4 @@
-"""The verbs, on Indexed Jobs."""
+"""The verbs of an executor, carried out with Indexed Jobs."""
 
 from __future__ import annotations
 
@@ -56,18 +56,19 @@ from ._runs import Runs
 class EKSExecutor(LogVerbs):
     """Runs replicas as the pods of one Indexed Job per run, on EKS or any Kubernetes from 1.33 on.
 
-    All that is known about a run is in its Job and pods, so any executor in any process answers for
-    any handle. The replicas' image needs ``diloco-protocol``, whose runner is what the container
+    All that is known about a run is in its Job and pods, so any executor in any process can answer
+    for any handle. The replicas' image needs ``diloco-protocol``, whose runner the container
     starts. Safe to share between threads.
 
-    ``gpu``: ``"H100"``, ``"A100:8"``, ``"L40S:4"``, or ``"2"`` for two of any model. ``secrets``:
-    ``"name/key"`` of Secrets in the run's namespace. Cancel ends the whole run. See the README for
+    ``gpu`` is ``"H100"``, ``"A100:8"``, ``"L40S:4"``, or ``"2"`` for two of any model. ``secrets``
+    are ``"name/key"`` of Secrets in the run's namespace. Cancel ends the whole run. The README says
     what the cluster must allow.
 
     Its arguments are the fields of :class:`EKSOptions`: ``image`` first, the others by name.
 
     Raises:
-        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+        InvalidRequestError: A value is not allowed; the error says what was given and what is
+            allowed.
     """
 
     backend_name = "eks"
@@ -80,7 +81,7 @@ class EKSExecutor(LogVerbs):
         remembers_ended=False,
     )
 
-    _last_look = 5.0  # seconds that the cluster has to answer, however near the deadline is
+    _last_look = 5.0  # seconds that the cluster has to answer, however close the deadline is
 
     @takes(EKSOptions)
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -117,7 +118,7 @@ class EKSExecutor(LogVerbs):
 
     @cached_property
     def _options(self) -> EKSOptions:
-        """What was given, with the namespace, for which the kubeconfig has to be read."""
+        """Return the options, with the namespace, for which the kubeconfig has to be read."""
         given = self._given
         if given.namespace is not None:
             return given
@@ -130,7 +131,7 @@ class EKSExecutor(LogVerbs):
         return self._options.namespace or DEFAULT
 
     def options(self) -> list[Option]:
-        """What the constructor takes."""
+        """Return the options that the constructor takes."""
         return options_of(EKSOptions)
 
     def close(self) -> None:
@@ -148,15 +149,17 @@ class EKSExecutor(LogVerbs):
         dry_run: Literal["server"] | None = None,
         **options: Any,
     ) -> Plan:
-        """The Job that :meth:`launch_replicas` would create; values that are named like secrets are left out.
+        """Return the Job that :meth:`launch_replicas` would create.
+
+        Values with the names of secrets are left out.
 
         Args:
-            n_replicas: As for the launch.
-            entrypoint: As for the launch.
-            entrypoint_args: As for the launch.
-            dry_run: ``"server"`` has the cluster check it too, with its admission hooks, quotas
-                aside; nothing is created.
-            **options: As for the launch.
+            n_replicas: As for :meth:`launch_replicas`.
+            entrypoint: As for :meth:`launch_replicas`.
+            entrypoint_args: As for :meth:`launch_replicas`.
+            dry_run: ``"server"`` makes the cluster check the Job too, with its admission hooks but
+                without quotas; nothing is created.
+            **options: As for :meth:`launch_replicas`.
 
         Raises:
             BackendError: The launch would be refused.
@@ -174,10 +177,10 @@ class EKSExecutor(LogVerbs):
         return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
 
     def _try_arguments(self, arguments: dict[str, Any] | None) -> None:
-        """Find out whether large arguments can be sent, before anything is created."""
+        """Check whether large arguments can be sent, before anything is created."""
         if arguments is None:
             return
-        # There may be one of an earlier launch of this very run, or one that is about to be
+        # There may be a ConfigMap of an earlier launch of this very run, or one that is about to be
         # removed.
         with suppress(ConflictError):
             self._patiently(lambda: self._cluster.create_config_map(arguments, dry_run=True))
@@ -190,24 +193,26 @@ class EKSExecutor(LogVerbs):
         patience: float = 600.0,
         **options: Any,
     ) -> list[Finding]:
-        """What stands in the way of a launch; creates nothing, but for one pod where ``rendezvous_uri`` is given.
+        """Report what would prevent a launch.
 
-        Looks at the cluster's address and credentials, our rights, the service account, quotas, and
-        has the cluster check the Job and one of its pods (dry runs). Whether replicas can reach
-        their bucket only a replica can find out: one without GPUs is started with the run's image,
-        account and environment, tries the bucket, and is removed.
+        Creates nothing, except for one pod if ``rendezvous_uri`` is given. Checks the cluster's
+        address and credentials, our rights, the service account and quotas, and makes the cluster
+        check the Job and one of its pods (dry runs). Only a replica can tell whether replicas can
+        reach their bucket: one without GPUs is started with the run's image, account and
+        environment, tries the bucket, and is removed.
 
         Args:
-            n_replicas: As for the launch.
-            rendezvous_uri: Have a pod try this prefix; its image needs ``diloco-core``.
+            n_replicas: As for :meth:`launch_replicas`.
+            rendezvous_uri: A prefix for a pod to try; the pod's image needs ``diloco-core``.
             patience: Seconds that this pod may take, image and node included.
-            **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
+            **options: As for :meth:`launch_replicas`: ``gpu``, ``cpu``, ``memory``, ``spot`` and so
+                on.
 
         Returns:
-            What was found, good and bad; each says what to do. The subjects are ``"cluster"``,
+            The findings, good and bad; each says what to do. The subjects are ``"cluster"``,
             ``"rights"``, ``"service account"``, ``"queue"``, ``"manifest"``, ``"pods"``,
-            ``"quota"`` and ``"rendezvous"``; and ``"cleanup"`` if the pod that tried it could not
-            be removed.
+            ``"quota"`` and ``"rendezvous"``; and ``"cleanup"`` if the pod that tried the prefix
+            could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -262,11 +267,11 @@ class EKSExecutor(LogVerbs):
         except BackendError:
             raise
         except BaseException as interrupt:
-            # A run that the caller has named may be an earlier launch's, whose replicas are not
-            # ours to end.
+            # A run that the caller has named may belong to an earlier launch, whose replicas this
+            # launch may not end.
             if not request.named:
                 withdraw(self._cluster, manifest, self._backoff, self._patience)
-            # Where that found nothing, the create may still be under way.
+            # If no Job was found, the create may still be under way.
             interrupt.add_note(
                 f"the run {request.run_id!r} may have been created, or may be yet: attach it, or "
                 "cancel it"
@@ -283,7 +288,7 @@ class EKSExecutor(LogVerbs):
         return self._handles(facts, server)
 
     def _check_names(self) -> None:
-        """Refuse a service account or queue that does not exist, before the launch."""
+        """Refuse a service account or a queue that does not exist, before the launch."""
         options, space = self._options, self._namespace
         for what, name, check in (
             ("service account", options.service_account_name, check_service_account),
@@ -311,15 +316,15 @@ class EKSExecutor(LogVerbs):
     # --- watching ---
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica; see :meth:`BaseExecutor.describe`.
+        """Return everything that is known about a replica; see :meth:`BaseExecutor.describe`.
 
-        Tries again for ``retry_timeout`` seconds.
+        Retries for ``retry_timeout`` seconds.
         """
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
     def _within(self, seconds: float | None) -> AbstractContextManager[object]:
-        """Wait at most 5 s for an answer of the cluster past the time."""
+        """Limit the wait for answers of the cluster to the given time and at most 5 s more."""
         if seconds is None:
             return nullcontext()
         clock = self._backoff.clock
@@ -338,8 +343,8 @@ class EKSExecutor(LogVerbs):
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         server = self._client.server
         near = [handle for handle in handles if handle.metadata["server"] == server]
-        # The same cluster may have another address, so what is far is looked for; but a journal
-        # does not speak for it.
+        # The same cluster may have another address, so such handles are looked up too, but without
+        # the journal.
         far = [handle for handle in handles if handle.metadata["server"] != server]
         if not far:
             return super()._observe(near)
@@ -362,7 +367,7 @@ class EKSExecutor(LogVerbs):
     def purge(self, handle: ReplicaHandle) -> None:
         """Remove the records of a run; see :meth:`BaseExecutor.purge`.
 
-        Tries again for ``retry_timeout`` seconds.
+        Retries for ``retry_timeout`` seconds.
         """
         remove = super().purge
         self._patiently(lambda: remove(handle))

@@ -1,4 +1,4 @@
-"""GPUs by name: how many, and on which nodes they are, whoever made the node."""
+"""GPUs by name: their number, and the nodes that have them, whatever made the nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESERVATION_TYPE = "karpenter.k8s.aws/capacity-reservation-type"
 BLOCK = "block"
 
 _NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
-_MOST_GPUS = 16  # of one node, where the model is not known
+_MOST_GPUS = 16  # of one node, if the model is not known
 Table = Mapping[str, Mapping[str, Sequence[str]]]
 
 
@@ -35,11 +35,11 @@ class Model:
     """A model of GPU on AWS.
 
     Attributes:
-        name: In Karpenter's and Auto Mode's label.
-        products: In the label of NVIDIA's GPU feature discovery.
-        types: Instance type → GPUs of one node. EKS user guide, "ml-workload-placement"; EC2
-            instance types.
-        resource: The resource that counts them; None for GPUs of NVIDIA.
+        name: Its name in Karpenter's and Auto Mode's label.
+        products: Its names in the label of NVIDIA's GPU feature discovery.
+        types: Instance type → GPUs of one node. Source: EKS user guide, "ml-workload-placement";
+            EC2 instance types.
+        resource: Name of the resource that counts them; None for GPUs of NVIDIA.
     """
 
     name: str
@@ -87,7 +87,7 @@ MODELS: Mapping[str, Model] = {
     "H200": Model("h200", ("NVIDIA-H200",), {"p5e.48xlarge": 8, "p5en.48xlarge": 8}),
     "B200": Model("b200", ("NVIDIA-B200",), {"p6-b200.48xlarge": 8}),
     "B300": Model("b300", ("NVIDIA-B300",), {"p6-b300.48xlarge": 8}),
-    # From here on from the vendors' documents, and tried on no cluster.
+    # The models from here on are from the vendors' documents, and were not tried on a cluster.
     "GB200": Model("gb200", ("NVIDIA-GB200",), {"p6e-gb200.36xlarge": 4}),
     "RTX-PRO-6000": Model(
         "rtx-pro-6000",
@@ -107,20 +107,21 @@ MODELS: Mapping[str, Model] = {
         NEURON,
     ),
 }
-# Where the label of Karpenter and Auto Mode does not tell variants apart, or is not known for sure,
-# the instance types do.
+# For these models, the label of Karpenter and Auto Mode does not distinguish variants, or is not
+# known for sure, so the instance types are used.
 AMBIGUOUS = frozenset({"A100-80GB", "L4", "L4-PART", "RTX-PRO-6000", "TRAINIUM", "TRAINIUM2"})
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedGpus:
-    """The GPUs of one replica, and where they are.
+    """The GPUs of one replica, and the nodes that have them.
 
     Attributes:
-        name: The model, or ``"any"``.
-        count: How many.
+        name: Name of the model, or ``"any"``.
+        count: Number of GPUs.
         places: Label → values; a node with any of these labels has the model. Empty for any node.
-        resource: The resource that counts them; None for the executor's ``gpu_resource_key``.
+        resource: Name of the resource that counts them; None for the executor's
+            ``gpu_resource_key``.
     """
 
     name: str
@@ -130,10 +131,10 @@ class PlacedGpus:
 
 
 def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
-    """A caller's own table of GPUs: name → node label → values of which one must match.
+    """Check a caller's own table of GPUs: name → node label → values of which one must match.
 
     Raises:
-        InvalidRequestError: It is not such a table.
+        InvalidRequestError: The value is not such a table.
     """
     checked: dict[str, dict[str, tuple[str, ...]]] = {}
     if table is not None and not isinstance(table, Mapping):
@@ -168,15 +169,18 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
-    """What ``gpu=`` asks for (see :func:`diloco_protocol.backend.parse_gpu`), and the nodes that have it.
+    """Return the GPUs that ``gpu=`` asks for, and the nodes that have them.
+
+    :func:`diloco_protocol.backend.parse_gpu` describes the text.
 
     Args:
-        text: What was asked for; names in any case.
-        table: The caller's own table, by upper-case name; it wins over ours.
+        text: The request; names may be in upper or lower case.
+        table: The caller's own table, by upper-case name; it takes precedence over the built-in
+            one.
 
     Raises:
-        InvalidRequestError: The text has another form, the name is unknown (lists the known ones),
-            or no node has so many.
+        InvalidRequestError: The text has another form, the name is unknown (the error lists the
+            known ones), or no node has so many GPUs.
     """
     table = table or {}
     wanted = parse_gpu(text)
@@ -205,7 +209,7 @@ def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
 
 def _places(name: str, model: Model, count: int) -> dict[str, tuple[str, ...]]:
     fitting = [kind for kind, gpus in model.types.items() if gpus >= count]
-    # HyperPod's nodes carry SageMaker's spelling.
+    # HyperPod's nodes have SageMaker's spelling.
     types = tuple(spelling for kind in fitting for spelling in (kind, f"ml.{kind}"))
     named = {} if name in AMBIGUOUS else {KARPENTER: (model.name,), AUTO_MODE: (model.name,)}
     products = {FEATURE_DISCOVERY: model.products} if model.products else {}
@@ -219,20 +223,20 @@ def node_affinity(
     chosen: Mapping[str, str],
     reservation: str | None = None,
 ) -> dict[str, Any] | None:
-    """The required node affinity, or None if any node will do.
+    """Return the required node affinity, or None if any node will do.
 
-    Nodes are labelled by whoever made them (Karpenter, Auto Mode, NVIDIA's discovery, a node
-    group), so the terms are OR-ed: one that matches is enough.
+    Nodes are labelled by the program that made them (Karpenter, Auto Mode, NVIDIA's discovery, a
+    node group), so the terms are OR-ed: one that matches is enough.
 
     Args:
         places: Label → values; see :class:`PlacedGpus`.
-        spot: True for interruptible capacity, False for any other, None for whatever there is.
-        chosen: The caller's node selector. Where it speaks of the model or the capacity itself, we
-            do not.
+        spot: True for interruptible capacity, False for any other, None for either.
+        chosen: The caller's node selector. If it names the model or the capacity itself, we add
+            nothing for that.
         reservation: Id of a capacity reservation, or ``"block"`` for any capacity block.
 
     Raises:
-        InvalidRequestError: Spot capacity is asked for, and reserved capacity too.
+        InvalidRequestError: Both spot capacity and reserved capacity are requested.
     """
     kinds: list[list[dict[str, Any]]] = [[]]
     if places and not chosen.keys() & places.keys():
@@ -270,7 +274,7 @@ def _of_market(chosen: Mapping[str, str], *, spot: bool | None) -> list[list[dic
     labels = ((KARPENTER_CAPACITY, ("spot",)), (NODE_GROUP_CAPACITY, ("SPOT",)))
     if spot:
         return [[_expression(label, values)] for label, values in labels]
-    # Also on nodes that have neither label.
+    # This also allows nodes that have neither label.
     return [[_expression(label, values, "NotIn") for label, values in labels]]
 
 

@@ -1,4 +1,4 @@
-"""From handles to Jobs and back."""
+"""Conversion between handles and Jobs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def make_handles(
     *,
     fingerprint: str = "",
 ) -> list[ReplicaHandle]:
-    """The handles of a run's replicas, in rank order.
+    """Return the handles of a run's replicas, in rank order.
 
-    Where it is not known whether the Job was created, the uid is empty, and the launch's
-    fingerprint tells whose a Job is.
+    If it is not known whether the Job was created, the uid is empty, and the launch's fingerprint
+    identifies the Job.
     """
     metadata = {
         "first_rank": str(first_rank),
@@ -46,11 +46,11 @@ def make_handles(
 
 
 def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
-    """Refuse a handle that was not made by a launch, or that leads out of the executor's namespaces.
+    """Refuse a handle that no launch made, or that leads out of the executor's namespaces.
 
     Raises:
-        InvalidRequestError: It lacks what leads to its Job, names another Job than its run's, or
-            another namespace.
+        InvalidRequestError: The handle lacks metadata that leads to its Job, or names another Job
+            than its run's, or another namespace.
     """
     place = handle.metadata
     needed = {"first_rank", "job_name", "job_uid", "namespace", "server"}
@@ -76,11 +76,11 @@ def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
 
 
 def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
-    """Whether a Job is the handle's, and not an earlier or later one of the same name.
+    """Return whether a Job is the handle's, and not an earlier or later one of the same name.
 
     Raises:
-        BackendError: It is, and it does not say any more that diloco launched it: somebody has
-            changed it.
+        BackendError: The Job is the handle's, but no longer says that diloco launched it, because
+            another program has changed it.
     """
     place = handle.metadata
     unchanged = facts.run_id == handle.run_id
@@ -88,7 +88,7 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
         same = facts.uid == place["job_uid"]
     elif facts.fingerprint:
         same = facts.fingerprint == place["fingerprint"]
-    else:  # a run's Job always has one, so nothing tells this one from it
+    else:  # a run's Job always has a fingerprint, so without one it cannot be identified
         same, unchanged = True, False
     if same and not unchanged:
         raise _changed(place["namespace"], place["job_name"])
@@ -104,7 +104,7 @@ def _changed(namespace: str, run_id: str) -> BackendError:
 
 
 def orphaned(job: str, left: Sequence[str], namespace: str, selector: str) -> BackendError:
-    """The error for a Job that was deleted without its pods, which carry these labels."""
+    """Return the error for a Job that was deleted without its pods, which have these labels."""
     return BackendError(
         f"the Job {job} was deleted without its pods, and {len(left)} of them are still there, "
         f"such as {shown(left[0])}: end them with kubectl delete pods --namespace {namespace} -l "
@@ -113,7 +113,7 @@ def orphaned(job: str, left: Sequence[str], namespace: str, selector: str) -> Ba
 
 
 def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
-    """A replica's index in the Job.
+    """Return a replica's index in the Job.
 
     Raises:
         InvalidRequestError: The Job has no such rank.
@@ -129,12 +129,12 @@ def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
 
 
 def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
-    """The Job of a run.
+    """Return the Job of a run.
 
     Raises:
         ReplicaNotFoundError: There is no such Job.
-        BackendError: Somebody has changed it, so that it does not say any more that diloco launched
-            it.
+        BackendError: Another program has changed the Job, so that it no longer says that diloco
+            launched it.
     """
     try:
         facts = read_job(cluster.read_job(namespace, run_id))

@@ -12,14 +12,14 @@ _TOKEN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def expand_indexes(text: str, completions: int) -> frozenset[int]:
-    """The indexes that a status names.
+    """Return the indexes that a status names.
 
     Raises:
-        BackendError: The text is malformed or names an index that the Job does not have: no index
-            is left out in silence.
+        BackendError: The text is malformed or names an index that the Job does not have. No index
+            is dropped silently.
     """
     indexes: set[int] = set()
-    least = 0  # the controller writes them in order: none is read twice
+    least = 0  # the controller writes them in order, so no index appears twice
     for token in text.split(",") if text else []:
         match = _TOKEN.fullmatch(token)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
@@ -34,7 +34,7 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
 
 
 def compress_ranks(ranks: Iterable[int]) -> str:
-    """Ranks for a person to read: ``"0, 2, 5-9"``."""
+    """Return ranks as text for people: ``"0, 2, 5-9"``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and spans[-1][1] == rank - 1:

@@ -1,4 +1,4 @@
-"""The kubeconfig as kubectl reads it, with what the Kubernetes client does not obey by itself."""
+"""The kubeconfig as kubectl reads it, with settings that the Kubernetes client ignores."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ._reading import mapping
 
 DEFAULT = "default"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_SHOWN = 500  # of what a plugin says
+_SHOWN = 500  # characters of a plugin's output
 _CREDENTIALS = ("exec", "auth-provider", "token", "tokenFile", "username")
 
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """What the chosen context of a kubeconfig names.
+    """The parts of a kubeconfig that the chosen context names.
 
     Attributes:
-        files: Its files, joined as in ``$KUBECONFIG``.
-        context: The context; None if the files name none.
-        namespace: The context's namespace; empty if it has none.
+        files: The kubeconfig's files, joined as in ``$KUBECONFIG``.
+        context: Name of the context; None if the files name none.
+        namespace: Name of the context's namespace; empty if it has none.
         cluster: The context's cluster.
         user: The context's user.
         unknown: The name of the context's user, if no file has that user; else empty.
@@ -46,7 +46,7 @@ class Kubeconfig:
     unknown: str
 
     def unheeded(self) -> list[str]:
-        """Return what kubectl would obey and we cannot, for a person to read."""
+        """Return which settings kubectl would obey and we cannot, in words."""
         plugin = mapping(self.user.get("exec"))
         mode = plugin.get("interactiveMode")
         texts = []
@@ -92,7 +92,7 @@ def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None)
 
     Raises:
         AuthError: The kubeconfig cannot be read.
-        InvalidRequestError: What is named can be no namespace.
+        InvalidRequestError: The name cannot be that of a namespace.
     """
     if not in_cluster(kubeconfig, context):
         named = read_kubeconfig(kubeconfig, context).namespace
@@ -109,20 +109,20 @@ def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None)
 
 
 def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> Kubeconfig:
-    """Return what a context names. As for kubectl, the first of several files decides.
+    """Return what a context names. As for kubectl, the first of several files takes precedence.
 
     Args:
-        kubeconfig: A file; None for ``$KUBECONFIG``, else ``~/.kube/config``.
-        context: A context of it; None for the current one.
+        kubeconfig: The kubeconfig file; None for ``$KUBECONFIG``, else ``~/.kube/config``.
+        context: Name of a context in it; None for the current one.
 
     Raises:
-        AuthError: A file cannot be read or is in an unknown home folder, or something in it that is
+        AuthError: A file cannot be read or is in an unknown home folder, or a part of it that is
             used has the wrong type.
     """
     given = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
     named = filter(None, (given or "~/.kube/config").split(os.pathsep))
     files = list(map(os.path.expanduser, named))
-    # Nobody means a folder called so.
+    # A folder with such a literal name is never meant.
     if homeless := [file for file in files if file.startswith("~")]:
         raise AuthError(
             f"the kubeconfig {shown(homeless[0])} is in a home folder that is not known: name a "
@@ -154,7 +154,7 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
         )
     missing = chosen.get("user") not in known["user"]
     return Kubeconfig(
-        # The client refuses an empty file; if all are, it may say so.
+        # The client refuses an empty file; if all files are empty, it may report that.
         os.pathsep.join([file for file in files if configs[file] is not None] or files),
         context,
         chosen.get("namespace") or "",
@@ -165,18 +165,18 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
 
 
 def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
-    """Add to a client's configuration what it did not take from kubeconfig and environment.
+    """Add to a client's configuration the settings that it did not load itself.
 
     Args:
-        configuration: A ``kubernetes.client.Configuration`` that has been loaded.
-        kubeconfig: Where it was loaded from; None inside a cluster.
+        configuration: A loaded ``kubernetes.client.Configuration``.
+        kubeconfig: The kubeconfig from which it was loaded; None inside a cluster.
 
     Returns:
         Headers for every request.
 
     Raises:
-        AuthError: The user's credentials could not be had.
-        InvalidRequestError: There is a setting that cannot be obeyed, and must not be passed over.
+        AuthError: The user's credentials could not be obtained.
+        InvalidRequestError: There is a setting that cannot be obeyed, and must not be ignored.
     """
     given = None if kubeconfig is None else kubeconfig.cluster.get("proxy-url")
     _set_proxy(configuration, given)
@@ -189,8 +189,8 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
             f"file of {kubeconfig.files} has: without its credentials, requests would be anonymous"
         )
     missing = next((name for name in _CREDENTIALS if user.get(name)), None)
-    # The client passes over a plugin that fails and a provider that it does not know, and would
-    # make its calls as nobody.
+    # The client ignores a plugin that fails and a provider that it does not know, and would make
+    # its calls anonymously.
     if missing and not configuration.api_key and not configuration.cert_file:
         hint = mapping(user.get(missing)).get("installHint") or ""
         raise AuthError(
@@ -209,7 +209,7 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
     renew = configuration.refresh_api_key_hook
 
     def renew_stripped(renewed: Any) -> None:
-        """Leave out the line end behind a token, as kubectl does; the client sets it before each call."""
+        """Remove the line end behind a token, as kubectl does; the client sets it for each call."""
         if renew is not None:
             with words_of_plugins_cut():
                 renew(renewed)
@@ -226,7 +226,10 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def words_of_plugins_cut() -> Iterator[None]:
-    """Keep short, and without secrets, what the client logs: of a plugin that fails it repeats all that it said."""
+    """Shorten what the client logs, and remove secrets from it.
+
+    When a plugin fails, the client repeats all of its output.
+    """
     import logging  # slow to import
 
     def cut(record: logging.LogRecord) -> bool:
@@ -246,7 +249,7 @@ def _set_proxy(configuration: Any, given: object) -> None:
     """Choose the proxy as kubectl does: the kubeconfig's, or the environment's for the scheme."""
     server = urlsplit(str(configuration.host))
     proxy = given if isinstance(given, str) and given else None
-    configuration.no_proxy = None  # of which the client understands less than kubectl
+    configuration.no_proxy = None  # the client supports less of it than kubectl does
     if proxy is None and not needs_no_proxy(server, _variable("NO_PROXY") or ""):
         proxy = _variable(f"{server.scheme.upper()}_PROXY")
     configuration.proxy = proxy
@@ -267,7 +270,7 @@ def _set_proxy(configuration: Any, given: object) -> None:
 
 
 def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers that make requests somebody else's; without them they could do more."""
+    """Return the headers that impersonate another user; without them requests could do more."""
     extra = user.get("as-user-extra") or {}
     asked: dict[str, Any] = {
         "Impersonate-User": user.get("as"),
@@ -285,7 +288,7 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
                 "that needs no impersonation"
             )
         if values and values[0] is not None and value != "":
-            # The client writes Latin-1, and the cluster reads UTF-8.
+            # The client encodes Latin-1, and the cluster decodes UTF-8.
             headers[name] = _sendable(name, values[0]).encode().decode("latin-1")
     if headers and "Impersonate-User" not in headers:
         raise InvalidRequestError(
@@ -296,7 +299,10 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_clear(cluster: Mapping[str, Any], proxy: object = None) -> bool:
-    """Whether anybody on the way could read what is sent; on this machine itself there is none."""
+    """Return whether requests could be read on their way to the server.
+
+    They cannot if the server is on this machine.
+    """
     server = urlsplit(str(cluster.get("server")))
     here = server.hostname in {"localhost", "127.0.0.1", "::1"} and not proxy
     return server.scheme != "https" and not here
@@ -307,10 +313,11 @@ def _variable(name: str) -> str | None:
 
 
 def _sendable(what: str, text: str) -> str:
-    """Return what a header carries of a text, without the line end behind it.
+    """Return a text as a header can carry it, without the line end behind it.
 
     Raises:
-        InvalidRequestError: It is blank, or a header cannot carry it as it is; it is not shown.
+        InvalidRequestError: The text is blank, or a header cannot carry it as it is; the error does
+            not show it.
     """
     value = text.strip(" \t\r\n")
     if not value.strip() or not value.isprintable():

@@ -1,8 +1,8 @@
-"""The files of a kubeconfig as they are, refused where something in them has another type than it must have.
+"""The files of a kubeconfig, refused if a part has another type than it must have.
 
-YAML takes ``5``, ``on`` and ``2026-11-26`` for a number, a truth value and a date. kubectl refuses
-these where text must be. The client library finds no context of that name, or takes a text for a
-list of letters, and goes on without what the file says.
+YAML reads ``5``, ``on`` and ``2026-11-26`` as a number, a truth value and a date. kubectl refuses
+these where text is required. The client library does not find a context of that name, or takes a
+text for a list of letters, and continues without the settings in the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CONFIG = {
     "users": [{"name!": str, "user": _USER}],
 }
 _KUBECTL = "kubectl refuses it too"
-# Two of these at once: which one counts, kubectl and the client library do not agree about.
+# If both of a pair are given, kubectl and the client library do not agree about which one counts.
 _APART = {
     "cluster": (
         ("certificate-authority", "insecure-skip-tls-verify"),
@@ -61,9 +61,9 @@ _PLUGINS = {f"client.authentication.k8s.io/{version}" for version in ("v1", "v1b
 
 
 def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
-    """Say why a context's cluster or user cannot be used as it stands; None if it can.
+    """Return why a context's cluster or user cannot be used as it is; None if it can.
 
-    No value is told.
+    The text contains no value.
     """
     both = next((pair for pair in _APART[kind] if all(map(entry.get, pair))), None)
     if both is not None:
@@ -89,7 +89,7 @@ def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
 def _refused_server(cluster: Mapping[str, Any]) -> str | None:
     try:
         server = urlsplit(cluster.get("server") or "")
-    except ValueError:  # of which the client says more
+    except ValueError:  # the client gives a better error for it
         return None
     if server.scheme not in {"http", "https"}:
         return "has a server that does not begin with https://: write it out"
@@ -99,11 +99,11 @@ def _refused_server(cluster: Mapping[str, Any]) -> str | None:
 
 
 def read_file(file: str) -> dict[str, Any] | None:
-    """Return a file's content; None if there is nothing in it, and an empty mapping if there is no file.
+    """Return a file's content; None if it is empty, and an empty mapping if there is no file.
 
     Raises:
-        AuthError: It cannot be read, or something in it has the wrong type. Nothing of it is shown:
-            it may be a secret.
+        AuthError: The file cannot be read, or a part of it has the wrong type. None of its content
+            is shown, since it may be a secret.
     """
     try:
         import yaml  # type: ignore[import-untyped] # comes with the client; slow to import
@@ -117,7 +117,7 @@ def read_file(file: str) -> dict[str, Any] | None:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         raise AuthError(f"the kubeconfig {file} is not YAML{line}") from None
-    # PyYAML raises anything where an explicit tag does not fit
+    # PyYAML raises errors of any type where an explicit tag does not fit
     except Exception as error:  # noqa: BLE001
         why = getattr(error, "strerror", None) or type(error).__name__
         raise AuthError(f"the kubeconfig {file} cannot be read: {why}") from None

@@ -27,25 +27,25 @@ from ._reading import read_job
 
 
 class UnknownLaunchError(BackendError):
-    """Raised when it could not be found out whether the Job was created."""
+    """Raised when it is not known whether the Job was created."""
 
 
 class StrandedError(BackendError):
-    """Raised when a run is there, but its arguments could not be sent, and it was not deleted."""
+    """Raised when a run exists, but its arguments could not be sent, and it was not deleted."""
 
 
 def create(
     cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float
 ) -> tuple[JobFacts, bool]:
-    """Create the Job of a run, or find the one that an earlier try created; returns it, and whether it is certainly new.
+    """Create the Job of a run, or find the one that an earlier try created.
 
-    An answer that was lost does no harm: the next try meets the Job, which carries the launch's
-    fingerprint.
+    Return the Job, and whether it is certainly new. A lost answer does no harm: the next try finds
+    the Job, which has the launch's fingerprint.
 
     Raises:
         RunConflictError: A Job of this name belongs to another launch, or is being deleted.
-        UnknownLaunchError: Whether it was created is unknown.
-        BackendError: It was not created.
+        UnknownLaunchError: It is not known whether the Job was created.
+        BackendError: The Job was not created.
     """
     unsure = False
 
@@ -87,7 +87,7 @@ def create(
 
 
 def create_job(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Create a Job, and log what the cluster warns of."""
+    """Create a Job, and log the cluster's warnings."""
     warned: list[str] = []
     job = cluster.create_job(manifest, warned=warned)
     log_warnings(manifest, warned)
@@ -95,18 +95,18 @@ def create_job(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def log_warnings(manifest: dict[str, Any], warned: list[str]) -> None:
-    """Log what the cluster warns of a Job."""
+    """Log the cluster's warnings about a Job."""
     for text in dict.fromkeys(warned):
         warn(f"the cluster warns of the Job {manifest['metadata']['name']}: {text}")
 
 
 def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
-    """Have the cluster check a Job, and create nothing; returns what the cluster warns of.
+    """Have the cluster check a Job, create nothing, and return the cluster's warnings.
 
     Raises:
-        RunConflictError: There is a Job of that name, and it is another launch's: this launch would
-            find its own again.
-        BackendError: It would be refused.
+        RunConflictError: There is a Job of that name, and it belongs to another launch; this launch
+            would find its own again.
+        BackendError: The Job would be refused.
     """
     warned: list[str] = []
     try:
@@ -119,10 +119,12 @@ def try_job(cluster: Cluster, manifest: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def met_by(conflict: ConflictError) -> Iterator[None]:
-    """Take a conflict for a passing fault where there is no Job of that name: two launches may have met in a quota.
+    """Treat a conflict as temporary if there is no Job of that name.
+
+    Two launches may have collided in a quota.
 
     Raises:
-        UnavailableError: In place of MissingError.
+        UnavailableError: Raised in place of MissingError.
     """
     try:
         yield
@@ -131,11 +133,11 @@ def met_by(conflict: ConflictError) -> Iterator[None]:
 
 
 def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
-    """The Job that has the run's name, if this launch created it.
+    """Return the Job that has the run's name, if this launch created it.
 
     Raises:
         MissingError: There is no such Job.
-        RunConflictError: It is another launch's, or is being deleted.
+        RunConflictError: The Job belongs to another launch, or is being deleted.
     """
     space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
     facts = read_job(cluster.read_job(space, name))
@@ -161,7 +163,7 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
 
 
 def _is_same(facts: JobFacts, manifest: dict[str, Any]) -> bool:
-    """Whether a Job has the ranks that its launch gave it, and says whose it is."""
+    """Return whether a Job has the run_id, fingerprint and ranks that its launch gave it."""
     given = read_job(manifest)
     return all(
         getattr(facts, name) == getattr(given, name)
@@ -179,24 +181,24 @@ def send_arguments(
     *,
     ours: bool,
 ) -> None:
-    """Create the ConfigMap of a run whose Job is there; if that fails, the run is deleted: its pods wait, and none has begun.
+    """Create the ConfigMap of a run whose Job exists.
 
-    If the ConfigMap is there all the same, the run is complete, and somebody may have been given
-    it: it is not deleted.
+    If that fails, the run is deleted: its pods wait, and none has started. If the ConfigMap exists
+    all the same, the run is complete, and another caller may hold its handles: it is not deleted.
 
     Args:
-        cluster: To ask.
+        cluster: The cluster.
         manifest: The Job.
         arguments: The ConfigMap.
         facts: The Job as it is.
-        backoff: Pauses between tries.
+        backoff: Delays between tries.
         patience: Seconds for which to try.
-        ours: Whether the Job was created just now. Any other may be an earlier launch's, whose
-            replicas are not ours to end.
+        ours: Whether the Job was created just now. Any other may belong to an earlier launch, whose
+            replicas this one may not end.
 
     Raises:
-        StrandedError: It failed, and the run is still there.
-        BackendError: It failed, and nothing is left.
+        StrandedError: The ConfigMap could not be created, and the run still exists.
+        BackendError: The ConfigMap could not be created, and nothing is left.
     """
     try:
         put_arguments(cluster, arguments, facts, backoff, patience)
@@ -222,7 +224,7 @@ def send_arguments(
 
 
 def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float) -> bool:
-    """Delete what an interrupted launch may have created; returns whether nothing is left of it."""
+    """Delete what an interrupted launch may have created; return whether nothing is left of it."""
 
     def once() -> None:
         with contextlib.suppress(MissingError):
@@ -250,9 +252,9 @@ def check_orphans(cluster: Cluster, space: str, run_id: str) -> None:
 
 
 def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
-    """Refuse a queue that does not exist: without Kueue the Job would start at once, and without its queue it would never start.
+    """Refuse a queue that does not exist, and return whether it could be checked.
 
-    Returns whether that could be found out.
+    Without Kueue the Job would start at once, and without its queue it would never start.
 
     Raises:
         InvalidRequestError: There is no such queue.
@@ -275,9 +277,9 @@ def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
 
 
 def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
-    """Refuse a service account that does not exist: its pods would never be created, and only an event would say so.
+    """Refuse a service account that does not exist, and return whether it could be checked.
 
-    Returns whether that could be found out.
+    The pods of the Job would never be created, and only an event would say so.
 
     Raises:
         InvalidRequestError: There is no such service account.

@@ -1,4 +1,4 @@
-"""The bytes of a pod's log as lines with their times."""
+"""Converting the bytes of a pod's log to lines with their times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ._errors import MissingError, NoLogError
 from ._facts import parse_time
 
 _SHOWN = 500
-# What the kubelet says in place of a log, with status 200; pkg/kubelet/kuberuntime, and
-# cri-client's logs.go. It says so of one that is gone, and while it cannot ask its runtime, as when
-# that starts anew; the last only for a moment.
+# Text that the kubelet sends in place of a log, with status 200; see pkg/kubelet/kuberuntime, and
+# cri-client's logs.go. It does so for a log that is gone, and while it cannot query its runtime,
+# such as when that restarts. The last form occurs only for a moment.
 _NO_LOG = re.compile(
     r"unable to retrieve container logs for |failed to try resolving symlinks in path |"
     r"failed to (open|tail|seek|read) .*log file |(rpc error: code = )"
@@ -26,47 +26,53 @@ _NO_LOG = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: its time as the kubelet wrote it (empty if it did not), and its text without the line end."""
+    """One line of a log.
+
+    Attributes:
+        stamp: Its time as the kubelet wrote it; empty if the kubelet wrote none.
+        text: Its text without the line end.
+    """
 
     stamp: str
     text: str
 
     @property
     def time(self) -> float | None:
-        """Unix seconds."""
+        """Return the time of the line in Unix seconds."""
         return parse_time(self.stamp)
 
 
 class Place:
-    """How far a log has been read, so that a new connection continues where the old one broke.
+    """The position up to which a log has been read.
 
-    Neither clocks nor the order of time stamps are relied on. A new connection asks for the last
-    lines, and goes on behind those that are known. If they do not show where that is, the whole log
-    is asked for, and what was read is passed over.
+    A new connection continues there when the old one broke. Neither clocks nor the order of time
+    stamps are relied on. A new connection asks for the last lines, and continues behind those that
+    are known. If they do not show where that is, the whole log is requested, and the part that was
+    read is skipped.
 
     Args:
-        known: How many lines are remembered.
+        known: Number of lines that are remembered.
 
     Attributes:
-        lost: The last answer did not show where to go on, so the next one has to be whole.
-        answered: The last answer had lines, which may be known.
+        lost: The last answer did not show where to continue, so the next one has to be whole.
+        answered: The last answer had lines, known or new.
     """
 
     def __init__(self, known: int = 1000) -> None:
         self._known = known
         self._last: deque[int] = deque(maxlen=known)
-        self._first = 0  # of the file that is read
-        self._read = 0  # lines of that file
+        self._first = 0  # the key of the first line of the current file
+        self._read = 0  # the number of lines read from that file
         self.lost = False
         self.answered = False
 
     @property
     def tail(self) -> int | None:
-        """How many of the last lines the next answer has to have; None for all."""
+        """Return how many of the last lines the next answer must have; None for all."""
         return None if self.lost or self._read <= self._known else self._known
 
     def fresh(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """The lines that were not read yet."""
+        """Yield the lines that were not read yet."""
         whole = self.tail is None
         self.lost = self.answered = False
         lines = iter(lines)
@@ -78,12 +84,12 @@ class Place:
             yield line
 
     def _behind(self, lines: Iterator[Line], *, whole: bool) -> Iterator[Line]:
-        """What is behind the lines that were read."""
+        """Yield the lines behind those that were read."""
         if not whole:
-            next(lines, None)  # the kubelet may begin within a line
+            next(lines, None)  # the kubelet may begin in the middle of a line
         last, held = list(self._last), list[Line]()
-        places = list(range(len(last)))  # where the answer may begin in what is remembered
-        ends = []  # how many of its lines are then known
+        places = list(range(len(last)))  # where in the remembered lines the answer may begin
+        ends = []  # how many lines of the answer are known, for each possible beginning
         for line in lines:
             self.answered = True
             held.append(line)
@@ -96,7 +102,7 @@ class Place:
                 ends.append(len(held))
             if not places:
                 break
-        if whole:  # the node has begun a new file
+        if whole:  # the node has started a new file
             self._first, self._read = _key(held[0]) if held else 0, max(ends, default=0)
         elif len(ends) != 1:
             self.lost = True
@@ -106,21 +112,22 @@ class Place:
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[Line]:
-    """Lines from pieces that end anywhere; very long ones are cut."""
+    """Return lines from pieces that may end anywhere; very long lines are cut."""
     return map(_line, split_lines(pieces))
 
 
 def written(lines: Iterable[Line], is_gone: Callable[[], bool]) -> Iterator[Line]:
-    """Yield the lines that have a time, as all have that a replica wrote.
+    """Yield the lines that have a time, as all lines of a replica have.
 
     Args:
-        lines: The answer.
+        lines: The lines of the answer.
         is_gone: Asks the cluster whether the log is gone.
 
     Raises:
-        MissingError: There are none, as the kubelet says, and the cluster says that they are gone.
-        NoLogError: There are none, and the kubelet does not say whether they are gone.
-        UnavailableError: There are none for the moment, or what is in their place is not the
+        MissingError: There are no lines, as the kubelet says, and the cluster confirms that they
+            are gone.
+        NoLogError: There are no lines, and the kubelet does not say whether they are gone.
+        UnavailableError: There are no lines for the moment, or the text in their place is not the
             kubelet's.
     """
     said, any_written = "", False
