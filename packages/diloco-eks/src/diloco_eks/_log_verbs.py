@@ -1,4 +1,4 @@
-"""The verbs that read logs, with what only Kubernetes has: attempts."""
+"""The verbs that read logs, with arguments for attempts, which only Kubernetes has."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ class LogVerbs(BaseExecutor):
         attempt: int | None = None,
         previous: bool = False,
     ) -> str:
-        """The last lines of a replica's log; see :meth:`BaseExecutor.stream_logs`.
+        """Return the last lines of a replica's log; see :meth:`BaseExecutor.stream_logs`.
 
         Args:
             handle: The replica.
-            n_lines: How many at most. A runtime that writes lines in pieces of less than 4 KiB
-                (containerd's have 16) may give fewer.
+            n_lines: Number of lines, at most. A runtime that writes lines in pieces of less than 4
+                KiB (containerd's have 16) may cause fewer to be returned.
             attempt: Number of the attempt to read; None for the newest.
-            previous: Read the attempt before the newest.
+            previous: Whether to read the attempt before the newest.
 
         Raises:
             ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs
                 of pods that it ends itself.
-            UnavailableError: Its node could not read it for ``retry_timeout`` seconds.
+            UnavailableError: The replica's node could not read the log for ``retry_timeout``
+                seconds.
         """
         if attempt is None and not previous:
             return super().stream_logs(handle, n_lines=n_lines)
@@ -72,17 +73,17 @@ class LogVerbs(BaseExecutor):
         attempt: int | None = None,
         previous: bool = False,
     ) -> Iterator[str]:
-        """The lines of a replica's log; see :meth:`BaseExecutor.log_iter`.
+        """Yield the lines of a replica's log; see :meth:`BaseExecutor.log_iter`.
 
         Args:
             handle: The replica.
-            follow: Go on through further attempts until the replica has ended.
+            follow: Whether to continue through further attempts until the replica has ended.
             since: Only lines from this time on, in Unix seconds.
             until: Only lines before this time, in Unix seconds.
             regex: Only lines in which this regular expression is found.
             streams: ``"combined"``; Kubernetes keeps the two streams in one log.
             attempt: Number of the only attempt to read; None for the newest.
-            previous: Read only the attempt before the newest.
+            previous: Whether to read only the attempt before the newest.
         """
         lines = super().log_iter(
             handle, follow=follow, since=since, until=until, regex=regex, streams=streams
@@ -106,5 +107,8 @@ class LogVerbs(BaseExecutor):
         )  # fmt: skip
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Try again for a while as long as the cluster throttles or fails; everything we do so is repeatable."""
+        """Call again for a while as long as the cluster throttles or fails.
+
+        All calls that are made in this way are repeatable.
+        """
         return retry(call, self._backoff, timeout=self._patience)

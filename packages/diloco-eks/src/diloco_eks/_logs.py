@@ -1,4 +1,4 @@
-"""Reading a replica's log: of the right attempt, from a time on, as it is written, across broken connections."""
+"""Reading a replica's log: one attempt, from a time on, live, across broken connections."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from ._verdict import read_message
 
 T = TypeVar("T")
 
-# What kubelet and API server say of a container that has not started, or never did.
+# Text of the kubelet and the API server about a container that has not started, or never did.
 _NEVER_BEGUN = re.compile(
     "is waiting to start|is not available|is terminated|does not have a host assigned"
 )
-_MOST_LINES = 2**30  # a tail of more is the whole log
-_LEAST_PIECE = 4096  # characters; containerd's are 16 KiB
+_MOST_LINES = 2**30  # a larger tail is the whole log
+_LEAST_PIECE = 4096  # characters; containerd's pieces are 16 KiB
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """Where the log of one replica is.
+    """The place of the log of one replica.
 
     Attributes:
-        cluster: To ask.
+        cluster: The cluster.
         namespace: The namespace of the pods.
         job_uid: The uid of the Job whose pods are read.
         index: The replica's index in the Job.
-        terminal: Tells whether the replica has ended for good.
-        clock: Unix seconds.
-        backoff: Pauses between two looks, and between tries.
+        terminal: Says whether the replica has ended for good.
+        clock: Returns the time in Unix seconds.
+        backoff: Delays between two looks, and between tries.
         patience: Seconds for which the cluster may be out of reach.
     """
 
@@ -65,17 +65,17 @@ class LogSource:
     patience: float
 
     def pods(self) -> list[PodFacts]:
-        """The replica's pods, the newest last."""
+        """Return the replica's pods, the newest last."""
         pods = self.cluster.list_pods(self.namespace, self.job_uid, self.index)
         return pods_by_index(pods).get(self.index, [])
 
     def lines(self, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[Line]:
-        """The lines of one pod's log, which is opened at once; none if its container has not started yet.
+        """Open the log of one pod, and return its lines; none if its container has not started yet.
 
         Raises:
-            MissingError: The pod is gone, or its container is.
-            NoLogError: The pod is there, and its node says that it has no log.
-            BackendError: It cannot be opened; or, while it is read, the connection broke.
+            MissingError: The pod or its container is gone.
+            NoLogError: The pod exists, and its node says that it has no log.
+            BackendError: The log cannot be opened; or the connection broke while it was read.
         """
         query: dict[str, Any] = {"follow": True} if follow else {}
         if tail is not None:
@@ -91,7 +91,7 @@ class LogSource:
 
 
 class Outage:
-    """For how long a log could not be read.
+    """A period during which a log cannot be read.
 
     Args:
         source: Says how long it may last.
@@ -103,11 +103,11 @@ class Outage:
         self._since: float | None = None
 
     def over(self) -> None:
-        """It can be read again."""
+        """End the outage, because the log can be read again."""
         self._since = None
 
     def goes_on(self, error: BackendError) -> None:
-        """It cannot be read: wait a while.
+        """Wait a while, because the log cannot be read.
 
         Raises:
             BackendError: The error itself, if it will not pass or has lasted for too long.
@@ -126,11 +126,11 @@ class Outage:
 
 
 class PodLog(Iterator[str]):
-    """The lines that were asked for; nothing is read before the first.
+    """The lines that were asked for; nothing is read before the first is requested.
 
     Args:
-        source: Where the log is.
-        query: Which lines.
+        source: The place of the log.
+        query: The selection of lines.
     """
 
     def __init__(self, source: LogSource, query: LogQuery) -> None:
@@ -144,14 +144,14 @@ class PodLog(Iterator[str]):
     def close(self) -> None:
         """Close the connection, if there is one; nothing more is read.
 
-        Who drops the iterator does the same.
+        Dropping the iterator has the same effect.
         """
         if self._lines is None:
             self._lines = self._read()
         self._lines.close()
 
     def of(self, attempt: int | None, *, previous: bool) -> PodLog:
-        """The same lines of an attempt other than the newest."""
+        """Select an attempt other than the newest."""
         check_whole("attempt", attempt, 1, none=True)
         if attempt is not None and previous:
             raise InvalidRequestError("give attempt= or previous=, not both")
@@ -160,9 +160,10 @@ class PodLog(Iterator[str]):
 
     def __next__(self) -> str:
         if self._lines is None:
-            # A copy reads, so that no circle keeps the connection when this one is dropped.
+            # A copy reads, so that no reference cycle keeps the connection open when this object is
+            # dropped.
             reader = copy.copy(self)
-            self._lines = reader._read()  # noqa: SLF001 - it is of this very class
+            self._lines = reader._read()  # noqa: SLF001 - it is an object of this class
         return next(self._lines)
 
     def _read(self) -> Generator[str, None, None]:
@@ -186,7 +187,7 @@ class PodLog(Iterator[str]):
             yield line.text
 
     def _choose(self, pods: list[PodFacts]) -> PodFacts | None:
-        """The pod to read; None if it does not exist yet."""
+        """Return the pod to read; None if it does not exist yet."""
         if self._attempt is not None or self._previous:
             fitting = (
                 [pod for pod in pods if pod.attempt == self._attempt]
@@ -218,9 +219,9 @@ class PodLog(Iterator[str]):
         yield from [line.text for line in lines][-count:]
 
     def _last_lines(self, pod: PodFacts, count: int) -> list[Line]:
-        """At least the last lines but those of a result.
+        """Return at least the last lines, without those of a result.
 
-        The kubelet counts pieces of 16 KiB, and may begin in a line.
+        The kubelet counts pieces of 16 KiB, and may begin in the middle of a line.
         """
         report = read_message(pod)
         pieces_asked = count + 1 + (0 if report is None else report.result_lines)
@@ -233,7 +234,10 @@ class PodLog(Iterator[str]):
             pieces_asked, before = pieces_asked * 4, found
 
     def _read_last(self, pod: PodFacts, pieces_asked: int, most: int) -> tuple[list[Line], int]:
-        """The last lines among so many pieces, without those of a result, and how many pieces came at most."""
+        """Return the last lines among a number of pieces, and how many pieces came at most.
+
+        Lines of a result are left out.
+        """
         lines, pieces_most = deque[Line](maxlen=most), 0
         for line in self._source.lines(pod.name, tail=pieces_asked):
             pieces_most += 1 + len(line.text) // _LEAST_PIECE
@@ -250,11 +254,14 @@ class PodLog(Iterator[str]):
                 self._check_gone(pod, error)
 
     def _check_gone(self, pod: PodFacts, error: BackendError) -> None:
-        """Refuse to call a log empty that is gone, or cannot be read; of an attempt to come, nothing is gone.
+        """Raise an error if a log that is gone, or cannot be read, would look empty.
+
+        If the attempt has yet to come, nothing is gone.
 
         Raises:
-            ReplicaNotFoundError: There will be no other attempt, or another was asked for.
-            NoLogError: The log is perhaps there; that was waited for.
+            ReplicaNotFoundError: There will be no other attempt, or a certain attempt was
+                requested.
+            NoLogError: The log may exist; the wait for it is over.
         """
         chosen = self._attempt is not None or self._previous
         last = chosen or self._patiently(self._source.terminal)
@@ -264,12 +271,13 @@ class PodLog(Iterator[str]):
             raise ReplicaNotFoundError(f"the log of pod {pod.name} is gone: {error}") from error
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
-        """One attempt after the other, until the replica has ended and all was read."""
+        """Yield the lines of one attempt after the other, until the replica has ended."""
         place, read = Place(), set[str]()
         fixed = self._attempt is not None or self._previous
         while True:
             until = self._query.until
-            # Asked before reading: what was written before that time is then in the log.
+            # The clock is read before the log, so all lines written before that time are in the
+            # log.
             late = until is not None and self._source.clock() >= until
             ended = self._patiently(self._source.terminal)
             pods = self._patiently(self._source.pods)
@@ -282,11 +290,11 @@ class PodLog(Iterator[str]):
                 try:
                     whole = yield from self._stream(current, place, follow=not late)
                 except MissingError:
-                    whole = True  # the next look sees that it is gone
+                    whole = True  # the next look finds that the log is gone
                 except NoLogError:
                     if fixed or ended or not over:
                         raise
-                    whole = True  # it does not hold up the attempt to come
+                    whole = True  # do not wait for it, since the next attempt is to come
                 if late and whole and not over:
                     return
                 if not over or not whole:
@@ -310,7 +318,10 @@ class PodLog(Iterator[str]):
             self._pause()
 
     def _stream(self, pod: PodFacts, place: Place, *, follow: bool) -> Generator[Line, None, bool]:
-        """What was not read yet; returns whether it was read to its end, or the connection broke and is to be opened again."""
+        """Yield the lines that were not read yet; return whether the log was read to its end.
+
+        If not, the connection broke and must be opened again.
+        """
         try:
             with self._in_time(follow=follow):
                 lines = self._source.lines(pod.name, follow=follow, tail=place.tail)
@@ -320,7 +331,7 @@ class PodLog(Iterator[str]):
         except MissingError:
             raise
         except BackendError as error:
-            # Nothing comes of a silent container, and the connection is opened again and again.
+            # A silent container writes nothing, so the connection is opened again and again.
             if follow and pod.live and (place.answered or isinstance(error, SilentError)):
                 self._outage.over()
             self._outage.goes_on(error)
@@ -329,7 +340,7 @@ class PodLog(Iterator[str]):
         return not place.lost
 
     def _in_time(self, *, follow: bool) -> contextlib.AbstractContextManager[None]:
-        """A silent pod is not waited for beyond the time at which following ends."""
+        """Limit the wait for a silent pod to the time at which following ends."""
         source, until = self._source, self._query.until
         if not follow or until is None:
             return contextlib.nullcontext()

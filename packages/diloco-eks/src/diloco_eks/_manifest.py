@@ -1,4 +1,7 @@
-"""The one request of a launch: an Indexed Job, as a plain dict that every generation of the client takes."""
+"""The one request of a launch: an Indexed Job.
+
+It is a plain dict, which every version of the client accepts.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +40,21 @@ _MOST_BYTES = 1_000_000
 def job_manifest(
     request: RunRequest, options: EKSOptions, *, shown: bool = False
 ) -> dict[str, Any]:
-    """The Job of a run. Equal arguments give equal manifests.
+    """Return the Job of a run. Equal arguments give equal manifests.
 
-    Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a
-    disruption is no failure, and who was replaced is not started again; the deadline is a backstop
-    behind the runner's own timeout. https://kubernetes.io/docs/concepts/workloads/controllers/job/
+    The Job is Indexed, and starts all pods at once. Every index has its own restarts, so the Job
+    names the one that failed. A disruption is not a failure, and a replica that was replaced is not
+    started again. The deadline is a backstop in case the runner's own timeout fails.
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/
 
     Args:
         request: The launch.
-        options: The executor's.
-        shown: Leave secrets out of what is encoded, for a plan.
+        options: The executor's options.
+        shown: Whether to leave secrets out of the encoded parts, for a plan.
 
     Raises:
-        InvalidRequestError: Something cannot be asked of a cluster; says what and what is allowed.
+        InvalidRequestError: The cluster cannot do what the request asks for; the error says what
+            that is and what is allowed.
     """
     count = len(request.ranks)
     name = names.job_name(request.run_id, count)
@@ -108,7 +113,7 @@ def job_manifest(
     annotations[names.FINGERPRINT] = _fingerprint(manifest, request.specs(grace=options.grace)[0])
     try:
         size = len(json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode())
-    except ValueError as error:  # half of a surrogate pair, in whichever text
+    except ValueError as error:  # half of a surrogate pair, in one of the texts
         raise InvalidRequestError(f"the Job cannot be written as JSON: {error}") from None
     if size > _MOST_BYTES:
         raise InvalidRequestError(
@@ -119,7 +124,10 @@ def job_manifest(
 
 
 def deadline_seconds(request: RunRequest, options: EKSOptions) -> int | None:
-    """When the cluster itself ends the Job, should its runners fail to: seconds from its start, waiting for nodes included."""
+    """Return after how many seconds the cluster itself ends the Job, in case its runners fail to.
+
+    The seconds count from the Job's start, including the wait for nodes. None for no deadline.
+    """
     if request.timeout is None or options.pending_timeout is None:
         return None
     seconds = options.pending_timeout + request.timeout * (1 + request.max_restarts)
@@ -127,11 +135,14 @@ def deadline_seconds(request: RunRequest, options: EKSOptions) -> int | None:
 
 
 def _fingerprint(manifest: Mapping[str, Any], spec: ReplicaSpec) -> str:
-    """Digest of all that two launches of one run_id must agree on; our own version is left out."""
+    """Return a digest of everything on which two launches of one run_id must agree.
+
+    Our own version is left out.
+    """
     agreed = json.loads(json.dumps(manifest))
     container = agreed["spec"]["template"]["spec"]["containers"][0]
-    # The encoded spec also tells in which order the keys of the arguments were written, and that
-    # means nothing.
+    # The encoded spec also depends on the order in which the keys of the arguments were written,
+    # which has no meaning.
     container["env"] = [entry for entry in container["env"] if not is_reserved(entry["name"])]
     text = json.dumps([agreed, spec.to_dict()], sort_keys=True)
     text = text.replace(f'"{names.VERSION}": "{__version__}"', "")
@@ -180,9 +191,10 @@ def _template(
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        # The runner ends its tree within the grace; the kubelet's own is a little longer.
+        # The runner ends its tree within the grace; the kubelet's own grace is a little longer.
         "terminationGracePeriodSeconds": math.ceil(options.grace) + 5,
-        "automountServiceAccountToken": False,  # replicas do not talk to the cluster; IRSA and Pod Identity bring their own
+        # Replicas do not talk to the cluster; IRSA and Pod Identity bring their own tokens.
+        "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [container],
     }

@@ -1,4 +1,8 @@
-"""What an executor saw last: keeps its own observations in order, and what it has seen to end when the Job is gone."""
+"""The memory of what an executor saw last.
+
+It keeps the executor's own observations in order, and the ends that it has seen when the Job is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _MOST = 50_000
 
 
 class Memory:
-    """Per replica: the last state, its end, and the pod that succeeded. Bounded; thread-safe."""
+    """The last state of each replica, its end, and the pod that succeeded. Bounded; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +33,7 @@ class Memory:
         self._without_log: dict[ReplicaHandle, float] = {}
 
     def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
-        """What was last seen of some replicas, by index."""
+        """Return what was last seen of some replicas, by index."""
         with self._lock:
             return {
                 index: self._seen[handle][0]
@@ -45,18 +49,18 @@ class Memory:
         succeeded: PodFacts | None,
         version: int,
     ) -> ReplicaStatus:
-        """Remember a status; returns the one to report.
+        """Remember a status, and return the one to report.
 
-        An end stays as it was first reported, even when its pod is gone; and what a newer look has
-        told stays true when an older one is told after it. But no replica is cancelled while it has
-        a pod.
+        An end stays as it was first reported, even when its pod is gone; and the report of a newer
+        look stays valid when that of an older one comes later. But no replica is cancelled while it
+        has a pod.
 
         Args:
             handle: The replica.
             status: Its status.
-            seen: What to remember of it.
+            seen: What was seen of it, to be remembered.
             succeeded: Its pod, if that has succeeded.
-            version: Larger for newer looks.
+            version: A number that is larger for newer looks.
         """
         with self._lock:
             if handle in self._forgotten:
@@ -66,7 +70,7 @@ class Memory:
                 self._seen[handle] = known
                 return known[1]
             end = self._ends.get(handle, status)
-            # A cancelled run that Kueue holds has no pods; whoever lets it go on can give it some.
+            # A cancelled run that Kueue holds has no pods; it can get some if a user resumes it.
             goes_on = (
                 end.state is ReplicaState.CANCELLED and not status.state.terminal and _is_live(seen)
             )
@@ -84,12 +88,12 @@ class Memory:
             return status
 
     def ends(self, handles: Iterable[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """The ends that were reported of some replicas; they stay true when the Job is gone."""
+        """Return the reported ends of some replicas; they stay true when the Job is gone."""
         with self._lock:
             return {handle: self._ends[handle] for handle in handles if handle in self._ends}
 
     def forget(self, handles: Iterable[ReplicaHandle]) -> None:
-        """Know nothing of some replicas any more, not even if they are seen once more while they go."""
+        """Forget some replicas for good, even if they are seen once more while they are removed."""
         with self._lock:
             for handle in handles:
                 self._forgotten[handle] = True
@@ -97,12 +101,15 @@ class Memory:
                     kept.pop(handle, None)
 
     def succeeded(self, handle: ReplicaHandle) -> PodFacts | None:
-        """The pod that succeeded, if it was seen."""
+        """Return the pod that succeeded, if it was seen."""
         with self._lock:
             return self._succeeded.get(handle)
 
     def without_log(self, handle: ReplicaHandle, now: float) -> float:
-        """Since when it has been known that a replica's node has no log of it; ``now`` if it was not known yet."""
+        """Return since when a replica's node has been known to have no log of it.
+
+        That is ``now`` if it was not known before.
+        """
         with self._lock:
             since = self._without_log.setdefault(handle, now)
             if len(self._without_log) > _MOST:
@@ -110,7 +117,7 @@ class Memory:
             return since
 
     def has_log(self, handle: ReplicaHandle) -> None:
-        """Its node has it."""
+        """Remember that a replica's node has its log."""
         with self._lock:
             self._without_log.pop(handle, None)
 

@@ -1,4 +1,4 @@
-"""Names on the cluster: what we call things, and what Kubernetes lets things be called."""
+"""Names on the cluster: those that we use, and those that Kubernetes allows."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from diloco_protocol.backend import shown
 CONTAINER = "replica"
 MANAGER = "diloco-eks"
 
-# Labels of ours, to find runs by.
+# Our labels, to find runs by.
 MANAGED_BY = "app.kubernetes.io/managed-by"
 VERSION = "app.kubernetes.io/version"
 APPLICATION = "app.kubernetes.io/name"
 RUN = "diloco.dev/run-id"
 COHORT = "diloco.dev/cohort"
 OWNER = "diloco.dev/owner"
-# Annotations of ours.
+# Our annotations.
 FINGERPRINT = "diloco.dev/fingerprint"
 WORLD_SIZE = "diloco.dev/world-size"
 FIRST_RANK = "diloco.dev/first-rank"
 ENTRYPOINT = "diloco.dev/entrypoint"
 TIMEOUT = "diloco.dev/timeout"
 CANCELLED = "diloco.dev/cancelled"
-# The Job controller's.
+# Labels and annotations of the Job controller.
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 IGNORED_FAILURES = "batch.kubernetes.io/job-index-ignored-failure-count"
-# Kueue's.
+# A label of Kueue.
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -44,11 +44,11 @@ _OURS = frozenset(
 
 
 def job_name(run_id: str, n_replicas: int) -> str:
-    """The name of a run's Job: the run_id.
+    """Return the name of a run's Job, which is the run_id.
 
     Raises:
-        InvalidRequestError: With the last index appended (the hostname of that pod) it is not a DNS
-            label of at most 63 characters.
+        InvalidRequestError: With the last index appended (the hostname of that pod), the name is
+            not a DNS label of at most 63 characters.
     """
     longest = f"{run_id}-{n_replicas - 1}"
     if not _DNS_LABEL.fullmatch(longest) or not _DNS_LABEL.fullmatch(run_id):
@@ -61,10 +61,10 @@ def job_name(run_id: str, n_replicas: int) -> str:
 
 
 def check_dns_label(what: str, value: object) -> str:
-    """A namespace's name, or another DNS label.
+    """Check for the name of a namespace, or another DNS label.
 
     Raises:
-        InvalidRequestError: It is not a DNS label.
+        InvalidRequestError: The value is not a DNS label.
     """
     if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
         raise InvalidRequestError(
@@ -75,10 +75,10 @@ def check_dns_label(what: str, value: object) -> str:
 
 
 def check_object_name(what: str, value: object) -> str:
-    """The name of a service account, secret, class: a DNS subdomain.
+    """Check for the name of a service account, secret or class: a DNS subdomain.
 
     Raises:
-        InvalidRequestError: It is not a DNS subdomain.
+        InvalidRequestError: The value is not a DNS subdomain.
     """
     if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
         raise InvalidRequestError(
@@ -89,10 +89,10 @@ def check_object_name(what: str, value: object) -> str:
 
 
 def check_key(what: str, key: object) -> str:
-    """The key of a label, annotation or resource: ``[prefix/]name``.
+    """Check for the key of a label, annotation or resource: ``[prefix/]name``.
 
     Raises:
-        InvalidRequestError: It is not such a key.
+        InvalidRequestError: The value is not such a key.
     """
     prefix, slash, name = key.rpartition("/") if isinstance(key, str) else ("", "", "")
     if not _QUALIFIED.fullmatch(name) or (
@@ -106,7 +106,7 @@ def check_key(what: str, key: object) -> str:
 
 
 def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels that a caller gives.
+    """Check the labels that a caller gives.
 
     Raises:
         InvalidRequestError: A key or value is not allowed, or belongs to the launch or the Job
@@ -129,20 +129,23 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_taken(key: str) -> bool:
-    """Whether the launch or the Job controller sets a label or annotation itself."""
+    """Return whether the launch or the Job controller sets a label or annotation itself."""
     return key in _OURS or key.partition("/")[0] in {"batch.kubernetes.io", "diloco.dev"}
 
 
 def is_label_value(value: str) -> bool:
-    """Whether a label can have this value: the cluster refuses a selector with another one, and quotes it."""
+    """Return whether a label can have this value.
+
+    The cluster refuses a selector with any other value, and quotes it.
+    """
     return _QUALIFIED.fullmatch(value) is not None
 
 
 def check_label_value(what: str, value: object, hint: str = "") -> str:
-    """The value of a label, which is not empty.
+    """Check for the value of a label, which is not empty.
 
     Raises:
-        InvalidRequestError: It is not such a value; ends with the ``hint``.
+        InvalidRequestError: The value is not allowed; the error ends with the ``hint``.
     """
     if not isinstance(value, str) or not _QUALIFIED.fullmatch(value):
         raise InvalidRequestError(
@@ -153,10 +156,10 @@ def check_label_value(what: str, value: object, hint: str = "") -> str:
 
 
 def secret_reference(variable: str, reference: str) -> dict[str, str]:
-    """``"secret/key"`` as the ``secretKeyRef`` of an environment variable.
+    """Return ``"secret/key"`` as the ``secretKeyRef`` of an environment variable.
 
     Raises:
-        InvalidRequestError: It is not such a reference.
+        InvalidRequestError: The text is not such a reference.
     """
     name, slash, key = reference.partition("/")
     if (

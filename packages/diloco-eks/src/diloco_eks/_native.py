@@ -1,4 +1,4 @@
-"""What the cluster itself calls the state of a replica."""
+"""The cluster's own words for the state of a replica."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from diloco_protocol.backend import redact_and_cut
 
 from ._facts import JobFacts, PodFacts
 
-_SHOWN = 128  # characters of a reason; Kubernetes' own are shorter
+_SHOWN = 128  # characters of a reason; Kubernetes' own reasons are shorter
 
 
 def native(job: JobFacts, pod: PodFacts | None) -> str:
@@ -21,7 +21,7 @@ def native(job: JobFacts, pod: PodFacts | None) -> str:
 
 
 def native_end(pod: PodFacts | None) -> str:
-    """Return the words of a pod; it may be gone."""
+    """Return the words of a pod, which may be gone."""
     if pod is None:
         return "no pod"
     word = pod.terminated.get("reason") if pod.terminated is not None else (pod.waiting or ("",))[0]

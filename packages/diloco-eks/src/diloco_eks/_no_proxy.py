@@ -1,4 +1,7 @@
-"""What kubectl makes of NO_PROXY, which is what Go makes of it; https://pkg.go.dev/golang.org/x/net/http/httpproxy."""
+"""The meaning of NO_PROXY for kubectl, which is its meaning for Go.
+
+https://pkg.go.dev/golang.org/x/net/http/httpproxy
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from urllib.parse import SplitResult
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _PORTS = {"http": 80, "https": 443}
-# HOST, HOST:PORT or [ADDRESS]:PORT; an address of the sixth version has more than one colon.
+# HOST, HOST:PORT or [ADDRESS]:PORT; an IPv6 address has more than one colon.
 _ENTRY = re.compile(r"(?:\[(?P<inside>[^\]]*)\]|(?P<host>[^:]*)):(?P<port>[^:]*)|(?P<alone>.*)")
 
 
 def needs_no_proxy(server: SplitResult, no_proxy: str) -> bool:
-    """Whether requests go to a server directly, whatever proxy there is.
+    """Return whether requests go to a server directly, whatever proxy is set.
 
     Args:
-        server: Its address.
-        no_proxy: The variable: hosts, addresses and networks, separated by commas.
+        server: Address of the server.
+        no_proxy: Value of the variable: hosts, addresses and networks, separated by commas.
     """
     host, port = (server.hostname or "").lower(), server.port or _PORTS.get(server.scheme, 0)
     address = _address(host)

@@ -119,7 +119,7 @@ def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
 
 
 def _check_ttl(name: str, value: object) -> int | None:
-    # Shorter, and whoever waits for a run may find nothing of it any more.
+    # With a shorter time, a caller that waits for a run may find nothing of it any more.
     return check_whole(name, value, 60, 2**31 - 1, none=True)
 
 
@@ -156,78 +156,78 @@ def _check_patience(name: str, value: object) -> float:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EKSOptions(Options):
-    """The options of an :class:`EKSExecutor`: what its constructor takes, checked. Immutable.
+    """The options of an :class:`EKSExecutor`: its constructor's arguments, checked. Immutable.
 
     Attributes:
         image: The replicas' container image.
-        namespace: Where runs are launched and looked for; the executor asks for it when it is first
-            needed.
+        namespace: The namespace in which runs are launched and looked for; the executor determines
+            it when it is first needed.
         other_namespaces: Other namespaces whose runs this executor may look at, end and remove by
             their handles.
         service_account_name: The service account of the pods, which carries their AWS role (IRSA or
             Pod Identity). It must exist.
-        node_selector: Node selector of the pods. Where it names a GPU model, an instance type or a
+        node_selector: Node selector of the pods. If it names a GPU model, an instance type or a
             capacity type, the executor adds no node affinity of its own for that.
         tolerations: Tolerations of the pods; the one for GPU nodes is added.
-        runtime_class_name: RuntimeClass of the pods (gVisor, Kata and the like); warns together
-            with GPUs.
-        command: What starts the runner; the runner's own arguments are put behind it.
-        cpu_request: CPU of a replica where the launch does not say; both request and limit.
-        memory_request: Memory of a replica where the launch does not say; both request and limit.
-        ttl_seconds_after_finished: Seconds for which a run can be asked about after its end, at
-            least 60; None: until somebody deletes it. Later only the journal knows how it ended,
-            and executors that saw it.
-        backoff_limit: Restarts of a failed replica where the launch does not say
-            (``max_restarts``).
+        runtime_class_name: RuntimeClass of the pods (gVisor, Kata and the like); together with GPUs
+            it causes a warning.
+        command: The command that starts the runner; the runner's own arguments are appended.
+        cpu_request: CPU of a replica if the launch does not say; both request and limit.
+        memory_request: Memory of a replica if the launch does not say; both request and limit.
+        ttl_seconds_after_finished: Seconds for which a run can be queried after its end, at least
+            60; None: until it is deleted. Later only the journal knows how it ended, and executors
+            that saw it.
+        backoff_limit: Restarts of a failed replica if the launch does not say (``max_restarts``).
         gpu_resource_key: The extended resource that counts GPUs.
         run_id: Prefix of the names of runs that the caller does not name.
         batch_api: A ``kubernetes.client.BatchV1Api`` to use; ``context`` and ``kubeconfig`` are not
             read then.
         core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
-        context: The kubeconfig's context.
+        context: Name of the kubeconfig's context.
         kubeconfig: The kubeconfig file.
-        env: Environment variables for every launch; those of the launch itself win.
+        env: Environment variables for every launch; those of the launch itself take precedence.
         labels: Labels of Jobs and pods.
         annotations: Annotations of Jobs; any text.
         owner: Value of the label ``diloco.dev/owner``.
         on_replica_failure: ``fail_run``: one replica that has failed for good ends the run.
-            ``continue``: the others go on, for elastic membership.
+            ``continue``: the others continue, for elastic membership.
         pending_timeout: Seconds that waiting for nodes and images may add to a run before the
-            cluster ends it; together with ``timeout`` it makes the Job's deadline. None: no
-            deadline but those of the runners.
+            cluster ends it; together with ``timeout`` it determines the Job's deadline. None: there
+            are only the runners' deadlines.
         grace: Seconds between SIGTERM and SIGKILL.
-        queue: Kueue's local queue.
+        queue: Name of Kueue's local queue.
         gpu_types: GPU name → node label → values of that label, added to the built-in table or
             replacing its entries.
         ephemeral_storage: Local disk of a replica, such as ``100Gi``.
         shm_size: Size of ``/dev/shm``, such as ``8Gi``; counts as memory.
-        efa: EFA devices of a replica.
+        efa: Number of EFA devices of a replica.
         cpu_limit: CPU limit of a replica: ``request`` for as much as it requests, an amount, or
-            None for no limit, so that it may use what is idle on its node.
+            None for no limit, so that it may use idle CPUs of its node.
         priority_class_name: PriorityClass of the pods. It must exist.
         image_pull_secrets: Names of Secrets with the credentials of the image's registry.
         mounts: Path → ``pvc/NAME`` (FSx, EFS and EBS too, by a claim of their driver),
             ``configmap/NAME`` or ``secret/NAME``, with ``:ro`` behind it for read-only.
         code: Name of a ConfigMap with Python modules, which replicas can import.
-        topology: ``one_zone``: all replicas in one zone, whichever; ``spread_zones`` or
+        topology: ``one_zone``: all replicas in one zone, whichever it is; ``spread_zones`` or
             ``spread_nodes``: as evenly as possible. None: wherever there is room.
         capacity_reservation: Id of a capacity reservation (``cr-…``; Karpenter's nodes), or
             ``block`` for capacity blocks.
-        hyperpod: Only nodes of HyperPod that passed its health checks.
-        restricted: Pods comply with the Pod Security Standard "restricted": user 1000, no
+        hyperpod: Whether to use only nodes of HyperPod that passed its health checks.
+        restricted: Whether pods comply with the Pod Security Standard "restricted": user 1000, no
             privileges. The image must allow that.
         pod_overlay: A pod template that is merged over the executor's own by name (volumes, pull
             secrets, security context and so on).
         request_timeout: Seconds for a connection to the cluster, and between two pieces of an
             answer.
         retry_timeout: Seconds for which calls are tried again while the cluster throttles, fails,
-            is away, or refuses the credentials; ``collect`` has its own timeout.
-        journal: Where launches and ends are written down for longer than the cluster keeps them.
-        backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
-        clock: Unix seconds, for tests.
+            cannot be reached, or refuses the credentials; ``collect`` has its own timeout.
+        journal: A journal that records launches and ends for longer than the cluster keeps them.
+        backoff: Delays of ``collect`` and between tries, with their clock and sleep.
+        clock: Returns the time in Unix seconds; for tests.
 
     Raises:
-        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+        InvalidRequestError: A value is not allowed; the error says what was given and what is
+            allowed.
     """
 
     image: str = field(metadata=details(check=_check_image))

@@ -1,4 +1,4 @@
-"""Merging a caller's pod template over ours, by the names of the items in its lists."""
+"""Merging a caller's pod template into ours, by the names of the items in its lists."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ _OURS = (
     "args",
     "terminationMessagePath",
     "terminationMessagePolicy",
-    # Of a container: it would go on in its pod, which then never ends.
+    # For a container: it would restart inside its pod, which then never ends.
     "restartPolicy",
     "restartPolicyRules",
 )
 
 
 def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A pod template with another one merged into it; neither is changed.
+    """Return a pod template with another one merged into it; neither is changed.
 
-    Mappings are merged; None removes; lists of named items (containers, volumes, environment, …)
-    are merged by name; tolerations are added; any other list replaces ours.
+    Mappings are merged; None removes a key; lists of named items (containers, volumes, environment,
+    …) are merged by name; tolerations are added; any other list replaces ours.
 
     Args:
-        template: Ours.
-        overlay: The caller's, which :func:`check_overlay` has passed.
+        template: Our template.
+        overlay: The caller's template, which :func:`check_overlay` has accepted.
 
     Raises:
-        InvalidRequestError: It does not fit to ours, or changes what the launch depends on.
+        InvalidRequestError: The overlay does not fit our template, or changes something that the
+            launch depends on.
     """
     merged = copy.deepcopy(dict(template))
     if not overlay:
