@@ -1,7 +1,7 @@
-"""The one look at a caller's pod template before anything is made of it.
+"""Checking a caller's pod template before it is used.
 
-It has to be JSON of a bounded depth and size, in the shape that the merging and the launch rely on.
-All else the cluster checks.
+The template has to be JSON of a bounded depth and size, in the shape that the merging and the
+launch rely on. The cluster checks everything else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._shape import misfit
 
 Json = dict[str, Any]
 
-# The items of lists; the field that they must have tells them apart, as in Kubernetes' strategic
+# The items of lists. A field that is required distinguishes the items, as in Kubernetes' strategic
 # merge patch.
 # https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 _NAMED: Json = {"name!": str}
@@ -47,7 +47,7 @@ _TEMPLATE = {
     "metadata!": {"labels!": {str: str}, "annotations!": {str: str}},
     "spec!": {field: [item] for field, item in _POD_ITEMS.items()},
 }
-_MOST_LEVELS = 60  # of which Kubernetes' own templates need about ten
+_MOST_LEVELS = 60  # Kubernetes' own templates need about ten
 _MOST_SIZE = 1_000_000  # values, and characters of texts and keys: a Job has no room for more
 _LARGEST = 2**63
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
@@ -55,14 +55,15 @@ _SHOWN = 100  # characters of a key in a path
 
 
 def check_overlay(name: str, value: object) -> Json:
-    """Return a copy of a caller's pod template; what becomes of the original later does not matter.
+    """Return a copy of a caller's pod template, so that later changes of it do not matter.
 
     Args:
-        name: What to call it in the error.
-        value: What was given.
+        name: Name of the template in the error.
+        value: The template.
 
     Raises:
-        InvalidRequestError: It is no JSON, too deep or too large, or has a part of the wrong type.
+        InvalidRequestError: The template is not JSON, too deep or too large, or has a part of the
+            wrong type.
     """
     if not isinstance(value, Mapping):
         raise InvalidRequestError(
@@ -103,7 +104,7 @@ def check_overlay(name: str, value: object) -> Json:
 
 
 def _copied(value: Any, path: str, depth: int, room: list[int]) -> Any:
-    """Return the same JSON value, made of nothing but JSON's own types."""
+    """Return the same JSON value, made of JSON's own types only."""
     room[0] -= 1 + (len(value) if type(value) is str else 0)
     if depth > _MOST_LEVELS or room[0] < 0:
         raise InvalidRequestError(

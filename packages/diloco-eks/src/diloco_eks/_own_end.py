@@ -1,4 +1,4 @@
-"""What a replica had come to by itself when its run was ended because of another one."""
+"""The end that a replica had reached by itself when its run was ended because of another one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _SHOWN = 500
 
 
 def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
-    """The failure of a replica of its own, which the controller did not count, because it was ending the run already.
+    """Return a replica's own failure, which the controller did not count.
+
+    The controller was ending the run already.
 
     Args:
-        pod: Its last pod, as it was last seen.
-        job: Its Job, which has failed.
+        pod: The replica's last pod, as it was last seen.
+        job: The replica's Job, which has failed.
 
     Returns:
-        None if it had not failed by itself, or nothing is known of that.
+        The failure, or None if the replica had not failed by itself, or if that is not known.
     """
     if pod is None or pod.disrupted:
         return None
@@ -39,12 +41,18 @@ def own_end(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
     ended = decided if base.finished_at is None else min(decided, base.finished_at)
     if started + job.timeout > ended:
         return None
-    message = f"it ran for longer than its timeout of {job.timeout:g} s; the end of another rank came before its own was counted"
+    message = (
+        f"it ran for longer than its timeout of {job.timeout:g} s; the end of another rank came "
+        "before its own was counted"
+    )
     return replace(base, reason=Reason.TIMEOUT, message=message)
 
 
 def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
-    """For the message of a replica whose program had ended well, but too late to be counted; empty for all others."""
+    """Return text for the message of a replica that succeeded too late to be counted.
+
+    It is empty for all others.
+    """
     if pod is None or pod.terminated is None or not ended_by_itself(pod, job.decided_at):
         return ""
     report = read_message(pod)

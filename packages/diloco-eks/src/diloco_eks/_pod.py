@@ -1,4 +1,4 @@
-"""How a replica's pod is shaped by the options: mounts, topology, security, pull secrets."""
+"""The effects of the options on a replica's pod: mounts, topology, security, pull secrets."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _HEALTHY = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
 
 
 def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str]) -> None:
-    """Put into a pod's spec, whose first container is the replica's, what the options ask for.
+    """Apply the options to a pod's spec, whose first container is the replica's.
 
     Args:
         pod: The spec, which is changed.
-        options: The executor's.
-        labels: Of the pods of the run.
+        options: The executor's options.
+        labels: The labels of the pods of the run.
     """
     if options.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
@@ -65,7 +65,11 @@ def _mount(pod: Json, options: EKSOptions) -> None:
 
 
 def _check_free(options: EKSOptions) -> None:
-    """The cluster refuses two volumes at one path, in words that do not tell where the other one comes from."""
+    """Refuse a mount at a path where an option mounts a volume.
+
+    The cluster refuses two volumes at one path, but its message does not say where the other one
+    comes from.
+    """
     ours = {
         _SHM: ("shm_size", options.shm_size),
         CODE_PATH: ("code", options.code),
@@ -86,9 +90,9 @@ def _add_volume(pod: Json, name: str, source: Json, path: str, *, read_only: boo
 
 
 def _place(pod: Json, topology: str, selector: Mapping[str, str]) -> None:
-    """Near each other, or apart.
+    """Place the pods near each other, or apart.
 
-    The first pod of a required affinity to its own kind is placed anywhere.
+    The first pod of a required affinity to pods of its own kind is placed anywhere.
     """
     match = {"matchLabels": dict(selector)}
     if topology == "one_zone":
@@ -109,7 +113,9 @@ def _place(pod: Json, topology: str, selector: Mapping[str, str]) -> None:
 
 
 def _restrict(pod: Json) -> None:
-    """What the Pod Security Standard "restricted" asks for; the runner needs nothing that this takes away.
+    """Apply the settings that the Pod Security Standard "restricted" requires.
+
+    The runner needs nothing that they take away.
 
     https://kubernetes.io/docs/concepts/security/pod-security-standards/
     """

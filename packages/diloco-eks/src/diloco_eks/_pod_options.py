@@ -1,4 +1,4 @@
-"""Options about a replica's pod, as the executor takes them: mounts, code, pull secrets, topology."""
+"""Options about a replica's pod: mounts, code, pull secrets, topology."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from diloco_protocol.backend import check_names, check_texts, shown
 
 from . import _names as names
 
-#: Where ``code`` is mounted.
+#: The path where ``code`` is mounted.
 CODE_PATH = "/diloco/code"
 MOUNT = re.compile(r"(?P<kind>pvc|configmap|secret)/(?P<name>[^/:]+)(?P<ro>:ro)?")
-"""What is mounted, by the kind of object that it is."""
+"""The form of a mounted object: its kind, its name, and whether it is read-only."""
 TOPOLOGIES = ("one_zone", "spread_zones", "spread_nodes")
 _PATH = re.compile(r"(/(?!\.\.?(/|$))[^/:]+)+")
 
 
 def check_mounts(what: str, value: object) -> dict[str, str]:
-    """Path → ``pvc/NAME``, ``configmap/NAME`` or ``secret/NAME``, with ``:ro`` behind it for read-only.
+    """Check for a table of mounts.
+
+    It maps a path to ``pvc/NAME``, ``configmap/NAME`` or ``secret/NAME``, with ``:ro`` behind it
+    for read-only.
 
     Raises:
-        InvalidRequestError: It is not such a table.
+        InvalidRequestError: The value is not such a table.
     """
     mounts = check_texts(what, value)
     for path, source in mounts.items():
@@ -43,19 +46,19 @@ def check_mounts(what: str, value: object) -> dict[str, str]:
 
 
 def check_code(what: str, value: object) -> str:
-    """The name of a ConfigMap.
+    """Check for the name of a ConfigMap.
 
     Raises:
-        InvalidRequestError: It is not such a name.
+        InvalidRequestError: The value is not such a name.
     """
     return names.check_object_name(f"{what}, the name of a ConfigMap,", value)
 
 
 def check_pull_secrets(what: str, value: object) -> tuple[str, ...]:
-    """Names of Secrets with the credentials of a registry.
+    """Check for names of Secrets with the credentials of a registry.
 
     Raises:
-        InvalidRequestError: They are not such names.
+        InvalidRequestError: The values are not such names.
     """
     if value is None:
         return ()
@@ -63,10 +66,10 @@ def check_pull_secrets(what: str, value: object) -> tuple[str, ...]:
 
 
 def check_topology(what: str, value: object) -> str:
-    """One of :data:`TOPOLOGIES`.
+    """Check for one of :data:`TOPOLOGIES`.
 
     Raises:
-        InvalidRequestError: It is not.
+        InvalidRequestError: The value is something else.
     """
     if value not in TOPOLOGIES:
         raise InvalidRequestError(

@@ -23,7 +23,9 @@ _LEAST_BYTES = 6 * 1024**2
 
 
 def parse_quantity(text: str) -> Fraction | None:
-    """What a quantity such as ``"500m"``, ``"16Gi"`` or ``"1e3"`` amounts to; None if it is not a quantity.
+    """Return the amount of a quantity such as ``"500m"``, ``"16Gi"`` or ``"1e3"``.
+
+    None if the text is not a quantity.
 
     https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
     """
@@ -36,10 +38,10 @@ def parse_quantity(text: str) -> Fraction | None:
 
 
 def check_cpu(what: str, value: object) -> str:
-    """CPUs of a replica.
+    """Check for a number of CPUs of a replica.
 
     Raises:
-        InvalidRequestError: It is not a quantity of at least a thousandth.
+        InvalidRequestError: The value is not a quantity of at least a thousandth.
     """
     text = _text(value)
     amount = parse_quantity(text)
@@ -51,10 +53,10 @@ def check_cpu(what: str, value: object) -> str:
 
 
 def check_bytes(what: str, value: object) -> str:
-    """Memory or storage of a replica.
+    """Check for an amount of memory or storage of a replica.
 
     Raises:
-        InvalidRequestError: It is not a quantity of bytes, or too little for a container.
+        InvalidRequestError: The value is not a quantity of bytes, or too little for a container.
     """
     text = _text(value)
     amount = parse_quantity(text)
@@ -76,7 +78,7 @@ def check_bytes(what: str, value: object) -> str:
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
-    if isinstance(value, int) and value.bit_length() > 128:  # Python writes no number of any length
+    if isinstance(value, int) and value.bit_length() > 128:  # too long to be written as text
         return ""
     return (
         value

@@ -1,4 +1,4 @@
-"""Reads what a Job and a pod say of themselves from their JSON, which may be anything."""
+"""Reads the facts of a Job and a pod from their JSON, which may contain anything."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from . import _names as names
 from ._facts import Condition, JobFacts, PodFacts, parse_time, sound_time
 from ._indexes import expand_indexes
 
-_MOST = 2**31 - 1  # of what Kubernetes counts
-_SHOWN = 4096  # of a text for people
-_REASON_SHOWN = 128  # Kubernetes' own are shorter
+_MOST = 2**31 - 1  # the largest number that Kubernetes counts to
+_SHOWN = 4096  # characters of a text for people
+_REASON_SHOWN = 128  # characters; Kubernetes' own reasons are shorter
 _END = ("exitCode", "signal", "reason", "message", "startedAt", "finishedAt")
-_END_SHOWN = 12 * 1024  # of the end of a log; the kubelet takes no more for all containers of a pod
+_END_SHOWN = 12 * 1024  # of the end of a log; the kubelet keeps no more for a whole pod
 
 
 def run_of(job: Mapping[str, Any]) -> str:
     """Return the run of a Job; empty if diloco did not launch it.
 
-    Whoever may create Jobs may give them our labels: a run's Job has its name, and its ranks.
+    Every account that may create Jobs may give them our labels, so the Job must also have the name
+    and the ranks of its run.
     """
     metadata = mapping(job.get("metadata"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
@@ -39,15 +40,15 @@ def run_of(job: Mapping[str, Any]) -> str:
 
 
 def read_job(job: Mapping[str, Any]) -> JobFacts:
-    """The facts of a Job.
+    """Return the facts of a Job.
 
     Raises:
-        BackendError: Its lists of indexes make no sense.
+        BackendError: The Job's lists of indexes make no sense.
     """
     metadata, spec, status = (mapping(job.get(part)) for part in ("metadata", "spec", "status"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     completions = _count(spec.get("completions"))
-    listed = status if 0 < completions <= MAX_REPLICAS else {}  # else it is a stranger
+    listed = status if 0 < completions <= MAX_REPLICAS else {}  # otherwise it is not our Job
     conditions = _conditions(status)
     return JobFacts(
         name=_text(metadata.get("name")),
@@ -62,7 +63,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         cancelled=names.CANCELLED in annotations,
         deleting=bool(metadata.get("deletionTimestamp")),
         idle=not _count(status.get("active")) and not _count(status.get("terminating")),
-        restarts=min(_count(spec.get("backoffLimitPerIndex")), _MOST - 1),  # an attempt is one more
+        restarts=min(_count(spec.get("backoffLimitPerIndex")), _MOST - 1),  # attempts are 1 higher
         deadline=_count(spec.get("activeDeadlineSeconds")) or None,
         timeout=_seconds(annotations.get(names.TIMEOUT)),
         first_rank=_number(annotations.get(names.FIRST_RANK)) or 0,
@@ -74,7 +75,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFacts:
-    """The facts of a pod."""
+    """Return the facts of a pod."""
     metadata, status = mapping(pod.get("metadata")), mapping(pod.get("status"))
     labels, annotations = mapping(metadata.get("labels")), mapping(metadata.get("annotations"))
     index = _number(labels.get(names.INDEX, annotations.get(names.INDEX)))
@@ -125,7 +126,10 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
 
 
 def _end(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read of a container's end, since whoever may create pods may write anything into it."""
+    """Return the parts of a container's end that are used.
+
+    Every account that may create pods may write anything into it.
+    """
     kept = {name: state.get(name) for name in _END}
     texts = {
         name: text[-_END_SHOWN:] if name == "message" else _within(text, _REASON_SHOWN)
@@ -146,17 +150,17 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Condition]:
             parse_time(condition.get("lastTransitionTime")),
         )
         for condition in mappings(status.get("conditions"))
-        if condition.get("status") == "True"  # one that has become false stays in the list
+        if condition.get("status") == "True"  # conditions that became false stay in the list
     }
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A member that has to be an object; an empty one stands for whatever is none."""
+    """Return a member that has to be an object; an empty one if it is something else."""
     return value if isinstance(value, dict) else {}
 
 
 def mappings(value: object) -> list[Mapping[str, Any]]:
-    """The objects of a member that has to be a list of them."""
+    """Return the objects in a member that has to be a list of them."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -165,7 +169,7 @@ def _text(value: object) -> str:
 
 
 def _why(value: Mapping[str, Any]) -> tuple[str, str]:
-    """A reason and its message, which may hold anything, and be as long as somebody likes."""
+    """Return a reason and its message, which may contain any text of any length."""
     reason, message = (_text(value.get(key)) for key in ("reason", "message"))
     return redact_and_cut(reason, _REASON_SHOWN), redact_and_cut(message, _SHOWN)
 
@@ -175,10 +179,11 @@ def _count(value: object) -> int:
 
 
 def _told_to_end(metadata: Mapping[str, Any], *, ended: bool) -> float | None:
-    """The deletionTimestamp is when the grace is over.
+    """Return when an object was told to end.
 
-    Once the container has ended, the kubelet deletes the pod for good: with no grace, and a
-    deletionTimestamp that says nothing of the first one.
+    The deletionTimestamp is the time at which its grace is over. Once the container has ended, the
+    kubelet deletes the pod for good, without any grace; then the deletionTimestamp says nothing
+    about the first one.
     """
     over = parse_time(metadata.get("deletionTimestamp"))
     grace = metadata.get("deletionGracePeriodSeconds")
@@ -192,7 +197,7 @@ def _seconds(value: object) -> float | None:
         seconds = float(_text(value))
     except ValueError:
         return None
-    return seconds if seconds >= 0 else None  # and not NaN
+    return seconds if seconds >= 0 else None  # None for NaN too
 
 
 def _number(value: object, most: int = 10**9) -> int | None:

@@ -1,4 +1,4 @@
-"""Reading what an entrypoint returned."""
+"""Reading an entrypoint's result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from ._facts import PodFacts, log_is_gone
 from ._lines import lines_of, written
 from ._verdict import is_damaged, read_message
 
-# Lines that something else may write behind the result, without the whole log being read.
+# Number of lines that another program may write behind the result; if there are more, the whole log
+# is read.
 _SLACK = 50
 
 
@@ -31,18 +32,20 @@ def read_result(
     seen: PodFacts | None,
     pods: Callable[[], list[PodFacts]],
 ) -> Any:
-    """The result of a replica that has succeeded: from its termination message, or from its log if that was too small.
+    """Return the result of a replica that has succeeded.
+
+    It is in the termination message, or in the log if there was not enough room.
 
     Args:
-        cluster: To ask.
+        cluster: The cluster.
         handle: The replica.
-        seen: Its pod, if it was seen.
-        pods: Lists its pods, the newest last.
+        seen: The replica's pod, if it was seen.
+        pods: Lists the replica's pods, the newest last.
 
     Raises:
-        ResultLostError: It succeeded, but its result is gone: the cluster itself says so.
-        NoLogError: Its node says that it has no log, and its pod is there.
-        BackendError: The cluster could not be asked.
+        ResultLostError: The replica succeeded, but its result is gone, as the cluster itself says.
+        NoLogError: The replica's node says that it has no log, although the pod exists.
+        BackendError: The cluster could not be queried.
     """
     pod = seen or next((pod for pod in reversed(pods()) if pod.phase == "Succeeded"), None)
     name = f"rank {handle.rank} of run {handle.run_id!r} succeeded"
@@ -74,14 +77,14 @@ def read_result(
             raise ResultLostError(f"{lost}: {error}") from error
         lines = written(lines_of(pieces(what, log)), lambda: log_is_gone(pod.name, pods()))
         try:
-            # A log without a line of the replica, which has written some, proves nothing: it may be
-            # a proxy's.
+            # A log without any line of the replica, which has written some, proves nothing: it may
+            # come from a proxy.
             if (first := next(lines, None)) is None:
                 raise UnavailableError(f"cannot {what}: the answer is empty")
             return result_from_lines(report, (line.text for line in chain([first], lines)))
         except (InvalidRequestError, MissingError) as error:
             if tail is not None and isinstance(error, InvalidRequestError):
-                return read(None)  # something else may have written more behind the runner
+                return read(None)  # another program may have written more lines behind the runner's
             raise ResultLostError(f"{lost}: {error}") from error
         except NoLogError as error:
             raise NoLogError(f"{lost}: {error}") from error

@@ -1,4 +1,4 @@
-"""Runs that exist: found by their handles, looked at, ended, removed."""
+"""Runs that exist: finding them by handles, looking at them, ending and removing them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ class Runs:
         self._memory = Memory()
 
     def job(self, handle: ReplicaHandle) -> JobFacts:
-        """The Job of a handle.
+        """Return the Job of a handle.
 
         Raises:
-            ReplicaNotFoundError: It is gone.
-            InvalidRequestError: It is not here, and the handle belongs to another cluster.
-            BackendError: It was deleted, and its pods were not; or somebody has changed it.
+            ReplicaNotFoundError: The Job is gone.
+            InvalidRequestError: The Job is not on this cluster, and the handle belongs to another
+                one.
+            BackendError: The Job was deleted, and its pods were not; or another program has changed
+                it.
         """
         place = handle.metadata
         try:
@@ -61,10 +63,10 @@ class Runs:
         return facts
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """The statuses of replicas of one run.
+        """Return the statuses of replicas of one run.
 
-        Of a Job that is gone, or that somebody has changed, there are those that were seen to end;
-        raises if there is none.
+        If the Job is gone, or another program has changed it, only the ends that were seen are
+        returned; if there is none, the error is raised.
         """
         try:
             return self._look(handles)
@@ -78,9 +80,10 @@ class Runs:
     def result(
         self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]], now: float, patience: float
     ) -> Any:
-        """What a replica that has succeeded returned; see :func:`read_result`.
+        """Return the result of a replica that has succeeded; see :func:`read_result`.
 
-        A result whose log its node has not had for longer than ``patience`` seconds is lost, too.
+        A result also counts as lost if the replica's node has not had the log for more than
+        ``patience`` seconds.
         """
         try:
             result = read_result(self._cluster, handle, self._memory.succeeded(handle), pods)
@@ -92,21 +95,22 @@ class Runs:
         return result
 
     def cancel(self, handle: ReplicaHandle, now: str) -> None:
-        """Have the run of a handle ended; does nothing if it is gone.
+        """Cancel the run of a handle; do nothing if it is gone.
 
         Raises:
-            BackendError: The cluster refused, could not be asked, or is another than the handle's.
+            BackendError: The cluster refused, could not be queried, or is another one than the
+                handle's.
         """
         exists = cancel_job(self._cluster, handle, now)
         if not exists and not isinstance(error := self._not_here(handle), ReplicaNotFoundError):
             raise error
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the Job and the pods of a handle's run; does nothing if it is gone.
+        """Remove the Job and the pods of a handle's run; do nothing if it is gone.
 
         Raises:
             InvalidRequestError: A replica has not ended.
-            UnavailableError: The cluster is still about to remove it.
+            UnavailableError: The cluster has not finished removing it.
         """
         try:
             facts = self.job(handle)
@@ -124,7 +128,7 @@ class Runs:
         )
         try:
             seen = self._look(run)
-        except ReplicaNotFoundError:  # it went meanwhile, as after another purge
+        except ReplicaNotFoundError:  # it was removed meanwhile, such as by another purge
             return
         alive = [each.rank for each, status in seen.items() if not status.state.terminal]
         if alive and not facts.deleting:
@@ -147,7 +151,7 @@ class Runs:
             )
 
     def _look(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """One read of the Job, then one list of its pods: so the pods are never older than the Job."""
+        """Read the Job, then list its pods, so that the pods are never older than the Job."""
         facts = self.job(handles[0])
         space = handles[0].metadata["namespace"]
         versions: list[str] = []
@@ -156,7 +160,7 @@ class Runs:
         by_index = {index_of(handle, facts): handle for handle in handles}
         known = dict(by_index)
         if (culprit := facts.culprit) is not None:
-            # What others are told of it is what was seen of it, whoever is asked for.
+            # Messages of other ranks quote what was seen of it, whichever ranks are asked for.
             known[culprit] = replace(handles[0], rank=facts.first_rank + culprit)
         mapped = map_states(facts, pods, by_index, self._memory.seen(known))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
@@ -165,8 +169,8 @@ class Runs:
         now = self._clock()
         for index, (status, seen) in mapped.items():
             last = newest.get(index)
-            # One look at 50 ranks is not to ask 50 times: the events of pods are for those who ask
-            # for one rank.
+            # A look at 50 ranks must not make 50 calls: the events of pods are read only if one
+            # rank is asked for.
             if is_stuck(status, last, facts, now) and (last is None or len(handles) == 1):
                 about = facts.uid if last is None else last.uid
                 status = self._warnings.explain(status, space, about)
@@ -195,7 +199,7 @@ class Runs:
 
 
 def _order(version: str) -> int:
-    """A resourceVersion as a number, which is larger for newer lists; 0 where it is none.
+    """Return a resourceVersion as a number, which is larger for newer lists; 0 if it is not one.
 
     https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
     """

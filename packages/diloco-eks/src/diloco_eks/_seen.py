@@ -1,4 +1,4 @@
-"""What an observer saw of a replica the last time, and what follows from it now."""
+"""The last observation of a replica, and what follows from it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from ._whose_end import ended_by_itself
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an observer saw of a replica the last time; it keeps one observer's reports in order, and states are right without it.
+    """A record of what an observer last saw of a replica.
+
+    It keeps one observer's reports in order; states are right without it.
 
     Attributes:
         state: Its state.
         attempt: Its attempt.
         podless: It had no pod.
-        pod: Its newest pod. Pods that are ended before the cluster has counted them vanish with all
-            that they said.
+        pod: Its newest pod. Pods that are ended before the cluster has counted them disappear with
+            all their information.
     """
 
     state: ReplicaState
@@ -29,7 +31,10 @@ class Seen:
 
 
 def evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFacts | None:
-    """The pod to remember: as it is now, unless it had been seen to end by itself before it was told to."""
+    """Return the pod to remember.
+
+    It is the pod as it is now, unless it was seen to end by itself before it was told to.
+    """
     last = None if before is None else before.pod
     if pod is None or last is None:
         return pod or last
@@ -38,7 +43,7 @@ def evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFac
 
 
 def told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
-    """A pod that was told to end when it was first seen to be, whatever it says later."""
+    """Return a pod with the time when it was first seen to be told to end."""
     last = None if before is None else before.pod
     if last is None or last.name != pod.name or last.told_to_end is None:
         return pod
@@ -46,12 +51,15 @@ def told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
 
 
 def began(before: Seen | None) -> float | None:
-    """When a replica started whose pod is gone, if that was seen."""
+    """Return when a replica whose pod is gone had started, if that was seen."""
     return before.pod.started_at if before is not None and before.pod is not None else None
 
 
 def in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
-    """An attempt never goes back, and a replica that was running waits only for its next one."""
+    """Return a status whose attempt is not lower than before.
+
+    A replica that was running can only be pending for its next attempt.
+    """
     if before is None:
         return status
     least = before.attempt

@@ -1,4 +1,4 @@
-"""The types that somebody's JSON or YAML must have, as a table."""
+"""Checking that a user's JSON or YAML has the types in a table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ _WORDS = {
 
 
 def misfit(value: Any, schema: Any, path: str) -> str | None:
-    """Say what has a wrong type first, such as ``users[0].name must be text, not a whole number``; None if nothing has.
+    """Return which part has a wrong type first; None if all types are right.
 
-    No value is told: it may be a secret.
+    The text is such as ``users[0].name must be text, not a whole number``. It contains no value,
+    which may be a secret.
 
     Args:
         value: Anything.
-        schema: A type; or a list with the schema of every item; or a mapping with that of every
-            field, or with ``str`` and that of every value. Values may be None, and fields may be
-            missing, but for those that end with ``!``. Other fields are not looked at.
-        path: What to call the value.
+        schema: A type; or a list with the schema of every item; or a mapping with the schema of
+            every field, or with ``str`` and the schema of every value. Values may be None, and
+            fields may be missing, except for those that end with ``!``. Other fields are not
+            checked.
+        path: Name of the value.
     """
     wanted = schema if isinstance(schema, type) else type(schema)
     kind = type(value)
