@@ -1,4 +1,7 @@
-"""From a Job and its pods to the state of every rank: a pure function, so that every observer reports the same."""
+"""The state of every rank, derived from a Job and its pods.
+
+The derivation is a pure function, so that every observer reports the same.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +38,17 @@ def map_states(
     indexes: Iterable[int],
     seen: Mapping[int, Seen] | None = None,
 ) -> dict[int, tuple[ReplicaStatus, Seen]]:
-    """The status of some indexes, and what to remember of it.
+    """Return the status of some indexes, and what to remember of each.
 
-    The Job's lists decide what has succeeded or failed; a pod that has ended and is in neither is
-    not counted yet (this takes seconds). Everyone else ends with the Job, and only when it says
-    that no pod is left.
+    The Job's lists decide which indexes have succeeded or failed. A pod that has ended and is in
+    neither list has not been counted yet (this takes seconds). All other indexes end with the Job,
+    and only when it says that no pod is left.
 
     Args:
         job: The Job, read before the pods.
-        pods: All its pods.
-        indexes: Those asked for.
-        seen: What was seen of them before.
+        pods: All pods of the Job.
+        indexes: The indexes that are asked for.
+        seen: What was seen of the indexes before.
     """
     known = seen or {}
     by_index = {
@@ -74,7 +77,7 @@ class _View:
         self.live = live
 
     def status(self, index: int, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
-        """The status of one index; its pods are given with the newest last."""
+        """Return the status of one index; its pods are given with the newest last."""
         job = self.job
         newest = pods[-1] if pods else None
         if index in job.completed:
@@ -91,7 +94,7 @@ class _View:
         job = self.job
         words = native(job, None)
         if job.decided or job.deleting or (job.cancelled and not job.suspended):
-            # Pods that are ended may vanish before the Job says that it is over.
+            # Pods that are ended may disappear before the Job says that it is over.
             reason, message = self._why_stopping()
             state = PENDING if job.idle and not job.decided else RUNNING
             if before is not None and not before.state.terminal:
@@ -111,8 +114,8 @@ class _View:
                 PENDING, reason=reason, stopping=job.cancelled, message=text, native=words
             )
         if before is not None and before.state is RUNNING and not before.podless:
-            # The Job was read before the pods: it may have counted this pod by now. The next look
-            # knows.
+            # The Job was read before the pods, so it may have counted this pod by now. The next
+            # look will show that.
             text = why_gone(before.pod) or "its pod is gone"
             text += "; whether it is replaced is not known yet"
             return ReplicaStatus(RUNNING, message=text, started_at=began(before), native=words)

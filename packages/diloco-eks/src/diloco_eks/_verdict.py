@@ -1,4 +1,4 @@
-"""How a pod ended, from its own evidence alone."""
+"""The end of a pod, from its own evidence alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_STARTED = frozenset(
     {"StartError", "ContainerCannotRun", "CreateContainerError", "CreateContainerConfigError"}
 )
 _SHOWN = 500
-_MESSAGE_BYTES = 4096  # of a termination message, which the kubelet cuts there
+_MESSAGE_BYTES = 4096  # the kubelet cuts a termination message there
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Verdict:
         reason: Why it ended.
         exit_code: Its program's exit code, where known.
         signal: Name of the signal that ended it, where known.
-        message: What a person should read.
-        started_at: Unix seconds.
-        finished_at: Unix seconds.
+        message: The text for people.
+        started_at: Start of the attempt in Unix seconds.
+        finished_at: End of the attempt in Unix seconds.
     """
 
     reason: Reason
@@ -45,9 +45,9 @@ class Verdict:
 
 
 def read_message(pod: PodFacts) -> OutcomeMessage | None:
-    """What the runner reported in the termination message; None if it did not.
+    """Return what the runner reported in the termination message; None if it did not report.
 
-    Without a report the kubelet puts the end of the log there.
+    If there is no report, the kubelet puts the end of the log there.
     """
     text = _text((pod.terminated or {}).get("message"))
     if not text or len(text) > _MESSAGE_BYTES:
@@ -59,16 +59,16 @@ def read_message(pod: PodFacts) -> OutcomeMessage | None:
 
 
 def is_damaged(pod: PodFacts) -> bool:
-    """Return whether the message is a runner's report that cannot be read, and no end of a log."""
+    """Return whether the message is a runner's report that cannot be read, not the end of a log."""
     text = _text((pod.terminated or {}).get("message"))
     return text.startswith("{") and '"exit_code":' in text and read_message(pod) is None
 
 
 def interrupted(pod: PodFacts) -> bool:
-    """Whether a pod that the cluster counts as succeeded had only been told to end, and left with code 0 because of it.
+    """Return whether a pod that counts as succeeded exited with 0 only because it was told to end.
 
-    The runner leaves with another code then, so this is about containers in which something else
-    has the last word.
+    The runner exits with another code then, so this is for containers in which another program
+    determines the exit code.
     """
     told = pod.told_to_end if pod.disruption is None else pod.disruption.time
     if pod.terminated is None or (pod.disruption is None and told is None):
@@ -81,13 +81,16 @@ def interrupted(pod: PodFacts) -> bool:
 
 
 def hides_failure(pod: PodFacts) -> bool:
-    """Whether the runner of a pod that the cluster counts as succeeded reported a failure: something else had the last word."""
+    """Return whether the runner of a pod that counts as succeeded reported a failure.
+
+    Another program determined the exit code of its container.
+    """
     report = read_message(pod) if pod.phase == "Succeeded" else None
     return report is not None and report.outcome.exit_code != 0
 
 
 def judge(pod: PodFacts) -> Verdict:
-    """Why a pod failed."""
+    """Return why a pod failed."""
     end = pod.terminated
     if end is None:
         return _without_container(pod)
@@ -123,7 +126,7 @@ def judge(pod: PodFacts) -> Verdict:
         )
     if pod.disrupted or pod.reason == "Evicted":
         message = taken_away(pod)
-        if exit_code == 0:  # which only a success has
+        if exit_code == 0:  # only a success may have it
             exit_code = None
             message = (
                 f"its container left with code 0 when it was told to end ({message}). Kubernetes "
@@ -137,11 +140,12 @@ def judge(pod: PodFacts) -> Verdict:
             if outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
             else outcome.reason
         )
-        exit_code = exit_code or outcome.exit_code  # the container's may be another program's 0
+        exit_code = exit_code or outcome.exit_code  # the container's 0 may be another program's
         message = outcome.error or f"it exited with code {exit_code}"
         return Verdict(reason, exit_code, name, message, started, finished)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
-    # Secrets go first: what begins the form of one could be what is cut off.
+    # Secrets are removed before the cut, since the part that is cut off may be the beginning of
+    # one.
     log = redact_text(_text(end.get("message")))[-_SHOWN:]
     if is_damaged(pod):
         log = "what its runner reported cannot be read"
@@ -151,7 +155,7 @@ def judge(pod: PodFacts) -> Verdict:
 
 
 def taken_away(pod: PodFacts) -> str:
-    """Who took a pod away, in the cluster's words."""
+    """Return which part of the platform took a pod away, in the cluster's words."""
     if pod.message or pod.disruption is None:
         return pod.message or "it was evicted"
     words = (pod.disruption.reason, pod.disruption.message)
@@ -159,7 +163,7 @@ def taken_away(pod: PodFacts) -> str:
 
 
 def _without_container(pod: PodFacts) -> Verdict:
-    """A pod that failed as a whole: how its container ended was never reported."""
+    """Return the end of a pod that failed as a whole, without a report of its container's end."""
     message = (
         pod.message
         or (taken_away(pod) if pod.disrupted else pod.reason)
@@ -175,7 +179,10 @@ def _without_container(pod: PodFacts) -> Verdict:
 
 
 def _signal_name(number: object, exit_code: int | None) -> str | None:
-    """The signal of a container whose runner could not report: as its first process, it exits with 128 + n."""
+    """Return the signal of a container whose runner could not report.
+
+    As the first process of the container, the runner exits with 128 + n.
+    """
     if type(number) is not int or not 0 < number < 128:
         number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else 0
     return signal_name(number) if number else None

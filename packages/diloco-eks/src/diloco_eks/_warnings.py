@@ -1,4 +1,4 @@
-"""Asking for the events of what does not get on: now and then, and only if it is allowed."""
+"""Queries for the events of objects that make no progress, at intervals and if allowed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Warnings:
     """The warnings of Jobs and pods. Thread-safe.
 
     Args:
-        cluster: To ask.
-        clock: Unix seconds.
+        cluster: The cluster.
+        clock: Returns the time in Unix seconds.
     """
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class Warnings:
         self._forbidden = False
 
     def explain(self, status: ReplicaStatus, namespace: str, uid: str) -> ReplicaStatus:
-        """The status with what the cluster warns of; an object is asked about every 15 s at most.
+        """Return the status with the cluster's warnings; an object is queried every 15 s at most.
 
         Events only make a message better: where they cannot be read, the status stays as it is.
         """

@@ -1,4 +1,4 @@
-"""Whose end it was: a replica's own, that of its run, or that of somebody who deleted its pod."""
+"""The cause of an end: the replica itself, its run, or a user who deleted its pod."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from diloco_protocol import Reason
 from ._facts import PodFacts
 from ._verdict import read_message
 
-_SIGNALS_OF_DELETES = {128 + 15, 128 + 9}  # exit codes after SIGTERM, and after SIGKILL
+_SIGNALS_OF_DELETES = {128 + 15, 128 + 9}  # exit codes after SIGTERM and after SIGKILL
 
 
 def ended_by_itself(pod: PodFacts, decided: float | None) -> bool:
-    """Return whether its container had ended before anybody told it to.
+    """Return whether a pod's container had ended before it was told to.
 
     Args:
         pod: The pod.
-        decided: When the end of its Job was decided, if it was. Later ranks fail because
-            others have gone.
+        decided: When the end of its Job was decided, if it was. Ranks that end later fail because
+            others are gone.
     """
     finished = pod.finished_at
     if pod.terminated is None or pod.never_ran or pod.disrupted:
@@ -30,7 +30,7 @@ def ended_by_itself(pod: PodFacts, decided: float | None) -> bool:
 
 
 def deleted_by_others(pod: PodFacts, decided: float | None, *, counted: bool = False) -> bool:
-    """Return whether somebody deleted it while it ran: not its node, nor its Job as that ended.
+    """Return whether a user deleted a pod while it ran: not its node, nor its Job as that ended.
 
     Args:
         pod: The pod.
@@ -42,16 +42,16 @@ def deleted_by_others(pod: PodFacts, decided: float | None, *, counted: bool = F
     if pod.told_to_end is not None:
         first = decided is None or pod.told_to_end < decided
         return first and not ended_by_itself(pod, decided)
-    # When it was told is not known any more. It was before it ended.
+    # The time when it was told to end is not known any more; it was before the pod ended.
     finished = pod.finished_at
     first = counted or decided is None or (finished is not None and finished < decided)
     return first and left_as_told(pod)
 
 
 def left_as_told(pod: PodFacts) -> bool:
-    """Return whether its container ended as one does that is told to end.
+    """Return whether a pod's container ended in the way of one that was told to end.
 
-    The runner says so. Without its report there is the exit code of the signal.
+    The runner reports that. Without its report, the exit code of the signal shows it.
     """
     end = pod.terminated or {}
     report = read_message(pod)
