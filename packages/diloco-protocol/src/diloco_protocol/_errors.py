@@ -12,7 +12,7 @@ DilocoError
     ├── InvalidRequestError (ValueError)    the request is wrong; nothing was started
     ├── RunConflictError                    the run_id is taken by a launch with another spec
     ├── ResultLostError                     the replica succeeded, but its result is gone
-    ├── LaunchError                         the launch failed; ``survivors`` are still running
+    ├── LaunchError                         the launch failed; ``survivors`` were not stopped
     └── ReplicaNotFoundError (LookupError)  there is no record of the replica
 """
 

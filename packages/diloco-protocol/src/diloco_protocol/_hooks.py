@@ -180,7 +180,7 @@ class Hooks(ABC):
     ) -> list[ReplicaHandle]:
         """Return those of the known handles that lead to the run of this one with other metadata.
 
-        By default a run has only one spelling.
+        By default, all handles of a run have the same metadata.
         """
         return []
 

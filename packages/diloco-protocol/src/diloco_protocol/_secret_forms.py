@@ -58,7 +58,7 @@ _HEADER = rf"{_HEADER_NAME}[ \t]{{0,4}}+:[ \t]{{0,4}}+"
 _FOLD = rf"{_END}{_BLANK}++(?![\w.\-]++:(?:{_GAP}|\Z))"
 _EQUALS = r"(?:=>|[:+?]?=(?!=[ \t]))"
 _UNSET = r"(?![\w.\-%\[\]]{1,64}=[^=\s])"  # not a setting
-_ODD = r"(?=[^\s]{6})(?=[^\s]{0,40}[0-9])"  # no word of a sentence
+_ODD = r"(?=[^\s]{6})(?=[^\s]{0,40}[0-9])"  # not a word of a sentence
 # A blank behind "=" alone may say that there is no value.
 _IS = (
     rf"(?:{_BLANK}{{1,4}}+{_EQUALS}{_BLANK}{{0,4}}+"

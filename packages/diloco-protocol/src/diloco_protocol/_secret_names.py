@@ -82,6 +82,7 @@ def is_secret_name(name: str) -> bool:
     Examples:
         >>> names = ("DB_PASS", "openaiKey", "max_tokens", "KEY_FRAMES", "author")
         >>> [is_secret_name(name) for name in names]
+        [True, True, False, False, False]
     """
     return _is_secret(name[-_LONGEST:])
 
