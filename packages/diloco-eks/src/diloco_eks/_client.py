@@ -201,8 +201,8 @@ class Client:
             if not self._refused:
                 self._refused = True
                 warn(str(error))
-            # The file may be being replaced, or a plugin may be unable to renew a token just now;
-            # both may work a little later.
+            # A credential file may be in the middle of being replaced, or a plugin may be unable to
+            # renew a token just now; both may succeed a little later.
             error.retryable = True
             raise
 
@@ -298,7 +298,7 @@ def _is_packed(response: Any) -> bool:
 def _bound_refusals(connections: Any) -> None:
     """Limit how much the client reads of an answer that reports a failure.
 
-    The client itself reads all of it.
+    The client itself would read all of it.
     """
     from urllib3 import HTTPResponse
 

@@ -37,10 +37,7 @@ class MissingError(ReplicaNotFoundError):
 
 
 class ConflictError(BackendError):
-    """Raised when an object exists already, has changed, or is another one (409).
-
-    It has changed since it was read, or is not the object that was meant.
-    """
+    """Raised when an object exists, changed since it was read, or is not the one meant (409)."""
 
 
 class ExpiredError(BackendError):

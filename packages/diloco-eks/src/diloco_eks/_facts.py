@@ -73,7 +73,7 @@ class JobFacts:
 
     @property
     def culprit(self) -> int | None:
-        """Return the failed index that is named to the others."""
+        """Return the failed index that messages of other ranks name; None if none has failed."""
         return min(self.failed, default=None)
 
     @property
