@@ -165,9 +165,10 @@ class BaseExecutor(Journaled):
                 all of its replicas are survivors.
         """
         request = self._request(
-            n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu,
-            memory=memory, env=env, secrets=secrets, labels=labels, spot=spot,
-            max_restarts=max_restarts, rank_offset=rank_offset, world_size=world_size, cohort=cohort,
+            n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id,
+            cpu=cpu, memory=memory, env=env, secrets=secrets, labels=labels, spot=spot,
+            max_restarts=max_restarts, rank_offset=rank_offset, world_size=world_size,
+            cohort=cohort,
         )  # fmt: skip
         handles = self._submit(request)
         if self._journal is not None:
