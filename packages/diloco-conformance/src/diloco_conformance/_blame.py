@@ -1,4 +1,4 @@
-"""Whose line it is: where a method is written, and where an error comes from."""
+"""Find where a method is written and where an error comes from, to say whose line it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diloco_protocol import BaseExecutor
 from ._harness import Harness
 from ._promises import HarnessFault
 
-#: What a program raises by mistake, and no platform answers with.
+#: Errors that a program raises by mistake; no platform answers with one of them.
 MISTAKES = (ArithmeticError, AttributeError, LookupError, NameError, NotImplementedError, TypeError)
 
 _NOT_THEIRS = tuple(
@@ -32,13 +32,13 @@ _NOT_THEIRS = tuple(
 
 
 def fault(harness: object, text: str, method: str = "") -> NoReturn:
-    """Raise that a harness is wrong, with the line at which the method begins that is to be mended."""
+    """Raise that a harness is wrong, with the line where the method to be mended begins."""
     place = line_of(getattr(type(harness), method, None)) if method else ""
     raise HarnessFault(f"{type(harness).__name__}: {text}{place}")
 
 
 def line_of(method: object) -> str:
-    """Where a method is written, as a line of a message; empty if that cannot be seen."""
+    """Return where a method is written, as a line of a message; empty if that cannot be found."""
     code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
     if code is None:
         return ""
@@ -46,7 +46,7 @@ def line_of(method: object) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost line of somebody else's code that an error comes through, for a message."""
+    """Return the innermost line of the author's own code that an error comes through, as text."""
     found = [
         step for step in traceback.extract_tb(error.__traceback__) if _theirs(step.filename)
     ] or traceback.extract_tb(error.__traceback__)
@@ -56,7 +56,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def is_of_the_world(harness: Harness, error: BaseException) -> bool:
-    """Whether an error is a mistake in the harness or in what it holds, and not in the executor that has called it."""
+    """Say whether an error is a mistake in the harness or its parts, and not in the executor."""
     if not isinstance(error, MISTAKES):
         return False
     world = [harness, *vars(harness).values()]
@@ -70,7 +70,7 @@ def is_of_the_world(harness: Harness, error: BaseException) -> bool:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """From the innermost one outwards."""
+    """Yield the frames of an error, from the innermost one outwards."""
     yield from reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
 
 

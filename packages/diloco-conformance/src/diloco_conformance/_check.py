@@ -1,4 +1,4 @@
-"""What the executor says of a replica, held against what is true."""
+"""Compare what the executor says of a replica with what is true."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Checks(Calls):
                     replica.watcher = self.executor
 
     def alike(self, replica: Replica, state: ReplicaState, truth: Truth) -> bool:
-        """Whether a state may be said of what is true."""
+        """Say whether the executor may report this state, given what is true."""
         if state == truth.state:
             return True
         told_apart = self.capabilities.distinguishes_pending or state.terminal
@@ -100,7 +100,7 @@ class Checks(Calls):
             return None, error
 
     def _ask(self, what: str, call: Callable[[], T]) -> T:
-        """Ask for a state; with a backend that is well, there is an answer or no record."""
+        """Ask for a state; if the backend is well, it gives one or says that there is no record."""
         try:
             return self.within("S4", call)
         except ReplicaNotFoundError:
@@ -111,7 +111,7 @@ class Checks(Calls):
             self.broken("S4", f"{what} raised {error!r}", "the backend is well")
 
     def adopt(self, replica: Replica, truth: Truth) -> None:
-        """Hold the world against the model, and take from it what the model leaves open."""
+        """Compare the world with the model, and take from the world what the model leaves open."""
         if replica.gone or truth.state is None:
             if truth.state is not None:
                 raise HarnessFault(
@@ -150,7 +150,7 @@ class Checks(Calls):
         if truth.state is ReplicaState.FAILED and (
             run.timeout is None or now - run.launched_at > run.timeout
         ):
-            return "S13"  # its time is up by somebody's count
+            return "S13"  # by some count, its time is up
         promise = {
             "cancel": "C3",
             "collect": "R2",
@@ -163,7 +163,7 @@ class Checks(Calls):
         return promise
 
     def _gone(self, replica: Replica, said: ReplicaStatus | None) -> None:
-        # Who has seen a terminal state may go on answering it.
+        # An executor that has seen a terminal state may go on reporting it.
         if said is not None and replica.told != said.state:
             self.broken("S6", self._words(replica, said), "there is no record of it")
 

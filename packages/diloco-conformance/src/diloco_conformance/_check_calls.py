@@ -1,4 +1,4 @@
-"""How the suite calls an executor: what hangs, or raises what no verb may raise, breaks a promise."""
+"""Call an executor under watch: a call that hangs or raises a wrong error breaks a promise."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ T = TypeVar("T")
 PIECE = 0.05
 """Real seconds between two looks at a call that has not come back."""
 LONGEST = 3
-"""How many of the timeouts that no test reaches a call may sleep through, where time is virtual."""
+"""The longest that one call may sleep where time is virtual, in units of ``Harness.timeout``."""
 
 
 class Calls:
-    """What everything that judges stands on: a world, an executor, what was done, and calls that are watched."""
+    """The base of everything that judges: a world, an executor, a history, and watched calls."""
 
     harness: Harness
     executor: BaseExecutor
@@ -49,16 +49,16 @@ class Calls:
 
     @contextlib.contextmanager
     def part_of(self, promise: str) -> Iterator[None]:
-        """Whatever is broken meanwhile is this promise, since it was only for its sake that it was tried."""
+        """Report what is broken meanwhile as this promise, since it was tried for its sake only."""
         try:
             yield
         except PromiseBroken as error:
             self.broken(promise, error.said, f"{error.true} ({error.promise})")
 
     def within(self, promise: str, call: Callable[[], T]) -> T:
-        """What a call of the executor returns or raises.
+        """Return what a call of the executor returns, or raise what it raises.
 
-        A call that hangs, or raises something else than a BackendError, breaks the promise.
+        A call that hangs, or raises anything but a BackendError, breaks the promise.
         """
         done: list[T] = []
         raised: list[BaseException] = []
@@ -96,7 +96,7 @@ class Calls:
         raise error
 
     def verb(self, promise: str, call: Callable[[], T]) -> T:
-        """Call a verb; while the backend is well, an error of it breaks the promise.
+        """Call a verb; while the backend is well, an error breaks the promise.
 
         Raises:
             BackendError: The backend is disturbed.
@@ -109,9 +109,9 @@ class Calls:
             self.broken(promise, f"it raised {error!r}", "the backend is well, and this is allowed")
 
     def _wait(self, thread: threading.Thread) -> bool:
-        """Whether a thread has come to its end in time."""
-        # In short pieces, each of which must have passed: if all of this process stands still for a
-        # while, that is one piece.
+        """Say whether a thread has ended in time."""
+        # Waits in short pieces, so that a while in which this whole process stands still counts as
+        # one piece.
         for _ in range(math.ceil(self.harness.patience / PIECE)):
             thread.join(PIECE)
             if not thread.is_alive():
@@ -120,7 +120,7 @@ class Calls:
 
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[bool]:
-        """Where time is virtual, whoever waits without end has soon waited for longer than anything can take."""
+        """Limit how long a call sleeps where time is virtual; yield whether this set the limit."""
         time = self.harness.time
         if time.limit is not None:
             yield False  # collect has set one
@@ -133,11 +133,11 @@ class Calls:
 
 
 class Interrupted(BaseException):
-    """Raised in a call that has not come back, so that it takes no time from what comes after it."""
+    """The exception raised in a call that has not come back, so that it delays nothing after it."""
 
 
 def interrupt(thread: threading.Thread) -> None:
-    """End a thread at its next step in Python; one that waits in C goes on waiting, and takes no time."""
+    """End a thread at its next step in Python; one that waits in C goes on, and costs no time."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Interrupted)
     )

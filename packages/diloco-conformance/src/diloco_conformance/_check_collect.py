@@ -1,4 +1,4 @@
-"""What collect says, held against what is true."""
+"""Compare what collect says with what is true."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def collect(
     timeout: float | None = 0.0,
     progress: Progress | None = None,
 ) -> list[ReplicaResult]:
-    """Collect, and judge time, order and every entry.
+    """Collect, and judge the time, the order and every entry.
 
-    Without a timeout, it is left out of the call.
+    If ``timeout`` is None, collect is called without it.
 
     Raises:
         BackendError: collect raised it.
@@ -119,7 +119,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
 
 
 def _agrees(lab: Lab, replica: Replica, result: ReplicaResult, said: str) -> None:
-    """An entry has the attempt, the reason and the signal that describe has told."""
+    """Check that an entry has the attempt, the reason and the signal that describe has reported."""
     told = replica.said
     if told is None or not told.state.terminal:
         return
@@ -130,7 +130,11 @@ def _agrees(lab: Lab, replica: Replica, result: ReplicaResult, said: str) -> Non
 
 
 def repeats(lab: Lab, first: ReplicaResult, again: ReplicaResult) -> bool:
-    """Whether two answers about a replica are the same; but its attempt may be forgotten, where the backend says so."""
+    """Say whether two answers about a replica are the same.
+
+    The attempts may differ where the backend declares that it forgets those of replicas that it
+    ended.
+    """
     ended = first["status"] == "cancelled" or first["reason"] == "gang_failed"
     if ended and not lab.capabilities.remembers_ended:
         return {**first, "attempt": 0} == {**again, "attempt": 0}
@@ -138,14 +142,17 @@ def repeats(lab: Lab, first: ReplicaResult, again: ReplicaResult) -> bool:
 
 
 def _alike(lab: Lab, before: ReplicaState | None, status: str) -> bool:
-    """Whether it may be said although it is not true now: it was when collect looked, or cannot be told apart."""
+    """Say whether a status may be reported although it is not true now.
+
+    It may if it was true when collect looked, or if the backend cannot tell the two apart.
+    """
     if before is None or before.terminal or ReplicaState(status).terminal:
         return False
     return status == before or not lab.capabilities.distinguishes_pending
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON values: 1, 1.0 and true are three different ones."""
+    """Say whether two JSON values are equal; 1, 1.0 and true are three different values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -156,6 +163,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _short(result: ReplicaResult) -> str:
-    # Those that are None, too: what is missing may be the mistake.
+    # None is shown, too: a missing value may be the mistake.
     keys = ("status", "reason", "exit_code", "signal", "attempt", "error", "result")
     return ", ".join(f"{key}={str(result.get(key))[:80]}" for key in keys)

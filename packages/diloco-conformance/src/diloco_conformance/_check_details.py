@@ -1,4 +1,4 @@
-"""Everything that describe says besides the state, held against what is true."""
+"""Compare what describe says besides the state with what is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._harness import Truth
     from ._model import Replica
 
-#: Why something is being ended, before it has ended.
+#: The reasons of a replica that is being ended, before it has ended.
 ENDING = {
     Reason.CANCEL_REQUESTED,
     Reason.STOPPED_EXTERNALLY,
@@ -52,12 +52,12 @@ REASONS: dict[ReplicaState, set[Reason | None]] = {
 }
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What makes a terminal, or a reader of logs, show something else."""
+"""Characters that make a terminal, or a reader of logs, show something else."""
 YEAR = 366 * 86_400.0
 
 
 def check_texts(lab: Calls, words: str, *texts: str | None) -> None:
-    """Texts for people may be printed as they are."""
+    """Check that texts for people may be printed as they are."""
     for text in texts:
         if text is not None and CONTROL.search(text):
             lab.broken(
@@ -70,7 +70,7 @@ def check_texts(lab: Calls, words: str, *texts: str | None) -> None:
 def check_details(
     lab: Calls, replica: Replica, said: ReplicaStatus, truth: Truth, words: str
 ) -> None:
-    """Texts, attempt, stopping, reason, exit code, signal and times."""
+    """Check the texts, attempt, stopping, reason, exit code, signal and times."""
     check_texts(lab, words, said.message, said.signal, said.native)
     if not lab.capabilities.counts_attempts and said.attempt != 1:
         lab.broken("D2", words, "the backend declares that it does not count attempts")
@@ -83,8 +83,8 @@ def check_details(
 
 
 def attempt_is_known(lab: Calls, said: ReplicaStatus) -> bool:
-    """Whether the attempt of what is said counts: the backend may have forgotten it, and say so."""
-    # What is being ended may be gone before the backend says that it is over.
+    """Say whether the reported attempt counts; a backend may declare that it forgets attempts."""
+    # A replica that is being ended may be gone before the backend says that it is over.
     ended = (
         said.stopping or said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
     )
@@ -92,11 +92,11 @@ def attempt_is_known(lab: Calls, said: ReplicaStatus) -> bool:
 
 
 def forgotten_timeout(lab: Calls, replica: Replica, reason: str | None) -> bool:
-    """Whether a rank that is past its timeout may be said to have ended with its gang.
+    """Say whether a rank that is past its timeout may be said to have ended with its gang.
 
-    Of several ranks of a gang that are too late at once, a platform may count one, and remove the
-    others with all that they said. Who has not seen them run knows the one, and that the others
-    were ended.
+    If several ranks of a gang are too late at once, a platform may count one, and remove the others
+    with all that they said. An executor that has not seen the others run knows about that one, and
+    otherwise only that the others were ended.
     """
     capabilities = lab.capabilities
     removed = capabilities.failure_scope == "gang" and not capabilities.remembers_ended
@@ -118,7 +118,7 @@ def _stopping(lab: Calls, replica: Replica, said: ReplicaStatus, truth: Truth, w
 
 
 def _or_the_hand(lab: Calls, told: object) -> str:
-    """Who else may be wrong, where nothing but the harness's word says how a program has ended."""
+    """Return a hint that drive() may be wrong, where only the harness says how a program ended."""
     if told is not ...:
         return ""
     line = line_of(type(lab.harness).drive)

@@ -1,4 +1,4 @@
-"""What must be true of whole runs: of all that there are, of those that have settled, of those just launched."""
+"""Check what must be true of whole runs: of all, of settled ones, and of those just launched."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ class RunChecks(Checks):
             self.poll(replica)
 
     def agree(self) -> None:
-        """Poll says what describe says, whichever is asked first."""
+        """Check that poll says what describe says, whichever is asked first."""
         for replica in self.replicas():
             self.poll(replica)
             self.observe(replica)
             self.poll(replica)
 
     def replicas(self) -> list[Replica]:
-        """All replicas of all runs."""
+        """Return all replicas of all runs."""
         return [replica for run in self.runs for replica in run.replicas]
 
     def check_settled(self, began_at: float) -> None:
-        """After the world has settled, what was to end has ended; ``began_at`` is when it began to settle, on its clock."""
+        """Check that everything that was to end has ended, now that the world has settled.
+
+        ``began_at`` is when it began to settle, on the world's clock.
+        """
         for run in self.runs:
             for replica in run.replicas:
                 if not replica.live:
@@ -66,7 +69,7 @@ class RunChecks(Checks):
                 self.adopt(replica, truth)
 
     def check_launched(self, n: int, run: Run, handles: list[ReplicaHandle]) -> None:
-        """What a launch gave is what was asked for."""
+        """Check that a launch gave what was asked for."""
         said = f"launch_replicas gave {[(handle.rank, handle.run_id) for handle in handles]}"
         first = run.first_rank
         world_size = run.options.get("world_size", first + n)

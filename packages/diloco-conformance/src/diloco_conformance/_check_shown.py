@@ -1,4 +1,4 @@
-"""Looking for secrets in what is shown: E4."""
+"""Look for secrets in what is shown: E4."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ._lab import Lab
 
 
 def is_in(value: str, text: str) -> bool:
-    """Whether a text holds a value of ASCII, as it is or in base64, also if that is cut into pieces."""
+    """Say whether a text holds an ASCII value, as it is or in base64, even if cut into pieces."""
     encoded = "".join(re.findall("[A-Za-z0-9+/]{32,}", text))
     forms = [
-        # What is around it changes the characters at both ends.
+        # The bytes around it change the characters at both ends.
         base64.b64encode(b"\0" * place + value.encode()).decode()[4:-4]
         for place in range(3)
     ]
@@ -23,15 +23,15 @@ def is_in(value: str, text: str) -> bool:
 
 
 class Shown:
-    """Looks for what is to be hidden in whatever is shown."""
+    """A search for hidden values in whatever is shown."""
 
     def __init__(self, lab: Lab, hidden: list[str]) -> None:
         self._lab = lab
         self._hidden = hidden
 
     def check(self, what: str, *shown: Any) -> None:
-        """Nothing of it is in this."""
-        # What a plan is printed as is redacted; what is in it must be, too.
+        """Check that no hidden value is in any of these."""
+        # A printed plan is redacted; the requests in it must be, too.
         inside = [plan.requests for plan in shown if isinstance(plan, Plan)]
         text = " ".join([*map(repr, shown), *map(str, shown), *map(repr, inside)])
         for value in self._hidden:
@@ -39,7 +39,10 @@ class Shown:
                 self._lab.broken("E4", f"{what} shows {text[:500]}", f"{value!r} is secret")
 
     def error(self, call: Any, *, needed: bool = True) -> None:
-        """Nothing of it is in the error that this raises, and in what it came from."""
+        """Check that neither the error that this call raises nor its causes show a hidden value.
+
+        If ``needed``, the call must raise one.
+        """
         try:
             call()
         except BackendError as error:

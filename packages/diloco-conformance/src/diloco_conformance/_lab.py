@@ -1,4 +1,4 @@
-"""Where executor, world and model meet: everything a test does goes through here, is checked, and is written down."""
+"""The lab, where executor, world and model meet: all that a test does is checked and noted here."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Lab(Hand):
 
     Attributes:
         harness: The world.
-        executor: The executor at present; :meth:`forget` makes a new one.
-        capabilities: What it declares.
+        executor: The present executor; :meth:`forget` makes a new one.
+        capabilities: What the executor declares.
         runs: All runs so far.
-        history: What was done, a sentence each.
+        history: What was done so far, one sentence for each step.
         disturbed: Whether the backend is disturbed at present.
         hung: Whether a call did not come back.
     """
@@ -60,7 +60,7 @@ class Lab(Hand):
             )
 
     def can(self, *needs: str) -> bool:
-        """Whether this world, and the backend by what it declares, can do all of that."""
+        """Say whether this world can do all of that, and so can the backend by what it declares."""
         return self._obstacle(needs) is None
 
     def needs(self, *needs: str) -> None:
@@ -70,7 +70,10 @@ class Lab(Hand):
             pytest.skip(obstacle)
 
     def faults(self, *faults: Fault) -> list[Fault]:
-        """Those of these faults that this world has; without any, the test is skipped: it would pass without a look."""
+        """Return those of these faults that this world has.
+
+        If it has none, skip the test, which would pass without having checked anything.
+        """
         able = [fault for fault in faults if self.can(fault)]
         if not able:
             self.needs(*faults)
@@ -86,14 +89,14 @@ class Lab(Hand):
 
     @property
     def unit(self) -> float:
-        """Seconds that are short in this world: a second where the short timeout is a minute."""
+        """Return a time that is short in this world: 1 s where the short timeout is a minute."""
         return self.harness.short_timeout / 60
 
     # --- disturbances, and the end ---
 
     @contextlib.contextmanager
     def fault(self, operation: Operation, fault: Fault, *, after: int = 0) -> Iterator[None]:
-        """Disturb the calls to the backend meanwhile."""
+        """Disturb the calls to the backend while the block runs."""
         self.note(
             f"from now on, every {operation} meets: {fault}"
             + (f", except the first {after}" if after else "")
@@ -108,7 +111,7 @@ class Lab(Hand):
             self.note("the backend is well again")
 
     def close(self) -> None:
-        """End all that is alive, and let go of the world."""
+        """End all that is alive, and release the world."""
         try:
             self.harness.clear()
             with contextlib.suppress(BackendError):

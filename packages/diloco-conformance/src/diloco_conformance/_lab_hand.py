@@ -24,7 +24,7 @@ class Hand(Verbs):
     """The part of the lab that moves the world."""
 
     def drive(self, replica: Replica, step: Step, value: Any = None) -> None:
-        """Make a replica do something, and see that the world has done it."""
+        """Make a replica do something, and check that the world has done it."""
         self.adopt(replica, was := self.harness.truth(replica.handle))
         before = was.state, was.attempt
         shown = "" if value is None else f" with {str(value)[:60]}"
@@ -33,7 +33,8 @@ class Hand(Verbs):
         replica.raced = replica.stopping and step in {Step.SUCCEED, Step.FAIL}
         self.harness.drive(replica.handle, step, value)
         if step is Step.START:
-            # One that starts by itself has run since its launch, and may have come to its timeout.
+            # A replica that starts by itself has run since its launch, and may have reached its
+            # timeout.
             if not self.harness.starts_by_itself:
                 self._started(replica, began)
         elif step is Step.SUCCEED:
@@ -77,7 +78,7 @@ class Hand(Verbs):
             self._as_driven(replica, step, value, truth)
 
     def _as_driven(self, replica: Replica, step: Step, value: Any, truth: Truth) -> None:
-        """What the world's own records say of a failure, as far as they say it, is what was asked for."""
+        """Check that the world's own records of a failure, where they say it, are as asked for."""
         said = f"drive(…, Step.{step.name}, {value!r}) was to make {replica}"
         if truth.exit_code is not ... and truth.exit_code != replica.exit_code:
             fault(
@@ -144,7 +145,7 @@ class Hand(Verbs):
             )
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that another thread does, but not longer than a call may take."""
+        """Wait for something that another thread does, but no longer than a call may take."""
         end = time.monotonic() + self.harness.patience
         while not condition() and time.monotonic() < end:
             time.sleep(0.001)
@@ -166,13 +167,13 @@ class Hand(Verbs):
         self.harness.advance(seconds)
 
     def overrun(self, run: Run) -> None:
-        """Let time pass until all of a run that has been started is past its timeout, and see it end."""
+        """Let time pass until all that was started of a run has timed out, and see it end."""
         assert run.timeout is not None
         self.advance(run.timeout + self.harness.overrun)
         self.settle()
 
     def overrun_once(self, replica: Replica) -> None:
-        """Let time pass until a replica with a restart left is past its timeout, and see that it is started again."""
+        """Let time pass until a replica with a restart left times out, and see it restarted."""
         assert replica.run.timeout is not None
         began = self.moment()
         self.advance(replica.run.timeout + self.harness.overrun)
