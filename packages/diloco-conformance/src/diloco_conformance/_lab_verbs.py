@@ -1,4 +1,4 @@
-"""The verbs as the suite calls them: each is checked and written down, and the model is told what it means."""
+"""The verbs as the suite calls them: each call is checked and noted, and the model learns of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Moment(NamedTuple):
-    """A moment: in Unix seconds, and on the world's clock."""
+    """A moment, in Unix seconds and on the world's clock."""
 
     unix: float
     clock: float
@@ -34,7 +34,7 @@ class Verbs(RunChecks):
     """The part of the lab that calls the executor."""
 
     def moment(self) -> Moment:
-        """Now."""
+        """Return the present moment."""
         return Moment(self.harness.now(), self.harness.clock())
 
     def note(self, what: str, last: str = "") -> None:
@@ -61,7 +61,7 @@ class Verbs(RunChecks):
             named: Whether the run is given a name.
             kwargs: Arguments, besides those that the world needs.
             refusable: Whether it may be refused.
-            starts: Whether its replicas are waited for, where they start by themselves.
+            starts: Whether to wait for its replicas, where they start by themselves.
             **options: The other arguments of the launch.
 
         Raises:
@@ -87,7 +87,10 @@ class Verbs(RunChecks):
         return run
 
     def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any], began: Moment) -> Run:
-        """Take up a run that was launched by other hands since ``began``, with the harness's timeout."""
+        """Take up a run that was launched by other means, with the harness's timeout.
+
+        ``began`` is a moment just before that launch.
+        """
         run = Run(
             f"run {len(self.runs) + 1}",
             handles[0].run_id,
@@ -110,7 +113,7 @@ class Verbs(RunChecks):
                 self._started(replica, began)
 
     def _started(self, replica: Replica, began: Moment) -> None:
-        """A replica runs now, and began to then at the earliest."""
+        """Record that a replica runs now, and began to run at ``began`` at the earliest."""
         replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
         replica.begun_at, replica.started = began.clock, (began.unix, self.harness.now())
 
@@ -142,7 +145,7 @@ class Verbs(RunChecks):
         return self.verb("L3", call)
 
     def try_launch(self, run: Run) -> list[ReplicaHandle]:
-        """Launch the same once more; whatever it raises is the caller's to judge."""
+        """Launch the same once more; what an error means is for the caller to judge."""
         return self._launch(len(run.replicas), run, run.options)
 
     def cancel(self, replica: Replica) -> None:
@@ -152,7 +155,7 @@ class Verbs(RunChecks):
         self.accepted(replica)
 
     def accepted(self, replica: Replica) -> None:
-        """The cancel of a replica was accepted."""
+        """Record that the cancel of a replica was accepted."""
         _model.cancelled(replica, self.capabilities)
 
     def cancel_run(self, run: Run) -> None:
@@ -176,7 +179,10 @@ class Verbs(RunChecks):
             )
 
     def purge(self, run: Run, *, look: bool = False, by: int = 0) -> None:
-        """Purge a run that has ended, ``by`` one of its handles; ``look`` whether anything is left for others, at once."""
+        """Purge a run that has ended, ``by`` one of its handles.
+
+        With ``look``, check at once that nothing is left for other executors.
+        """
         self.note(f"purge({run.name})", "purge")
         self.verb("C6", lambda: self.executor.purge(run.handles[by]))
         if look:
@@ -190,10 +196,12 @@ class Verbs(RunChecks):
         self.check_settled(began_at)
 
     def forget(self, **options: Any) -> None:
-        """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process.
+        """Go on with an executor that has seen nothing, and with handles that went through JSON.
+
+        This is as in another process.
 
         Args:
-            **options: What its constructor is given.
+            **options: Arguments of its constructor.
         """
         self.note("go on in another process" + (f", with {_shown(options)}" if options else ""))
         self.verb("C8", self.executor.close)
@@ -208,7 +216,7 @@ class Verbs(RunChecks):
             replica.handle = copy
 
     def make(self, **options: Any) -> BaseExecutor:
-        """An executor that has seen nothing; a constructor that does not take these options breaks L12."""
+        """Make an executor that has seen nothing; one that refuses these options breaks L12."""
         try:
             return self.within("L12", lambda: self.harness.make_executor(**options))
         except HarnessFault as fault:
@@ -218,7 +226,7 @@ class Verbs(RunChecks):
             raise
 
     def _settle(self) -> float:
-        """Returns when that began, on the world's clock."""
+        """Settle the world, and return when that began, on the world's clock."""
         self.note("everything under way comes to its end", "settle")
         began_at = self.harness.clock()
         self.harness.settle()

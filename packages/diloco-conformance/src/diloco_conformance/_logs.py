@@ -1,4 +1,4 @@
-"""What is read of a log, held against what was written."""
+"""Compare what is read of a log with what was written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._model import Replica
 
 
 def allowed(lab: Lab, replica: Replica) -> list[list[str]]:
-    """The logs that a replica may have: of its newest attempt, or of all; and an unfinished line may be held back.
+    """Return the logs that a replica may have: of its newest attempt, or of all attempts.
 
-    A carriage return at the end of a line may be missing where the platform takes it for a part of
-    the line's end.
+    An unfinished line may be held back. A carriage return at the end of a line may be missing where
+    the platform takes it for a part of the line's end.
     """
     begun = [rest.decode(errors="replace") for rest in replica.rest.values() if rest]
     logs = [replica.lines, [*replica.before, *replica.lines]]
@@ -29,7 +29,7 @@ def allowed(lab: Lab, replica: Replica) -> list[list[str]]:
 def check_log(
     lab: Lab, replica: Replica, n_lines: int | None = None, *, promise: str = "G1"
 ) -> None:
-    """The last lines are those of the replica; without a number, as many as are given by default."""
+    """Check that the last lines are those of the replica; without a number, the default number."""
     options = {} if n_lines is None else {"n_lines": n_lines}
     lab.note(f"stream_logs({replica}, {options})", "logs")
     if replica.state is ReplicaState.CANCELLED and not lab.capabilities.remembers_ended:
@@ -44,7 +44,7 @@ def check_log(
 
 
 def check_lines(lab: Lab, replica: Replica, *, promise: str = "G1", **options: Any) -> None:
-    """log_iter gives all lines of the replica, or those in ``lines``."""
+    """Check that log_iter gives all lines of the replica, or those in ``lines``."""
     wanted = [options.pop("lines")] if "lines" in options else allowed(lab, replica)
     got = read(lab, replica, promise=promise, **options)
     if got not in wanted:
@@ -52,14 +52,14 @@ def check_lines(lab: Lab, replica: Replica, *, promise: str = "G1", **options: A
 
 
 def check_everywhere(lab: Lab, replica: Replica, promise: str) -> None:
-    """Both verbs give what the replica has written; followed, too, once it has ended."""
+    """Check that both verbs give what the replica has written, also followed if it has ended."""
     check_log(lab, replica, 10_000, promise=promise)
     for follow in (False, True) if replica.state.terminal else (False,):
         check_lines(lab, replica, promise=promise, follow=follow)
 
 
 def read(lab: Lab, replica: Replica, *, promise: str = "G1", **options: Any) -> list[str]:
-    """What log_iter gives."""
+    """Return the lines that log_iter gives."""
     lab.note(f"log_iter({replica}, {options})", "logs")
     return lab.verb(promise, lambda: list(lab.executor.log_iter(replica.handle, **options)))
 
@@ -75,7 +75,7 @@ def _gone(lab: Lab, replica: Replica) -> None:
 
 
 def _wrong(lab: Lab, promise: str, got: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise, with the place where they part."""
+    """Report the broken promise, with the place where the two logs first differ."""
     place = next(
         (
             number
@@ -101,7 +101,7 @@ def _wrong(lab: Lab, promise: str, got: Sequence[str], wanted: Sequence[str]) ->
 
 
 class Follower:
-    """Follows a log in a thread of its own, while the test goes on; in between, :attr:`Harness.time` is to be held."""
+    """A thread that follows a log while the test goes on; meanwhile, hold :attr:`Harness.time`."""
 
     def __init__(self, lab: Lab, replica: Replica, **options: Any) -> None:
         lab.note(f"log_iter({replica}, follow=True, {options}) begins", "logs")
@@ -126,7 +126,7 @@ class Follower:
             self._changed.notify_all()
 
     def expect(self, *lines: str) -> None:
-        """It has given these lines so far, and goes on."""
+        """Check that these lines and no others have come so far, and that the log goes on."""
         self._wait(lambda: len(self._lines) >= len(lines), lines)
         if self.over:
             self._lab.broken(
@@ -137,20 +137,20 @@ class Follower:
         self._compare(lines)
 
     def finish(self, *lines: str) -> None:
-        """It ends, and these are all the lines that it has given."""
+        """Check that the log ends, and that these are all of its lines."""
         self._wait(lambda: False, lines)
         if self._error is not None:
             self._lab.broken("G3", f"log_iter raised {self._error!r}", "the backend is well")
         self._compare(lines)
 
     def finish_or_gone(self) -> None:
-        """It ends without a line, or says that there is no log of it."""
+        """Check that the log ends without a line, or with the error that there is no such log."""
         self._wait(lambda: False, ())
         if not isinstance(self._error, ReplicaNotFoundError):
             self.finish()
 
     def finish_disturbed(self, *lines: str) -> None:
-        """It ends with all lines, or with an error that says that something was wrong."""
+        """Check that the log ends with all lines, or with an error that reports a fault."""
         self._wait(lambda: False, lines)
         if not isinstance(self._error, BackendError) or isinstance(self._error, LookupError):
             self.finish(*lines)

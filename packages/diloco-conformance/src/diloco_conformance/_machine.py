@@ -1,4 +1,7 @@
-"""Any sequence of what users, replicas, platforms and failures do, compared with the model after every step."""
+"""The state machine: everything happens in any order, and is compared with the model.
+
+Users, replicas, platforms and failures act, and all is compared after every step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from ._scenes import (
     failing_launch,
 )
 
-# Those that others give to timeouts, kills and signals come often.
+# Exit codes that elsewhere stand for timeouts, kills and signals come often.
 CODES = st.sampled_from([124, 128, 137, 143, 255]) | st.integers(1, 255)
 values = st.one_of(
     st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2)
@@ -30,11 +33,12 @@ values = st.one_of(
 
 
 class ExecutorMachine(MoreRules, LogRules):
-    """The rules. Purely random ones miss much, so some of them go straight to where executors err.
+    """The rules of the state machine.
 
-    A backend adds rules of its own in a subclass, which its test class names
-    (``machine = MyMachine``). A rule acts through ``self.lab``, whose methods check and write down;
-    :meth:`some`, :meth:`some_run` and :meth:`running` choose, and a rule for which they find
+    Purely random rules miss much, so some of them go straight to where executors err. A backend
+    adds rules of its own in a subclass, which its test class names (``machine = MyMachine``). A
+    rule acts through ``self.lab``, whose methods check and write down; :meth:`some`,
+    :meth:`some_run` and :meth:`running` choose what to act on, and a rule for which they find
     nothing returns.
     """
 
@@ -42,32 +46,32 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @initialize(n=st.integers(1, 3))
     def first(self, n: int) -> None:
-        """There is always a run."""
+        """Launch a run, so that there always is one."""
         self.lab.launch(n)
 
     @precondition(lambda self: self.room)
     @rule(n=st.integers(1, 3), named=st.booleans(), short=st.booleans())
     def launch(self, n: int, named: bool, short: bool) -> None:
-        """Launch."""
+        """Launch a run."""
         timeout = self.lab.harness.short_timeout if short else self.lab.harness.timeout
         self.lab.launch(n, named=named, timeout=timeout)
 
     @precondition(lambda self: self.room)
     @rule()
     def bring_up(self) -> None:
-        """Launch and start all of it."""
+        """Launch a run and start all of it."""
         self.lab.up(2)
 
     @precondition(lambda self: self.room)
     @rule()
     def twins(self) -> None:
-        """Two runs without names at the same moment."""
+        """Launch two runs without names at the same moment."""
         for _ in range(2):
             self.lab.launch(1, named=False)
 
     @rule(number=pick)
     def launch_again(self, number: int) -> None:
-        """The same launch once more finds the same replicas."""
+        """Launch the same once more, and check that the same replicas are found."""
         run = self.some_run(number)
         if run is None:
             return
@@ -80,27 +84,27 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule(number=pick, more=st.sampled_from([{}, {"other": 1}]))
     def conflicting_launch(self, number: int, more: dict[str, Any]) -> None:
-        """Another launch under a name that is taken."""
+        """Launch something else under a name that is taken."""
         if (run := self.some_run(number)) is not None:
             conflicting_launch(self.lab, run, len(run.replicas) + (not more), more)
 
     @precondition(lambda self: self.room and self.lab.can(Fault.FORBIDDEN, Operation.LAUNCH))
     @rule(after=st.integers(0, 2))
     def failing_launch(self, after: int) -> None:
-        """A launch that is refused, at the first call or in the middle."""
+        """Have a launch refused, at the first call or in the middle."""
         failing_launch(self.lab, after)
 
     @precondition(lambda self: self.room and self.lab.can(Fault.AMBIGUOUS, Operation.LAUNCH))
     @rule(after=st.integers(0, 2))
     def doubtful_launch(self, after: int) -> None:
-        """A launch whose answer is lost."""
+        """Lose the answer to a launch."""
         doubtful_launch(self.lab, after)
 
     # --- what replicas and platforms do ---
 
     @rule(number=pick)
     def start(self, number: int) -> None:
-        """A replica starts."""
+        """Start a replica."""
         now = self.lab.harness.clock()
         replica = self.some(
             number,
@@ -113,20 +117,20 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule(number=pick, value=values)
     def succeed(self, number: int, value: Any) -> None:
-        """A replica succeeds."""
+        """Let a replica succeed."""
         if (replica := self.running(number, race=True)) is not None:
             self.lab.drive(replica, Step.SUCCEED, value)
 
     @rule(number=pick, code=CODES)
     def fail(self, number: int, code: int) -> None:
-        """A replica fails."""
+        """Let a replica fail."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.FAIL, code)
 
     @precondition(lambda self: self.room)
     @rule(code=CODES)
     def failure_completes(self, code: int) -> None:
-        """One of a run fails; look at once, and when it is over."""
+        """Let one replica of a run fail; look at once, and again when it is over."""
         run = self.lab.up(2)
         self.lab.drive(run.replicas[0], Step.FAIL, code)
         self.lab.observe_all()
@@ -135,38 +139,38 @@ class ExecutorMachine(MoreRules, LogRules):
     @precondition(lambda self: self.lab.can(Step.OOM))
     @rule(number=pick)
     def out_of_memory(self, number: int) -> None:
-        """A replica is killed for want of memory."""
+        """Let a replica be killed for want of memory."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.OOM)
 
     @precondition(lambda self: self.lab.can(Step.PREEMPT))
     @rule(number=pick)
     def preempt(self, number: int) -> None:
-        """A replica's machine is taken away."""
+        """Take a replica's machine away."""
         if (replica := self.running(number, race=True)) is not None:
             self.lab.drive(replica, Step.PREEMPT)
 
     @precondition(lambda self: self.lab.can(Ability.TIMEOUT))
     @rule(seconds=st.integers(1, 20))
     def wait(self, seconds: int) -> None:
-        """Time passes, up to a third of the short timeout."""
+        """Let time pass, up to a third of the short timeout."""
         self.lab.advance(seconds * self.lab.harness.short_timeout / 60)
 
     @rule()
     def settle(self) -> None:
-        """The world comes to rest."""
+        """Let the world come to rest."""
         self.lab.settle()
 
     @precondition(lambda self: self.room and self.lab.can(Ability.TIMEOUT))
     @rule()
     def overrun(self) -> None:
-        """A run that was started is not done in time."""
+        """Let a run that was started pass its timeout."""
         self.lab.overrun(self.lab.up(2, timeout=self.lab.harness.short_timeout))
 
     @precondition(lambda self: self.room)
     @rule(value=values)
     def run_through(self, value: Any) -> None:
-        """A run that goes well, and is collected."""
+        """Let a run go well, and collect it."""
         run = self.lab.up(2)
         for replica in run.replicas:
             self.lab.drive(replica, Step.SUCCEED, [value, replica.handle.rank])
@@ -177,13 +181,13 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule(number=pick)
     def cancel(self, number: int) -> None:
-        """Cancel whatever it is."""
+        """Cancel any replica, whatever its state."""
         replicas = self.lab.replicas()
         self.lab.cancel(replicas[number % len(replicas)])
 
     @rule(number=pick, collecting=st.booleans())
     def cancellation_completes(self, number: int, collecting: bool) -> None:
-        """Cancel what runs, look at once, and look when it is over."""
+        """Cancel a replica that runs; look at once, and again when it is over."""
         replica = self.running(number)
         if replica is None:
             return
@@ -195,7 +199,7 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule(number=pick)
     def late_cancel(self, number: int) -> None:
-        """Cancel what has ended."""
+        """Cancel a replica that has ended."""
         if (replica := self.some(number, lambda one: not one.live)) is not None:
             self.lab.cancel(replica)
             self.lab.observe_all()
@@ -217,7 +221,7 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule()
     def forget(self) -> None:
-        """Go on in another process, which finds every run again."""
+        """Go on in another process, and find every run again from there."""
         self.lab.forget()
         for run in self.lab.runs:
             if not run.replicas[0].gone:
@@ -230,7 +234,7 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule(number=pick)
     def purge(self, number: int) -> None:
-        """Remove what has ended; what has not is not removed."""
+        """Purge a run that has ended; check that one that has not is not removed."""
         self.lab.settle()
         run = self.some_run(number)
         if run is None:
@@ -248,7 +252,7 @@ class ExecutorMachine(MoreRules, LogRules):
     @precondition(lambda self: self.lab.can(Ability.EXPIRE))
     @rule(number=pick)
     def expire(self, number: int) -> None:
-        """The backend forgets what has ended."""
+        """Make the backend forget a run that has ended."""
         self.lab.settle()
         if (run := self.some_run(number, ended=True)) is not None:
             self.lab.expire(run)
@@ -267,7 +271,7 @@ class ExecutorMachine(MoreRules, LogRules):
 
     @rule(number=pick)
     def broken_cancel(self, number: int) -> None:
-        """Cancel while the backend cannot do it, for every reason."""
+        """Cancel while the backend cannot do it, for each possible reason."""
         replica = self.running(number)
         for fault in (Fault.SERVER_ERROR, Fault.FORBIDDEN, Fault.CONFLICT):
             if replica is not None and self.lab.can(fault, Operation.CANCEL):
@@ -277,7 +281,7 @@ class ExecutorMachine(MoreRules, LogRules):
 def machine(
     make_harness: Callable[[], Harness], rules: type[ExecutorMachine] = ExecutorMachine
 ) -> type[ExecutorMachine]:
-    """The state machine of a backend, which makes its own worlds."""
+    """Make the state machine of a backend, which makes its own worlds."""
 
     class Machine(rules):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:

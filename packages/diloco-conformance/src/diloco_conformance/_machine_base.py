@@ -1,4 +1,4 @@
-"""What all rules of the state machine stand on: choosing what to act on, and looking at everything after every step."""
+"""The base of all rules: choosing what to act on, and looking at everything after every step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MOST_RUNS = 9
 MOST_LIVING = 6
 
 pick = st.integers(0, 1000)
-"""Which one: the number modulo how many there are."""
+"""A choice: the number modulo how many candidates there are."""
 
 
 class MachineBase(RuleBasedStateMachine):
-    """A world, and what there is in it.
+    """A world, and the runs in it.
 
     Attributes:
         lab: World, executor and model: everything a rule does goes through it, is checked, and is
@@ -34,23 +34,23 @@ class MachineBase(RuleBasedStateMachine):
         self._looks = 0
 
     def teardown(self) -> None:
-        """End of an example."""
+        """End an example."""
         self.lab.close()
 
     # --- choosing ---
 
-    # A rule that finds nothing to act on does nothing: hypothesis.assume() would throw the whole
-    # sequence away.
+    # A rule that finds nothing to act on does nothing: hypothesis.assume() would discard the whole
+    # sequence.
 
     def some(self, number: int, test: Callable[[Replica], bool]) -> Replica | None:
-        """One of the replicas that pass, if there is one."""
+        """Return one of the replicas that pass the test, if there is one."""
         candidates = [
             replica for replica in self.lab.replicas() if not replica.gone and test(replica)
         ]
         return candidates[number % len(candidates)] if candidates else None
 
     def some_run(self, number: int, *, ended: bool = False) -> Run | None:
-        """One of the runs of which there are records, if there is one."""
+        """Return one of the runs of which there are records, if there is one."""
         candidates = [
             run for run in self.lab.runs if not run.replicas[0].gone and not (ended and run.live)
         ]
@@ -58,14 +58,17 @@ class MachineBase(RuleBasedStateMachine):
 
     @property
     def room(self) -> bool:
-        """Whether one more run fits in."""
+        """Say whether there is room for one more run."""
         return (
             len(self.lab.runs) < MOST_RUNS
             and sum(one.live for one in self.lab.replicas()) < MOST_LIVING
         )
 
     def running(self, number: int, *, race: bool = False) -> Replica | None:
-        """A replica that runs, if need be a new one, and is not being ended unless the world can do that."""
+        """Return a replica that runs, a new one if need be.
+
+        It is not being ended, unless ``race`` is true and the world can do that.
+        """
         harness = self.lab.harness
         now = harness.clock()
         race = race and self.lab.can(Ability.RACE)
@@ -85,7 +88,10 @@ class MachineBase(RuleBasedStateMachine):
 
     @invariant()
     def the_truth_is_told(self) -> None:
-        """Every replica's state is the true one: by describe, by poll alone, and by poll before describe."""
+        """Check that describe and poll tell the true state of every replica.
+
+        They are asked in turn: describe alone, poll alone, and poll before describe.
+        """
         self._looks += 1
         try:
             if self._looks % 3:

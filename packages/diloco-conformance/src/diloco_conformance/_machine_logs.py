@@ -1,4 +1,4 @@
-"""Rules about logs that are followed while other things happen, and about replicas that are started again."""
+"""Rules about logs that are followed while other things happen, and about restarted replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = st.lists(st.sampled_from(["", "one", " two ", "ünï", "x" * 300]), min_
 
 
 class LogRules(MachineBase):
-    """Rules that hold a follower, and those with restarts."""
+    """Rules that follow logs, and rules with restarts."""
 
     @precondition(lambda self: self.room and self.lab.can(Step.PRINT))
     @rule(
@@ -26,7 +26,7 @@ class LogRules(MachineBase):
         end=st.sampled_from(["succeed", "fail", "cancel"]),
     )
     def follow_what_lives(self, before: list[str], after: list[str], again: bool, end: str) -> None:
-        """Every line comes while it lives, through a preemption, until it ends in whatever way."""
+        """Check that every line comes while its replica lives, through a preemption, to its end."""
         lab, lines = self.lab, [*before]
         replica = lab.up(2).replicas[1]
         with lab.harness.time.held():
@@ -49,7 +49,7 @@ class LogRules(MachineBase):
     @precondition(lambda self: self.room and self.lab.can(Ability.RESTART))
     @rule(n=st.integers(1, 2), restarts=st.integers(1, 2), code=st.integers(1, 255))
     def launch_with_restarts(self, n: int, restarts: int, code: int) -> None:
-        """A replica fails and is started again; what other rules do to it then is their affair."""
+        """Let a replica fail and be started again, for other rules to act on."""
         run = self._restarting(n, restarts)
         if run is not None:
             replica = run.replicas[0]

@@ -1,4 +1,4 @@
-"""Rules about everything besides a replica's life: environment, secrets, parts, logs, signals, whole runs, used names."""
+"""Rules about environments, secrets, parts, logs, signals, whole runs and used names."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class MoreRules(MachineBase):
     @precondition(lambda self: self.room)
     @rule(n=st.integers(1, 2), offset=st.integers(0, 11), more=st.integers(0, 2))
     def launch_a_part(self, n: int, offset: int, more: int) -> None:
-        """Ranks that do not begin at 0, of a run that is larger."""
+        """Launch a part of a larger run, with ranks that need not begin at 0."""
         self.lab.launch(n, rank_offset=offset, world_size=offset + n + more)
 
     @precondition(lambda self: self.room and self.lab.can(Ability.TOLD))
     @rule(first=TEXTS, second=TEXTS, secret=st.booleans())
     def launch_with_an_environment(self, first: str, second: str, secret: bool) -> None:
-        """Variables and secrets, looked for in every replica."""
+        """Launch with variables and secrets, and look for them in every replica."""
         wanted = {"CONF_FIRST": first, "CONF_SECOND": second}
         options: dict[str, Any] = {"env": dict(wanted)}
         if secret and self.lab.can(Ability.SECRETS):
@@ -48,7 +48,7 @@ class MoreRules(MachineBase):
 
     @rule(number=pick)
     def use_a_name_again(self, number: int) -> None:
-        """Purge what has ended, and launch the same under its name."""
+        """Purge a run that has ended, and launch the same under its name."""
         self.lab.settle()
         old = self.some_run(number, ended=True)
         if old is None or not self.room:
@@ -67,21 +67,21 @@ class MoreRules(MachineBase):
     @precondition(lambda self: self.lab.can(Step.KILL))
     @rule(number=pick, name=SIGNALS)
     def killed(self, number: int, name: str) -> None:
-        """A signal ends a replica."""
+        """End a replica by a signal."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.KILL, name)
 
     @precondition(lambda self: self.lab.can(Step.STOP))
     @rule(number=pick)
     def stopped_from_outside(self, number: int) -> None:
-        """Somebody else stops a replica."""
+        """Stop a replica from outside, as another user might."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.STOP)
 
     @precondition(lambda self: self.lab.can(Step.PREEMPT))
     @rule(number=pick)
     def return_in_vain(self, number: int) -> None:
-        """A replica returns as its machine is taken away, and is started again."""
+        """Let a replica return as its machine is taken away, and start it again."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.PREEMPT, "in vain")
             self.lab.drive(replica, Step.START)
@@ -89,7 +89,7 @@ class MoreRules(MachineBase):
     @precondition(lambda self: self.lab.can(Ability.LOSE))
     @rule(number=pick, left=st.sampled_from([None, b"", b"{"]))
     def lose_a_result(self, number: int, left: bytes | None) -> None:
-        """The result of a replica that has succeeded is lost or damaged."""
+        """Lose or damage the result of a replica that has succeeded."""
         replica = self.some(number, lambda one: one.state is ReplicaState.SUCCEEDED)
         if replica is not None and replica.result is not None:
             self.lab.lose(replica, left if self.lab.can(Ability.DAMAGE) else None)
@@ -99,7 +99,7 @@ class MoreRules(MachineBase):
     @precondition(lambda self: self.lab.can(Step.PRINT))
     @rule(number=pick, lines=LINES)
     def write(self, number: int, lines: list[str]) -> None:
-        """A replica prints, and what it has printed is there."""
+        """Let a replica print, and check that its log has what it printed."""
         if (replica := self.running(number)) is not None:
             self.lab.drive(replica, Step.PRINT, lines)
             check_log(self.lab, replica, 1000)
@@ -118,9 +118,10 @@ class MoreRules(MachineBase):
             check_lines(self.lab, replica, promise="G3", follow=True)
 
     def _has_a_log(self, replica: Replica) -> bool:
-        """Whether its log is there, although a platform may remove those that it ends with all that they said.
+        """Say whether the log of a replica is there.
 
-        Of several ranks of a gang that are too late at once, it may count one, and end the others.
+        A platform may remove the replicas that it ends, with all that they wrote. If several ranks
+        of a gang are too late at once, it may count one, and end the others.
         """
         capabilities = self.lab.capabilities
         gang = capabilities.failure_scope == "gang" and len(replica.run.replicas) > 1
@@ -139,7 +140,7 @@ class MoreRules(MachineBase):
 
     @rule(number=pick)
     def close(self, number: int) -> None:
-        """Close an executor, twice; who comes after it finds every run."""
+        """Close an executor, twice, and check that the next executor finds every run."""
         self.lab.verb("C8", self.lab.executor.close)
         self.lab.forget()
         run = self.some_run(number)

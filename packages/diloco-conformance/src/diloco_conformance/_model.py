@@ -1,4 +1,4 @@
-"""What must be true of every replica, from what was done to it and from nothing else."""
+"""The model: what must be true of every replica, judged only by what was done to it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ class Replica:
     Attributes:
         handle: Its handle.
         run: The run it belongs to.
-        state: Its state by what was done.
-        attempt: Its n-th life.
-        reason: Why it has ended; None if that is not the suite's doing.
-        exit_code: Of a failure, if the suite chose it.
+        state: Its state, as far as it follows from what was done.
+        attempt: The number of its present attempt.
+        reason: Why it has ended; None if the suite did not end it.
+        exit_code: Its exit code after a failure, if the suite chose it.
         signal: The signal that has ended it, if the suite chose it.
         result: What it returned.
-        stopping: A cancel of it was accepted.
-        cancelled_by: The promise that this cancel is under.
-        raced: It has ended by itself after a cancel of it was accepted.
-        doomed: A sibling has failed in a backend whose failure scope is the gang.
-        begun_at: When it was started at the earliest, on the world's clock. Where replicas start by
-            themselves, they may have run for a while before it is seen.
-        started_at: When it was started at the latest: when it was seen to run.
-        started: From when to when that was, in Unix seconds.
-        ended: From when to when it was made to end, in Unix seconds.
+        stopping: Whether a cancel of it was accepted.
+        cancelled_by: The id of the promise that this cancel is checked under.
+        raced: Whether it has ended by itself after a cancel of it was accepted.
+        doomed: Whether a sibling has failed in a backend whose failure scope is the gang.
+        begun_at: The earliest moment at which it may have started, on the world's clock. Where
+            replicas start by themselves, they may have run for a while before the suite sees it.
+        started_at: The latest moment at which it may have started: when it was seen to run.
+        started: The earliest and the latest moment of its start, in Unix seconds.
+        ended: The earliest and the latest moment of its end, if it was made to end, in Unix
+            seconds.
         lines: The lines that it has written in this attempt, to both streams.
-        streams: The same, apart.
-        rest: What it has begun to write, and not finished, on each stream.
-        before: What it has written in earlier attempts.
+        streams: The same lines, separately for each stream.
+        rest: What it has begun to write on each stream, and not finished.
+        before: The lines that it has written in earlier attempts.
         restarts: How often it has been started again after a failure.
-        gone: Its records were removed.
-        lost: Its result was.
-        said: What the executors have said of it last, when they were asked to describe it.
-        told: The end that they have told, by whatever verb; who has told it may remember it.
-        watcher: The executor that has seen it run, or has told that it was too late.
+        gone: Whether its records were removed.
+        lost: Whether its result was lost.
+        said: The last answer of an executor that was asked to describe it.
+        told: The terminal state that executors have reported, by any verb; those that have may
+            remember it.
+        watcher: The executor that has seen it run, or has reported that it was too late.
         answer: Its first terminal result from collect.
     """
 
@@ -79,24 +81,24 @@ class Replica:
 
     @property
     def live(self) -> bool:
-        """Whether it has not ended."""
+        """Say whether it has not ended."""
         return not self.state.terminal
 
     def tell(self, state: ReplicaState) -> None:
-        """An executor has said that it is in this state, and that was true."""
+        """Record that an executor has truly said that it is in this state."""
         if state.terminal:
             self.told = state
 
     def nobody_knows(self) -> None:
-        """Whoever is asked from now on has never heard of it."""
+        """Forget what executors have said: the next one to be asked has never heard of it."""
         self.said = self.told = None
 
     def overdue(self, now: float) -> bool:
-        """Whether it is certainly past its timeout."""
+        """Say whether it is certainly past its timeout."""
         return self.live and self._past(self.started_at, now)
 
     def may_be_overdue(self, now: float) -> bool:
-        """Whether it may be past its timeout."""
+        """Say whether it may be past its timeout."""
         return self.live and self._past(self.begun_at, now)
 
     def _past(self, started_at: float | None, now: float) -> bool:
@@ -104,19 +106,19 @@ class Replica:
         return started_at is not None and timeout is not None and now - started_at > timeout
 
     def write(self, data: bytes, stream: str = "stdout") -> None:
-        """It has written something."""
+        """Record what it has written."""
         *lines, self.rest[stream] = (self.rest.get(stream, b"") + data).split(b"\n")
         texts = [line.decode(errors="replace") for line in lines]
         self.lines += texts
         self.streams.setdefault(stream, []).extend(texts)
 
     def finish_lines(self) -> None:
-        """It writes no more in this attempt: what was not finished is a line."""
+        """Record that it writes no more in this attempt: an unfinished line is a line now."""
         for stream in [stream for stream, rest in self.rest.items() if rest]:
             self.write(b"\n", stream)
 
     def again(self, *, counted: bool) -> None:
-        """Its next attempt waits for its start."""
+        """Record that its next attempt waits to be started."""
         self.finish_lines()
         self.state, self.started = ReplicaState.PENDING, None
         self.begun_at = self.started_at = None
@@ -131,13 +133,13 @@ class Replica:
         exit_code: int | None = None,
         result: Any = None,
     ) -> None:
-        """It has ended."""
+        """Record that it has ended."""
         self.state, self.reason, self.exit_code, self.result = state, reason, exit_code, result
         self.stopping = self.doomed = False
         self.finish_lines()
 
     def possible(self, now: float, capabilities: Capabilities) -> dict[ReplicaState, Reason | None]:
-        """The states that may be true now, with the reason of the terminal ones."""
+        """Return the states that may be true now, with the reasons of the terminal ones."""
         if not self.live:
             return {self.state: self.reason}
         states: dict[ReplicaState, Reason | None] = {self.state: None}
@@ -156,13 +158,13 @@ class Run:
     """One launch as the suite knows it.
 
     Attributes:
-        name: What the messages call it.
+        name: Its name in messages.
         run_id: Its run_id.
         timeout: Its timeout in seconds; None if it has none.
         kwargs: The arguments its replicas were given.
         launched_at: When it was launched, on the world's clock.
         options: The other arguments of its launch.
-        replicas: In rank order.
+        replicas: Its replicas in rank order.
     """
 
     name: str
@@ -175,22 +177,22 @@ class Run:
 
     @property
     def handles(self) -> list[ReplicaHandle]:
-        """The handles in rank order."""
+        """Return the handles in rank order."""
         return [replica.handle for replica in self.replicas]
 
     @property
     def first_rank(self) -> int:
-        """Its lowest rank."""
+        """Return its lowest rank."""
         return int(self.options.get("rank_offset", 0))
 
     @property
     def live(self) -> bool:
-        """Whether a replica has not ended."""
+        """Say whether any replica has not ended."""
         return any(replica.live for replica in self.replicas)
 
 
 def cancelled(replica: Replica, capabilities: Capabilities) -> None:
-    """A cancel of this replica was accepted."""
+    """Record that a cancel of this replica was accepted."""
     scope = replica.run.replicas if capabilities.cancel_scope == "gang" else [replica]
     for one in scope:
         if one.live:
@@ -198,7 +200,10 @@ def cancelled(replica: Replica, capabilities: Capabilities) -> None:
 
 
 def stopped(replica: Replica, capabilities: Capabilities) -> None:
-    """This replica was stopped from outside; where nothing less than a run can be ended, all of it was."""
+    """Record that this replica was stopped from outside.
+
+    Where nothing less than a run can be ended, all of its run was stopped.
+    """
     scope = replica.run.replicas if capabilities.cancel_scope == "gang" else [replica]
     for one in scope:
         if one.live:
@@ -206,7 +211,7 @@ def stopped(replica: Replica, capabilities: Capabilities) -> None:
 
 
 def failed(replica: Replica, capabilities: Capabilities) -> None:
-    """This replica has failed."""
+    """Record that this replica has failed."""
     if capabilities.failure_scope == "gang":
         for one in replica.run.replicas:
             if one.live:

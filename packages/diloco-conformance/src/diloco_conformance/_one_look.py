@@ -1,4 +1,4 @@
-"""One look at a harness for all the workers of pytest-xdist that run tests of its class: each world takes a while to try."""
+"""One trial of a harness for all workers of pytest-xdist that run its tests: it takes a while."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FINE = "fine"
 
 
 def once(cls: type, folder: Path | None, look: Callable[[], None]) -> str | None:
-    """What is wrong with the harness of a class; None if nothing is.
+    """Return what is wrong with the harness of a class; None if nothing is.
 
     Args:
         cls: The class of the tests.
-        folder: Shared by the workers of this run, and by no other run; None if there is one process
-            only.
-        look: Raises if something is wrong.
+        folder: A folder that the workers of this run share with no other run; None if there is only
+            one process.
+        look: A function that raises HarnessFault if something is wrong.
     """
     if folder is None or "<locals>" in cls.__qualname__:  # such classes may share a name
         return _wrong(look)
@@ -28,7 +28,7 @@ def once(cls: type, folder: Path | None, look: Callable[[], None]) -> str | None
     name = f"{getattr(module, '__file__', cls.__module__)}::{cls.__qualname__}"
     path = folder / f"harness-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     with path.open("a+", encoding="utf-8") as held:
-        # Whoever comes second waits here; the lock of a worker that dies is free.
+        # The next worker waits here; a worker that dies releases its lock.
         fcntl.flock(held, fcntl.LOCK_EX)
         held.seek(0)
         if told := held.read():
@@ -39,7 +39,10 @@ def once(cls: type, folder: Path | None, look: Callable[[], None]) -> str | None
 
 
 def _wrong(look: Callable[[], None]) -> str | None:
-    """What is wrong, twice: a real world may fail for once, and no test would be run because of it."""
+    """Return what is wrong, if two looks find a fault.
+
+    A real world may fail for once, and no test would be run because of it.
+    """
     wrong = None
     for _ in range(2):
         try:

@@ -1,4 +1,4 @@
-"""What every executor promises, and what is raised when one is not kept."""
+"""The promises of every executor, and the errors raised when one is broken."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ PROMISES = {
     "D2": "What is not declared does not happen: no preemption, no second attempt.",
     "D3": "check starts nothing, and says what it has found.",
 }
-"""Every promise by its id, in a sentence."""
+"""Every promise by its id, in one sentence."""
 
 
 class PromiseBroken(AssertionError):  # noqa: N818 - it says what happened
-    """Raised when an executor breaks a promise.
+    """The error raised when an executor breaks a promise.
 
     Attributes:
         promise: Its id in :data:`PROMISES`.
@@ -104,4 +104,7 @@ class PromiseBroken(AssertionError):  # noqa: N818 - it says what happened
 
 
 class HarnessFault(Exception):  # noqa: N818 - it says whose fault it is
-    """Raised when a harness did not do, or did not tell, what it was asked: the harness is wrong, not the executor."""
+    """The error raised when a harness did not do, or did not tell, what it was asked.
+
+    The harness is wrong then, not the executor.
+    """

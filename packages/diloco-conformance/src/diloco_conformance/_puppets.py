@@ -1,4 +1,4 @@
-"""The hand that moves puppets: real replicas that do what a test says."""
+"""Control of puppets: real replicas that do what a test says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Puppets:
-    """Real replicas of a harness, told what to do through a folder that they and the test see.
+    """Real replicas of a harness, told what to do through a folder that they and the test can see.
 
     Launch ``Puppets.entrypoint`` with ``puppets.arguments``, and with ``Puppets.source`` on the
     replicas' import path.
@@ -37,7 +37,7 @@ class Puppets:
         self.folder = folder
         self.patience = patience
         if folder.is_dir():
-            # Puppets that see the lock gone know that this process has ended, however it did.
+            # Puppets that find the lock free know that this process has ended, for whatever reason.
             lock = os.open(folder / "alive", os.O_CREAT | os.O_WRONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             weakref.finalize(self, os.close, lock)
@@ -46,19 +46,22 @@ class Puppets:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the entrypoint needs."""
+        """Return the arguments that the entrypoint needs."""
         return {"puppets": str(self.folder)}
 
     def name(self, handle: ReplicaHandle, attempt: int = 1) -> str:
-        """The begin of the names of a puppet's files."""
-        # A run that was purged and launched again under its name has other handles.
+        """Return the start of the names of a puppet's files."""
+        # A run that was purged, and launched again under its name, has other handles.
         lives = self._lives.setdefault((handle.run_id, handle.rank), [])
         if handle not in lives:
             lives.append(handle)
         return f"{handle.run_id}-{handle.rank}-{attempt}.{lives.index(handle)}"
 
     def report(self, handle: ReplicaHandle, attempt: int = 1) -> dict[str, Any] | None:
-        """What a puppet has said of itself (kwargs, environment, pid, parent); None if it has not come up."""
+        """Return what a puppet reports of itself; None if it has not come up.
+
+        That is its kwargs, environment, pid and parent.
+        """
         try:
             return dict(
                 json.loads(
@@ -69,7 +72,7 @@ class Puppets:
             return None
 
     def told(self, handle: ReplicaHandle, attempt: int = 1) -> Told:
-        """What a puppet was told."""
+        """Return what a puppet was told."""
         report = self.wait(
             lambda: self.report(handle, attempt), f"{self.name(handle, attempt)} to come up"
         )
@@ -84,12 +87,12 @@ class Puppets:
     def write(
         self, handle: ReplicaHandle, data: bytes, stream: str = "stdout", attempt: int = 1
     ) -> None:
-        """Make a puppet write bytes; returns when it has."""
+        """Make a puppet write bytes; return when it has."""
         text = base64.b64encode(data).decode()
         self.order(handle, "write", {"stream": stream, "data": text}, attempt)
 
     def order(self, handle: ReplicaHandle, step: str, value: Any, attempt: int = 1) -> None:
-        """Make a puppet print (returns when it has), succeed or fail (returns at once)."""
+        """Make a puppet print (return when it has), succeed or fail (return at once)."""
         name = self.name(handle, attempt)
         number = self._orders.get(name, 0)
         self._orders[name] = number + 1
@@ -101,17 +104,16 @@ class Puppets:
             self.wait(done.exists, f"{name} to write")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
-        """Wait until a condition holds, and give what it returned.
+        """Wait until a condition holds, and return its value.
 
         Raises:
-            HarnessFault: It did not in time.
+            HarnessFault: It did not hold in time.
         """
         start = time.monotonic()
         while not (found := condition()):
             waited = time.monotonic() - start
             if waited > self.patience:
                 raise HarnessFault(f"waited {self.patience:g} s for {what}")
-            # What has taken long may take a little longer: to ask all the time would slow down what
-            # is waited for.
+            # What has taken long may take a little longer: asking all the time would slow it down.
             time.sleep(min(max(0.005, waited / 6), 0.25))
         return found
