@@ -1,4 +1,4 @@
-"""What is left of a run after its purge: nothing, for nobody, from the moment in which purge returns."""
+"""Check that a purge leaves nothing of a run, for any executor, from the moment it returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_purged(lab: RunChecks, run: Run, *, promise: str = "C9") -> None:
-    """An executor that has seen nothing finds no record, result or log of a run."""
+    """Check that an executor that has seen nothing finds no record, result or log of a run."""
     executor, handle = lab.harness.make_executor(), run.handles[-1]
     said = f"purge({run.name}) returned"
     looks: dict[str, Callable[[], Any]] = {

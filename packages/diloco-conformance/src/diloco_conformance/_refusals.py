@@ -21,12 +21,12 @@ def must_raise(
     """Make a call that must raise an error of this kind.
 
     Args:
-        lab: Where.
-        promise: What is broken if it does not.
+        lab: The lab.
+        promise: The promise that is broken if it does not.
         what: The call in words, such as ``"attach('x')"``.
         call: The call.
-        kind: What it must raise.
-        true: Why.
+        kind: The class of the error that it must raise.
+        true: The reason, for the message.
     """
     try:
         gave = lab.within(promise, call)

@@ -1,4 +1,4 @@
-"""Trying sequences of the state machine, and making one that breaks a promise short, within bounds."""
+"""Try sequences of the state machine, and shorten one that breaks a promise, within bounds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ._harness import Harness
 from ._lab import Lab
 from ._machine import ExecutorMachine, machine
 
-#: How many sequences are tried at most to make one that breaks a promise shorter.
+#: How many sequences are tried at most to make one shorter that breaks a promise.
 TRIES = 100
 
 
 class Enough(BaseException):
-    """Raised to end the search: no error of a test, so that hypothesis passes it on at once."""
+    """The signal that ends the search: not a test's error, so hypothesis passes it on at once."""
 
 
 class Bounds:
-    """Ends the search when enough sequences were tried since the first that broke a promise.
+    """The end of the search, when enough sequences were tried since the first that broke a promise.
 
     Attributes:
-        shortest: What was raised after the fewest steps so far.
+        shortest: The error that was raised after the fewest steps so far.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Bounds:
         self._left = TRIES
 
     def end(self, error: BaseException | None, lab: Lab) -> None:
-        """A sequence has ended, with an error or well.
+        """Take note that a sequence has ended, with an error or well.
 
         Raises:
             Enough: It was the last one.
@@ -52,7 +52,7 @@ class Bounds:
 
 
 def bounded(rules: type[ExecutorMachine], bounds: Bounds) -> type[ExecutorMachine]:
-    """These rules, within bounds."""
+    """Return these rules, within bounds."""
 
     class Bounded(rules):  # type: ignore[misc, valid-type]
         def teardown(self) -> None:

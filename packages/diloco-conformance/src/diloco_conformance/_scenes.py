@@ -1,4 +1,4 @@
-"""Situations that fixed tests and the state machine share: calls that the backend refuses, or whose answer is lost."""
+"""Situations that fixed tests and the state machine share: refused calls, and lost answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRYABLE = frozenset({Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.
 
 
 def check_error(lab: Lab, promise: str, what: str, error: BackendError, fault: Fault) -> None:
-    """An error says rightly whether trying again may help."""
+    """Check that an error says rightly whether trying again may help."""
     if fault in RETRYABLE and not error.retryable:
         lab.broken(promise, f"{what} raised {error!r}, not retryable", f"{fault}: it may pass")
     if fault is Fault.FORBIDDEN and error.retryable:
@@ -33,7 +33,10 @@ def check_error(lab: Lab, promise: str, what: str, error: BackendError, fault: F
 
 
 def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
-    """Asked while the backend cannot answer, the executor raises, or answers from what it has seen for certain."""
+    """Ask while the backend cannot answer, and check what the executor does.
+
+    It raises, or answers from what it has seen for certain.
+    """
     with lab.fault(Operation.OBSERVE, fault):
         truth = lab.harness.truth(replica.handle)
         try:
@@ -47,7 +50,7 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
                     f"{fault}: nobody knows whether there is a record",
                 )
             return
-        # What poll alone has told is seen, too.
+        # A state that only poll has reported counts as seen, too.
         known = replica.told is not None
         if not (known and truth.state == said.state):
             lab.broken(
@@ -58,7 +61,7 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
 
 
 def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
-    """A cancel that the backend has not accepted raises, and changes nothing."""
+    """Check that a cancel that the backend has not accepted raises, and changes nothing."""
     with lab.fault(Operation.CANCEL, fault):
         lab.note(f"cancel({replica})", "cancel")
         before = lab.harness.truth(replica.handle)
@@ -76,10 +79,10 @@ def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
 
 
 def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> str | None:
-    """A launch that is refused, at once or in the middle, leaves nothing alive, or says what.
+    """Check that a launch that is refused, at once or midway, leaves nothing alive, or says what.
 
     Args:
-        lab: Where.
+        lab: The lab.
         after: How many calls go well before.
         n: How many replicas are asked for.
         stuck: Whether it cannot end again what it has started.
@@ -100,7 +103,7 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
             survivors = list(error.survivors) if isinstance(error, LaunchError) else []
             said = f"launch_replicas raised {error!r} with {len(survivors)} survivors"
         else:
-            # The backend needs fewer calls than were let through.
+            # The backend needed fewer calls than were let through.
             _done(lab, run, after)
             return None
     lab.settle()
@@ -109,7 +112,7 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
     if not alive == len(survivors) == named:
         lab.broken("L2", said, f"{alive} of its replicas are alive, and {named} of them are named")
     lab.observe_all()
-    for handle in survivors:  # the handle of a survivor is as good as any
+    for handle in survivors:  # the handle of a survivor works like any other
         lab.verb("L2", lambda handle=handle: lab.executor.cancel(handle))  # type: ignore[misc]
     lab.settle()
     if lab.harness.living() != living:
@@ -123,7 +126,7 @@ def _done(lab: Lab, run: Run, after: int) -> None:
 
 
 def doubtful_launch(lab: Lab, after: int = 0, n: int = 2) -> Run:
-    """A launch whose answer is lost is found again under its run_id, once."""
+    """Check that a launch whose answer is lost is found again under its run_id, once."""
     lab.settle()
     living = lab.harness.living()
     run_id = f"{lab.harness.run_prefix}-{len(lab.runs) + 1}-doubtful-{len(lab.history)}"
@@ -150,13 +153,13 @@ def doubtful_launch(lab: Lab, after: int = 0, n: int = 2) -> Run:
 def unanswered_launch(
     lab: Lab, fault: Fault, after: int, also: tuple[Operation, int] | None = None, n: int = 3
 ) -> None:
-    """Launch while answers are lost: either all of it lives, or what lives is named by the error.
+    """Launch while answers are lost: all of it lives, or the error names what lives.
 
     Args:
-        lab: Where.
-        fault: What the calls that create meet.
+        lab: The lab.
+        fault: The fault that the creating calls meet.
         after: How many of them go well before.
-        also: What does not work either, and how often it works before.
+        also: Another operation that fails, and how many of its calls go well before.
         n: How many replicas are asked for.
     """
     lab.settle()
@@ -193,7 +196,7 @@ def unanswered_launch(
 
 
 def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None:
-    """Another launch under the run_id of a run is refused, and changes nothing."""
+    """Check that another launch under the run_id of a run is refused, and changes nothing."""
     living = lab.harness.living()
     lab.note(f"launch_replicas({n}, {more}) with the run_id of {run.name}", "launch")
     kwargs = {**lab.harness.entrypoint_args, **run.kwargs, **more}
@@ -215,7 +218,10 @@ def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None
 
 
 def other_launch(lab: Lab, run: Run, n: int, change: dict[str, Any]) -> None:
-    """A launch under the run_id of a run that differs from it in one argument is refused, and changes nothing."""
+    """Check that a launch under a run's run_id, with one argument changed, is refused.
+
+    It must also change nothing.
+    """
     living, told = lab.harness.living(), _told(lab, run)
     try:
         handles = lab.relaunch(run, n=n, **change)
@@ -250,7 +256,7 @@ def _told(lab: Lab, run: Run) -> list[Any]:
 def _refused_anyway(
     lab: Lab, run: Run, n: int, change: dict[str, Any], error: InvalidRequestError
 ) -> None:
-    """An argument that this backend never takes need not be a conflict."""
+    """Accept the refusal of an argument that this backend never takes; it is no conflict."""
     arguments = {**run.options, **change, "run_id": f"{run.run_id}-other"}
     entrypoint = arguments.pop("entrypoint", lab.harness.entrypoint)
     kwargs = {**lab.harness.entrypoint_args, **arguments.pop("kwargs", run.kwargs)}
@@ -267,13 +273,13 @@ def _refused_anyway(
 
 @contextlib.contextmanager
 def fault_if_possible(lab: Lab, operation: Operation, fault: Fault) -> Iterator[None]:
-    """Disturb the calls to the backend meanwhile, if this world can."""
+    """Disturb the calls to the backend while the block runs, if this world can."""
     with lab.fault(operation, fault) if lab.can(operation, fault) else contextlib.nullcontext():
         yield
 
 
 def broken_purge(lab: Lab, run: Run, fault: Fault) -> None:
-    """A purge that fails raises; what it has left is removed by the next one."""
+    """Check that a purge that fails raises, and that the next one removes what it left."""
     with lab.fault(Operation.PURGE, fault):
         lab.note(f"purge({run.name})", "purge")
         try:
@@ -286,7 +292,7 @@ def broken_purge(lab: Lab, run: Run, fault: Fault) -> None:
 
 
 def early_purge(lab: Lab, run: Run, by: int = 0) -> None:
-    """What lives is not purged, ``by`` whichever handle."""
+    """Check that a run that lives is not purged; ``by`` says by which of its handles to try."""
     lab.note(f"purge({run.name})", "purge")
     try:
         lab.within("C6", lambda: lab.executor.purge(run.handles[by]))

@@ -1,7 +1,7 @@
-"""Whether requests whose answers are lost are carried out, and whether all answers are lost that are to be.
+"""Check that a harness carries out requests whose answers it loses, and loses all that it should.
 
-What the executor makes of it says nothing: one that looks again finds its run in any case. So the
-world is looked at when an error reaches the executor, and the errors are counted.
+What the executor then does proves nothing: one that looks again finds its run in any case. So the
+world is examined when an error reaches the executor, and the errors are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._stepping import each_line
 
 
 def lost_answers_are_of_requests_that_are_done(sample: Sample) -> None:
-    """Something of the launch lives when the executor hears of the error."""
+    """Check that something of the launch lives when the executor hears of the error."""
     for kind in (Fault.AMBIGUOUS, Fault.UNANSWERED):
         if not sample.lab.can(Operation.LAUNCH, kind):
             continue
@@ -35,7 +35,7 @@ def lost_answers_are_of_requests_that_are_done(sample: Sample) -> None:
 
 
 def no_answer_comes(sample: Sample) -> None:
-    """To the second launch no more than to the first."""
+    """Check that no answer comes, neither to the first launch nor to the second."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Operation.LAUNCH, Fault.UNANSWERED):
         return
@@ -60,7 +60,10 @@ ANSWER_CHECKS: list[Callable[[Sample], None]] = [
 
 
 def _errors(sample: Sample, kind: Fault | None) -> list[int]:
-    """How many replicas lived each time when an error came to the executor, during a launch under this fault."""
+    """Return the number of living replicas at each error that the executor met in a launch.
+
+    The launch runs under this fault.
+    """
     lab, harness = sample.lab, sample.harness
     living: list[int] = []
     sample.number += 1
@@ -81,6 +84,7 @@ def _errors(sample: Sample, kind: Fault | None) -> list[int]:
         harness.clear()
     with contextlib.suppress(BackendError):
         sample.ask(lambda: lab.executor.cancel_run(run_id))
-    # What is still ending would count as living before the next launch, and be gone after it
+    # A replica that is still ending would count as living before the next launch, and be gone after
+    # it
     harness.settle()
     return living

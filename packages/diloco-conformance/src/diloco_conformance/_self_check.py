@@ -1,4 +1,7 @@
-"""Whether a harness can judge at all: looked at before the first test, so that its faults are not called the executor's."""
+"""Check that a harness can judge at all, before the first test.
+
+Otherwise the suite would blame the executor for faults of the harness.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ CHECKS = [
 
 
 def check_harness(make_harness: Callable[[], object], owner: str) -> None:
-    """Look at a harness, its executor, and what the world does when it is told.
+    """Check a harness, its executor, and what the world does when it is told to.
 
     Args:
-        make_harness: Makes a fresh one.
-        owner: Whose it is, for the messages.
+        make_harness: Makes a fresh harness.
+        owner: The name of the class that has it, for the messages.
 
     Raises:
         HarnessFault: Something is missing or wrong; says what to do, and where.
@@ -89,7 +92,7 @@ def _make(make_harness: Callable[[], object], owner: str) -> Harness:
 
 
 def _check_world(harness: Harness) -> None:
-    """Move the world a little. What the executor does wrong meanwhile, the tests will say."""
+    """Move the world a little; errors of the executor meanwhile are left to the tests."""
     lab = Lab(harness)
     wrong = (PromiseBroken, BackendError, _pytest.outcomes.Skipped)
     try:

@@ -1,4 +1,4 @@
-"""Whether a harness has all that the suite uses of it: methods, their arguments, attributes."""
+"""Check that a harness has all that the suite uses: methods, their arguments, attributes."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ NUMBERS = ("many_ranks", "many_runs", "long_log")
 
 
 def check_class(harness: Harness) -> None:
-    """Look at the attributes and methods.
+    """Check the attributes and methods.
 
     Raises:
-        HarnessFault: One is missing, or is something else.
+        HarnessFault: One is missing, or is of the wrong kind.
     """
     _check_attributes(harness)
     for name, (arguments, options) in CALLS.items():
@@ -130,7 +130,7 @@ def _check_method(
 
 
 def _check_name(harness: Harness, name: str) -> None:
-    """A name that is none of ours may be one of ours, misspelt."""
+    """Check that a name that the suite does not know is not one of its names, misspelt."""
     cls = type(harness)
     near = difflib.get_close_matches(name, [*CALLS, *SECONDS, *NUMBERS], 1, 0.85)
     if near and callable(getattr(cls, name)) == callable(getattr(Harness, near[0], None)):
@@ -140,7 +140,7 @@ def _check_name(harness: Harness, name: str) -> None:
 
 
 def _check_left_out(harness: Harness) -> None:
-    """What has no method is left out on purpose, with a reason, and not because nobody thought of it."""
+    """Check that every method that is missing is left out on purpose, with a reason."""
     silent = {
         ability: hook
         for ability, hook in HOOKS.items()

@@ -1,4 +1,4 @@
-"""Whether what ``make_executor`` makes is an executor, and a new one, and waits by the world's clock."""
+"""Check that ``make_executor`` makes a new executor, which waits by the world's clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._harness import Harness
 from ._promises import HarnessFault
 from ._self_options import check_options, close
 
-#: What an executor must declare, and an example.
+#: The attributes that an executor must declare, each with an example.
 DECLARED = {
     "backend_name": (str, 'backend_name = "my_platform"'),
     "supports_inter_replica_network": (bool, "supports_inter_replica_network = False"),
@@ -22,7 +22,7 @@ DECLARED = {
 
 
 def check_executor(harness: Harness) -> None:
-    """Look at two new executors.
+    """Check two new executors.
 
     Raises:
         HarnessFault: Says what is wrong with them.
@@ -52,7 +52,7 @@ def check_executor(harness: Harness) -> None:
             ),
             "make_executor",
         )
-    # There is no other way to see which clock it waits by
+    # There is no other way to see which clock the executor waits by
     pauses = executor._backoff  # noqa: SLF001
     virtual = type(harness).sleep is Harness.sleep
     far = abs(pauses.clock() - harness.clock()) > max(10.0, harness.slack)
@@ -69,7 +69,7 @@ def check_executor(harness: Harness) -> None:
 
 
 def check_kind(harness: Harness, method: str, executor: object) -> None:
-    """What a method gave is an executor."""
+    """Check that what a method returned is an executor."""
     if not isinstance(executor, BaseExecutor):
         fault(
             harness,
@@ -80,7 +80,7 @@ def check_kind(harness: Harness, method: str, executor: object) -> None:
 
 
 def check_clocks(harness: Harness) -> None:
-    """Both clocks tell seconds."""
+    """Check that both clocks tell seconds."""
     for name in ("clock", "now"):
         moment = getattr(harness, name)()
         known = isinstance(moment, (int, float)) and not isinstance(moment, bool)
@@ -89,7 +89,7 @@ def check_clocks(harness: Harness) -> None:
 
 
 def check_time(harness: Harness) -> None:
-    """Time passes, by the clock and by that of the records, when the harness is told so."""
+    """Check that time passes, by both clocks, when the harness is told to let it pass."""
     seconds = min(1.0, harness.short_timeout / 60)
     before, then = harness.clock(), harness.now()
     harness.advance(seconds)

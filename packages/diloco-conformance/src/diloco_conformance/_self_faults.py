@@ -1,6 +1,6 @@
-"""Whether disturbances disturb, and end.
+"""Check that disturbances disturb, and end.
 
-What is tried is what the world lets happen, not only what the executor says.
+The checks look at what the world lets happen, not only at what the executor says.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ._scenes import RETRYABLE
 from ._self_sample import Sample
 
 MANY = 1000
-"""More calls than a launch takes."""
+"""A number of calls that is larger than a launch takes."""
 LAUNCHES = 4
-"""So many launches take more than one call."""
+"""A number of launches that together take more than one call."""
 
 
 def looks_are_disturbed(sample: Sample) -> None:
-    """An executor that has seen nothing cannot say what is true, while it cannot ask."""
+    """Check that an executor that has seen nothing cannot say what is true while it cannot ask."""
     if not _can(sample, Operation.OBSERVE):
         return
     handles = sample.first.run.handles
-    _states(sample, handles)  # if that raises already, it says nothing of a disturbance
+    _states(sample, handles)  # an error here, before any disturbance, shows nothing about one
     virtual = type(sample.harness).sleep is Harness.sleep
     for kind in (
         Fault.FORBIDDEN,
@@ -49,7 +49,7 @@ def _looks_are_disturbed(sample: Sample, handles: list[ReplicaHandle], kind: Fau
 
 
 def several_are_disturbed(sample: Sample) -> None:
-    """At the same time, and clear ends all of it."""
+    """Check that several operations can be disturbed at once, and that clear ends all of it."""
     if not _can(sample, Operation.OBSERVE) or not _can(sample, Operation.LAUNCH):
         return
     harness, handles = sample.harness, sample.first.run.handles
@@ -73,7 +73,7 @@ def several_are_disturbed(sample: Sample) -> None:
 
 
 def launches_are_disturbed(sample: Sample) -> None:
-    """At once, after some calls, and not any more."""
+    """Check that launches are disturbed at once and after some calls, and then no longer."""
     if not _can(sample, Operation.LAUNCH):
         return
     with _disturbed(sample, Operation.LAUNCH):
@@ -101,7 +101,7 @@ def launches_are_disturbed(sample: Sample) -> None:
 
 
 def cancels_are_disturbed(sample: Sample) -> None:
-    """A cancel that is refused changes nothing in the world."""
+    """Check that a cancel that is refused changes nothing in the world."""
     if not _can(sample, Operation.CANCEL):
         return
     handle = sample.second.handle
@@ -112,7 +112,7 @@ def cancels_are_disturbed(sample: Sample) -> None:
 
 
 def logs_are_disturbed(sample: Sample) -> None:
-    """What cannot be read is not read."""
+    """Check that logs that cannot be read are not read."""
     if not _can(sample, Operation.LOGS) or not sample.lab.can(Step.PRINT):
         return
     with _disturbed(sample, Operation.LOGS), sample.fresh() as executor:
@@ -122,7 +122,7 @@ def logs_are_disturbed(sample: Sample) -> None:
 
 
 def purges_are_disturbed(sample: Sample) -> None:
-    """What may not be removed is there; asked of a run that has ended."""
+    """Check that a run that may not be removed is still there; it has ended."""
     if not _can(sample, Operation.PURGE):
         return
     run = sample.lab.up(1)
@@ -166,7 +166,7 @@ def _states(sample: Sample, handles: list[ReplicaHandle]) -> list[object]:
 
 
 def _started(sample: Sample) -> bool:
-    """Whether a launch goes well, and something lives of it."""
+    """Say whether a launch goes well, and something of it lives."""
     before = sample.harness.living()
     sample.number += 1
     run_id = f"{sample.harness.run_prefix}-self-check-{sample.number}"

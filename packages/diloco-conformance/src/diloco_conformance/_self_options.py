@@ -1,4 +1,4 @@
-"""Whether ``make_executor`` hands on what it is given, seen where the constructor is called."""
+"""Check that ``make_executor`` passes on what it is given, by watching the constructor."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_options(harness: Harness) -> None:
     """Make an executor with every option that the suite uses.
 
     Raises:
-        HarnessFault: One of them does not come to the constructor. What the constructor does with
-            it, the tests will see.
+        HarnessFault: One of them does not reach the constructor. What the constructor does with it
+            is for the tests to see.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = {
@@ -45,7 +45,7 @@ def check_options(harness: Harness) -> None:
 
 
 def _constructed(harness: Harness, options: dict[str, Any]) -> tuple[str, list[Any]]:
-    """The kind of executor that is made, and all that its constructor is called with."""
+    """Return the name of the executor's class, and all values that its constructor is given."""
     calls: list[tuple[str, list[Any]]] = []
 
     def look(frame: FrameType, event: str, _: Any) -> None:
@@ -60,7 +60,7 @@ def _constructed(harness: Harness, options: dict[str, Any]) -> tuple[str, list[A
     try:
         made = harness.make_executor(**options)
     except TypeError:
-        if not calls:  # the constructor takes none of them: that is for the tests to say
+        if not calls:  # the constructor takes none of them, which is for the tests to say
             return "", list(options.values())
         raise
     finally:
@@ -70,14 +70,17 @@ def _constructed(harness: Harness, options: dict[str, Any]) -> tuple[str, list[A
 
 
 def _is(one: Any, value: Any) -> bool:
-    """Whether this is what was given; variables may stand among others."""
+    """Say whether this is the value that was given; variables may stand among others."""
     if isinstance(value, Mapping):
         return isinstance(one, Mapping) and value.items() <= one.items()
     return one is value
 
 
 def close(harness: Harness, executor: BaseExecutor) -> None:
-    """Close an executor before there is a lab; if it does not come back or raises, the tests of C8 will say so."""
+    """Close an executor before there is a lab.
+
+    If that hangs or raises, the tests of C8 will say so.
+    """
     calls = Calls()
     calls.harness, calls.history, calls.hung = harness, [], False
     with contextlib.suppress(PromiseBroken, BackendError):
