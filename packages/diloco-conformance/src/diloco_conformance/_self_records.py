@@ -1,7 +1,7 @@
-"""Whether a harness finds in the platform's records what an executor has sent: labels, resources, secrets.
+"""Check that a harness finds what was sent in the platform's records: labels, resources, secrets.
 
-An executor that sends nothing of the kind is not the harness's fault. So the platform's requests
-are looked at, where they can be read, or else the plan: only what is in there must be found.
+An executor that sends none of these is not the harness's fault. So the checks read the platform's
+requests, if they can be read, or else the plan: only what is in there must be found.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ._self_sample import Sample
 
 LABEL = "conf-self-check"
 ASKED: tuple[dict[str, Any], ...] = ({"cpu": 2}, {"memory": "2Gi"}, {"spot": True})
-"""What may be asked of a platform, besides its GPUs."""
+"""Requests for resources that a platform may take, besides its GPUs."""
 
 
 def labels_are_found(sample: Sample) -> None:
-    """Of a run that was launched with one."""
+    """Check that the label of a run that was launched with one is found."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Ability.LABELS):
         return
@@ -40,13 +40,13 @@ def labels_are_found(sample: Sample) -> None:
 
 
 def resources_are_found(sample: Sample) -> None:
-    """Of runs that asked for some."""
+    """Check that the resources of runs that asked for some are found."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Ability.RESOURCES):
         return
     plain, taken = harness.resources(sample.first.handle), []
     for asked in [*ASKED, *({"gpu": gpu} for gpu in harness.gpus[:1])]:
-        with contextlib.suppress(InvalidRequestError):  # there is no such thing here
+        with contextlib.suppress(InvalidRequestError):  # the backend has no such resource
             _planned(sample, **asked)
             taken.append(asked)
             if harness.resources(lab.launch(1, **asked).handles[0]) != plain:
@@ -63,7 +63,7 @@ def resources_are_found(sample: Sample) -> None:
 
 
 def secrets_are_kept(sample: Sample) -> None:
-    """A replica gets what the store has under the reference."""
+    """Check that a replica gets what the store has under the reference."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Ability.SECRETS, Ability.TOLD):
         return
@@ -95,7 +95,7 @@ RECORD_CHECKS: list[Callable[[Sample], None]] = [
 
 
 def _planned(sample: Sample, **options: Any) -> str:
-    """What a launch would send, as text."""
+    """Return what a launch would send, as text."""
     harness = sample.harness
     plan = sample.ask(
         lambda: sample.lab.executor.plan(

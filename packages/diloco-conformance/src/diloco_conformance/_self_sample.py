@@ -1,4 +1,4 @@
-"""What a harness is tried on: a run of two replicas that run."""
+"""The sample that a harness is tried on: a run of two replicas, both running."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._self_options import close
 
 
 class Sample:
-    """What the checks look at: a run of two that run.
+    """A run of two running replicas, for the checks to look at.
 
     Attributes:
-        lab: Where it is.
-        harness: Its harness.
-        number: How many launches were tried besides.
-        first: Its first replica; it is made to succeed in time.
-        second: Its second replica; it is cancelled in time.
+        lab: The lab in which it was launched.
+        harness: The lab's harness.
+        number: How many other launches were tried.
+        first: Its first replica, which is made to succeed in the course of the checks.
+        second: Its second replica, which is cancelled in the course of the checks.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -58,7 +58,7 @@ class Sample:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Any]:
-        """An executor that has seen nothing."""
+        """Make an executor that has seen nothing, and close it after the block."""
         executor = self.harness.make_executor()
         try:
             yield executor
@@ -66,11 +66,11 @@ class Sample:
             close(self.harness, executor)
 
     def ask(self, call: Callable[[], Any]) -> Any:
-        """What a verb gives, which must come back."""
+        """Return what a verb gives; the call must come back."""
         return self.lab.within("S4", call)
 
     def living(self) -> int:
-        """How many live, a whole number."""
+        """Return how many replicas live, and check that it is a whole number."""
         value = self.harness.living()
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             fault(

@@ -1,4 +1,4 @@
-"""Whether a harness tells what is so, and has it from the world."""
+"""Check that what a harness tells is true, and comes from the world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._world_hooks import Resources
 
 
 def truth_is_its_own(sample: Sample) -> None:
-    """Neither the executor nor what it thinks with is asked for the truth."""
+    """Check that the truth comes neither from the executor nor from the code that it uses."""
     lab, harness, handle = sample.lab, sample.harness, sample.first.handle
     told = watch(lambda: (harness.truth(handle), harness.living()))
     if asked := verbs_in(told, lab.executor):
@@ -44,7 +44,7 @@ class _Marked(int):
 
 
 def told_is_what_the_replica_was_told(sample: Sample) -> None:
-    """And not what the handle says."""
+    """Check that told() gives what the replica was told, and not what the handle says."""
     harness = sample.harness
     if not sample.lab.can(Ability.TOLD):
         return
@@ -63,7 +63,7 @@ def told_is_what_the_replica_was_told(sample: Sample) -> None:
         object.__setattr__(handle, name, _Marked(getattr(handle, name)))
         try:
             theirs = isinstance(getattr(harness.told(handle), name), _Marked)
-        except BackendError:  # whatever it was put into does not take this kind of number
+        except BackendError:  # the code that was given it does not take this kind of number
             theirs = True
         if theirs:
             fault(
@@ -76,7 +76,7 @@ def told_is_what_the_replica_was_told(sample: Sample) -> None:
 
 
 def calls_are_counted(sample: Sample) -> None:
-    """A look is a call."""
+    """Check that a look at the backend counts as a call."""
     if not sample.lab.can(Ability.CALLS):
         return
     harness, handle = sample.harness, sample.first.handle
@@ -97,7 +97,7 @@ def calls_are_counted(sample: Sample) -> None:
 
 
 def what_was_sent_is_kept(sample: Sample) -> None:
-    """The launch of the sample."""
+    """Check that the launch of the sample is among the requests that were sent."""
     if not sample.lab.can(Ability.SENT):
         return
     sent = sample.harness.sent()
@@ -122,7 +122,7 @@ def what_was_sent_is_kept(sample: Sample) -> None:
 
 
 def records_have_their_types(sample: Sample) -> None:
-    """Labels, resources, and references of secrets."""
+    """Check the types of labels, resources and references of secrets."""
     lab, harness = sample.lab, sample.harness
     if lab.can(Ability.LABELS) and not isinstance(
         labels := harness.labels(sample.first.handle), Mapping
@@ -146,7 +146,7 @@ def records_have_their_types(sample: Sample) -> None:
 
 
 def elsewhere_is_elsewhere(sample: Sample) -> None:
-    """An executor on another account sees nothing of the sample."""
+    """Check that an executor on another account sees nothing of the sample."""
     if not sample.lab.can(Ability.ELSEWHERE):
         return
     harness, run_id = sample.harness, sample.first.run.run_id

@@ -1,4 +1,7 @@
-"""Whether the methods of a harness use what they are given: who does not look at a handle, does nothing to its replica."""
+"""Check that the methods of a harness use their arguments.
+
+A method that does not look at a handle does nothing to its replica.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from ._blame import fault
 from ._harness import Ability, Fault, Harness, Operation
 from ._words import HOOKS
 
-#: The methods that do something with each of their arguments, and what is declared where a world
-#: cannot do it.
+#: The methods that do something with each of their arguments, and the ability to declare in
+#: ``cannot`` where a world lacks it.
 METHODS: dict[str, str | None] = {
     "drive": None,
     "truth": None,
@@ -22,10 +25,10 @@ METHODS: dict[str, str | None] = {
 
 
 def check_used(harness: Harness) -> None:
-    """Look at the code of each method.
+    """Check the code of each method.
 
     Raises:
-        HarnessFault: One never uses an argument, which is named.
+        HarnessFault: A method never uses an argument, which is named.
     """
     for name, ability in METHODS.items():
         method = getattr(type(harness), name)
@@ -53,7 +56,7 @@ def _left_out(harness: Harness, ability: str | None) -> bool:
 
 
 def _loaded(code: CodeType) -> set[str]:
-    """The names whose values a function uses, also in functions within it."""
+    """Return the names whose values a function uses, also in functions within it."""
     names: set[str] = set()
     for step in dis.get_instructions(code):
         if step.opname.startswith("LOAD"):

@@ -1,4 +1,7 @@
-"""What is called while something is asked: whether a truth comes from the executor, or from what the executor thinks with."""
+"""Watch what is called while something is asked.
+
+This shows whether a truth comes from the executor, or from code that the executor judges with.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ VERBS = ("poll", "describe", "collect", "attach", "list_runs", "exists", "_obser
 
 @dataclass
 class Seen:
-    """What was called.
+    """A record of what was called.
 
     Attributes:
-        codes: All Python functions.
-        judges: Those that gave a state or a status, with their names.
+        codes: All Python functions that were called.
+        judges: Those that returned a state or a status, with their names.
         tables: The tables of states that were within their reach, by identity, with their names.
     """
 
@@ -31,7 +34,7 @@ class Seen:
 
 
 def watch(call: Callable[[], Any]) -> Seen:
-    """Call, and see what is called in this thread."""
+    """Make a call, and record what is called in this thread meanwhile."""
     seen = Seen()
 
     def look(frame: FrameType, event: str, value: Any) -> None:
@@ -54,7 +57,7 @@ def watch(call: Callable[[], Any]) -> Seen:
 
 
 def verbs_in(seen: Seen, executor: BaseExecutor) -> list[str]:
-    """The verbs of the executor that were called."""
+    """Return the verbs of the executor that were called."""
     codes = {
         inspect.unwrap(vars(cls)[name]).__code__: name.lstrip("_")
         for cls in type(executor).__mro__
@@ -65,7 +68,7 @@ def verbs_in(seen: Seen, executor: BaseExecutor) -> list[str]:
 
 
 def shared(one: Seen, other: Seen) -> list[str]:
-    """What both have their states from."""
+    """Return the names of the functions and tables that both take their states from."""
     functions = {name for code, name in one.judges.items() if code in other.judges}
     return sorted(functions | {name for key, name in one.tables.items() if key in other.tables})
 
@@ -79,7 +82,7 @@ def _judges(frame: FrameType, value: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it maps something to states."""
+    """Say whether a value maps something to states."""
     if not isinstance(value, Mapping) or not value or len(value) > 100:
         return False
     firsts = [one[0] if isinstance(one, tuple) and one else one for one in value.values()]

@@ -1,4 +1,4 @@
-"""Whether a world does what its harness is told."""
+"""Check that a world does what its harness is told."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ._self_sample import Sample
 from ._self_told import calls_are_counted
 
 NEAR = 600.0
-"""Seconds by which clocks may differ without anybody having mistaken one for another."""
+"""Seconds by which two clocks may differ without one having been mistaken for the other."""
 
 
 def prints_are_recorded(sample: Sample) -> None:
-    """In the log of the replica, each stream in its own."""
+    """Check that what is printed is in the replica's log, each stream in its own."""
     lab, harness, handle = sample.lab, sample.harness, sample.second.handle
     if lab.can(Step.PRINT):
         for replica in (sample.first, sample.second):  # some executors read the log of another
@@ -58,7 +58,7 @@ def prints_are_recorded(sample: Sample) -> None:
 
 
 def ends_are_counted(sample: Sample) -> None:
-    """What succeeds does not live any more, and nothing else changes."""
+    """Check that a replica that succeeds does not live any more, and that nothing else changes."""
     harness = sample.harness
     before = harness.living()
     sample.lab.drive(sample.first, Step.SUCCEED, "self-check")
@@ -73,7 +73,10 @@ def ends_are_counted(sample: Sample) -> None:
 
 
 def failures_are_as_asked(sample: Sample) -> None:
-    """With this code, by this signal, for want of memory: as far as the records say so."""
+    """Check that replicas fail as asked, as far as the records say.
+
+    They end with this code, by this signal, or for want of memory.
+    """
     lab = sample.lab
     for step, value in (
         (Step.FAIL, 3),
@@ -85,11 +88,11 @@ def failures_are_as_asked(sample: Sample) -> None:
             replica = lab.up(1).replicas[0]
             lab.drive(replica, step, value)
             if sample.harness.truth(replica.handle).exit_code is ...:
-                return  # they say nothing
+                return  # the records say nothing
 
 
 def moments_are_those_of_the_records(sample: Sample) -> None:
-    """What starts and prints now is dated now, by the platform."""
+    """Check that what starts and prints now is dated now by the platform."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Step.PRINT):
         return
@@ -109,8 +112,8 @@ def moments_are_those_of_the_records(sample: Sample) -> None:
                 )
             )
 
-        # An executor alone may be wrong in what it says of a start, but hardly in its logs by as
-        # much.
+        # An executor alone may be wrong about a start, but it is hardly wrong by the same amount in
+        # its logs.
         if abs(off) > 2 * NEAR and printed(before + off) and not printed(before):
             fault(
                 harness,
@@ -122,7 +125,7 @@ def moments_are_those_of_the_records(sample: Sample) -> None:
 
 
 def lives_are_counted(sample: Sample) -> None:
-    """The one after a preemption is the second."""
+    """Check that the attempt after a preemption is the second."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Step.PREEMPT) or not lab.capabilities.counts_attempts:
         return
@@ -139,7 +142,7 @@ def lives_are_counted(sample: Sample) -> None:
 
 
 def what_is_lost_is_gone(sample: Sample) -> None:
-    """For an executor that has seen nothing."""
+    """Check that a lost result is gone for an executor that has seen nothing."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Ability.LOSE):
         return
@@ -158,7 +161,7 @@ def what_is_lost_is_gone(sample: Sample) -> None:
 
 
 def what_is_removed_goes(sample: Sample) -> None:
-    """By the time that all has settled."""
+    """Check that a run that is being removed is gone when all has settled."""
     lab, harness = sample.lab, sample.harness
     if not lab.can(Ability.REMOVE):
         return
@@ -184,7 +187,7 @@ def what_is_removed_goes(sample: Sample) -> None:
 
 
 def cancels_settle(sample: Sample) -> None:
-    """What is being ended has ended after a settle."""
+    """Check that a replica that is being ended has ended after a settle."""
     lab, harness, handle = sample.lab, sample.harness, sample.second.handle
     lab.cancel(sample.second)
     at_once = harness.truth(handle)
@@ -209,7 +212,7 @@ def cancels_settle(sample: Sample) -> None:
 
 
 def days_pass(sample: Sample) -> None:
-    """By the time of the records."""
+    """Check that days pass by the clock of the records."""
     harness = sample.harness
     if not sample.lab.can(Ability.AGE):
         return
@@ -228,7 +231,7 @@ def days_pass(sample: Sample) -> None:
 
 
 def what_expires_is_gone(sample: Sample) -> None:
-    """Of the run of the sample, which has ended."""
+    """Check that the run of the sample, which has ended, is gone once it has expired."""
     harness, run = sample.harness, sample.first.run
     truths = [harness.truth(handle) for handle in run.handles]
     if not sample.lab.can(Ability.EXPIRE) or not all(
@@ -260,7 +263,7 @@ def what_expires_is_gone(sample: Sample) -> None:
 
 
 def between_waits(sample: Sample) -> None:
-    """For the next page of a list, and not longer."""
+    """Check that between() waits for the next page of a list, and no longer."""
     if not sample.lab.can(Ability.BETWEEN):
         return
     done: list[bool] = []
@@ -288,7 +291,7 @@ WORLD_CHECKS: list[Callable[[Sample], None]] = [
     what_is_lost_is_gone,
 ]
 
-#: After those of the faults.
+#: The checks that come after those of the faults.
 LAST_CHECKS: list[Callable[[Sample], None]] = [
     cancels_settle,
     what_is_removed_goes,

@@ -1,7 +1,7 @@
-"""Between two lines of an executor: something is done there, or another thread goes on.
+"""Do something, or let another thread go on, between two lines of an executor.
 
-What goes wrong only if something happens just then, would be seen once in a thousand runs
-otherwise: a scripted world answers at once, so that a thread is hardly ever interrupted.
+An error that shows only if something happens just then would otherwise be seen once in a thousand
+runs: a scripted world answers at once, so that a thread is hardly ever interrupted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 from diloco_protocol import BaseExecutor
 
 FEW = 48
-"""So many lines are all tried."""
+"""If a call comes through at most this many lines, all of them are tried."""
 MOMENTS = 16
-"""Before how many of more lines than that something is tried."""
+"""If it comes through more lines than that, about this many are tried."""
 GIVEN_UP = 0.5
-"""Real seconds after which a call goes on although the other has not ended, which may wait for a lock that the first one has."""
+"""Real seconds after which a call goes on although the other has not ended.
+
+The other one may wait for a lock that the first one holds.
+"""
 
 Place = tuple[CodeType, int]
-"""A function and a line of it."""
+"""A function, and the number of a line in it."""
 
 
 @contextlib.contextmanager
@@ -38,10 +41,10 @@ def each_line(
     """Call ``act`` before each line of the executor's package.
 
     Args:
-        executor: Whose package.
+        executor: The executor whose package it is.
         act: Called with the place.
-        elsewhere: Whether that goes for threads that start meanwhile, too.
-        event: ``"exception"``: where an error comes to a line instead.
+        elsewhere: Whether threads that start meanwhile are included.
+        event: With ``"exception"``, call ``act`` where an error reaches a line instead.
     """
     packages = {
         cls.__module__.partition(".")[0]
@@ -73,7 +76,10 @@ def each_line(
 
 
 def places(executor: BaseExecutor, call: Callable[[], Any]) -> tuple[Any, list[Place]]:
-    """What a call gives, and the lines of the executor that it comes through, each once: as many as are to be tried."""
+    """Return what a call gives, and the lines of the executor that are to be tried.
+
+    The lines are those that the call comes through, each once.
+    """
     seen: dict[Place, None] = {}
     with each_line(executor, lambda place: seen.setdefault(place), elsewhere=False):
         gave = call()
@@ -82,12 +88,12 @@ def places(executor: BaseExecutor, call: Callable[[], Any]) -> tuple[Any, list[P
 
 
 class Two(NamedTuple):
-    """What two calls gave or raised.
+    """The outcomes of two calls: what they gave or raised.
 
     Attributes:
-        first: What the first gave.
-        second: What the second gave.
-        meanwhile: Whether the second came back while the first was in the middle of it.
+        first: The outcome of the first.
+        second: The outcome of the second.
+        meanwhile: Whether the second came back while the first was still under way.
     """
 
     first: Any
@@ -98,14 +104,17 @@ class Two(NamedTuple):
 def interrupted(
     executor: BaseExecutor, first: Callable[[], Any], second: Callable[[], Any], where: Place
 ) -> Two:
-    """What two calls give or raise, the second of which is made in another thread when the first comes to a line."""
+    """Return what two calls give or raise.
+
+    The second is made in another thread when the first reaches a line.
+    """
     answers: list[Any] = [None, None]
     meanwhile = False
 
     def answer(number: int, call: Callable[[], Any]) -> None:
         try:
             answers[number] = call()
-        except Exception as error:  # noqa: BLE001 - it is what this call gave
+        except Exception as error:  # noqa: BLE001 - the error is the outcome of this call
             answers[number] = error
 
     other = threading.Thread(target=answer, args=(1, second), daemon=True)
@@ -119,7 +128,7 @@ def interrupted(
 
     with each_line(executor, act, elsewhere=False):
         answer(0, first)
-    if other.ident is None:  # this time the first did not come there
+    if other.ident is None:  # this time the first did not reach the line
         other.start()
     other.join()
     return Two(answers[0], answers[1], meanwhile)

@@ -1,4 +1,4 @@
-"""The one class that a backend's author subclasses."""
+"""The class that the author of a backend subclasses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ._suite_threads import Threads
 from ._suite_told import Telling
 
 AFTER_A_HANG = 5
-"""How many times less patience the tests of a class have with an executor, once one of its calls did not come back."""
+"""The factor by which tests have less patience with an executor, once one of its calls has hung."""
 
 
 class ExecutorConformance(
@@ -88,8 +88,8 @@ class ExecutorConformance(
     the same name. Anything else is refused when the class is made.
 
     Attributes:
-        examples: Sequences that the state machine tries.
-        steps: Steps of each.
+        examples: Number of sequences that the state machine tries.
+        steps: Number of steps in each.
         shrink: Whether a sequence that breaks a promise is made shorter, by trying a hundred
             others; one that hangs is not.
         fresh: Whether other sequences are tried every time. A failure says how to try the same ones
@@ -104,7 +104,7 @@ class ExecutorConformance(
     machine: type[ExecutorMachine] = ExecutorMachine
 
     def make_harness(self) -> Harness:
-        """A fresh world."""
+        """Make a harness with a fresh world."""
         raise NotImplementedError(
             f"{type(self).__name__} needs make_harness(), which returns a Harness"
         )
@@ -117,7 +117,7 @@ class ExecutorConformance(
         """Check the harness before the first test of a class; if it cannot judge, no test is run.
 
         Args:
-            folder: Of the workers of this run, if there are several.
+            folder: A folder that the workers of this run share, if there are several.
 
         Raises:
             HarnessFault: Says what to do.
@@ -134,7 +134,7 @@ class ExecutorConformance(
 
     @pytest.fixture
     def lab(self, request: pytest.FixtureRequest) -> Iterator[Lab]:
-        """A fresh world with its executor, for one test."""
+        """Make a fresh world with its executor, for one test."""
         __tracebackhide__ = True
         self._sound(_shared(request))
         lab = Lab(self.make_harness())
@@ -147,7 +147,7 @@ class ExecutorConformance(
             type(self).hung |= lab.hung
 
     def test_d1_what_it_cannot_do_is_declared(self, lab: Lab) -> None:
-        """Capabilities are declared and make sense, the harness is complete, and no test was taken away."""
+        """Check that capabilities make sense, the harness is complete, and no test is missing."""
         refuse_overrides(type(self))
         executor = lab.executor
         if not isinstance(executor, BaseExecutor) or not isinstance(
@@ -182,7 +182,7 @@ class ExecutorConformance(
             lab.verb("C8", executor.close)
 
     def test_any_sequence_keeps_every_promise(self, request: pytest.FixtureRequest) -> None:
-        """The state machine."""
+        """Run the state machine."""
         self._sound(_shared(request))
         seed = _seed(request.config)
         if seed is None and self.fresh:
@@ -198,7 +198,7 @@ class ExecutorConformance(
 
 
 def _shared(request: pytest.FixtureRequest) -> Path | None:
-    """A folder of all workers of pytest-xdist in this run; None if there are none."""
+    """Return a folder of all workers of pytest-xdist in this run; None if there are none."""
     if not hasattr(request.config, "workerinput"):
         return None
     factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
@@ -206,7 +206,7 @@ def _shared(request: pytest.FixtureRequest) -> Path | None:
 
 
 def _seed(config: pytest.Config) -> int | None:
-    """The seed that was asked for: with our own option, or with that of hypothesis."""
+    """Return the seed that was asked for, with the option of this suite or that of hypothesis."""
     for name in ("diloco_seed", "hypothesis_seed"):
         if (chosen := config.getoption(name, None)) is not None:
             return int(chosen)
@@ -220,7 +220,7 @@ STANDARD = [name for name in dir(ExecutorConformance) if name.startswith("test_"
 
 
 def refuse_overrides(cls: type) -> None:
-    """Refuse a class in which a standard test is not what it was, unless it is marked xfail with a reason.
+    """Refuse a class in which a standard test was replaced, unless marked xfail with a reason.
 
     Raises:
         TypeError: Names the test.

@@ -1,4 +1,4 @@
-"""Two threads, one of which calls an executor while the other is in the middle of a call: T1."""
+"""Two threads, one of which calls an executor in the middle of a call of the other: T1."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from ._purged import check_purged
 from ._stepping import Two, interrupted, places
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
-"""A call, and the one in the middle of it."""
+"""A call, and the one that is made in the middle of it."""
 
 
 def in_between(lab: Lab, make: Callable[[], Pair]) -> Iterator[Two]:
-    """What two calls give, one after the other, and then with the second before each line of the first; made anew each time."""
+    """Yield what two calls give: first one after the other, then the second amid the first.
+
+    It is made before each line of the first; both calls are made anew each time.
+    """
     first, second = make()
     gave, lines = lab.verb("T1", lambda: places(lab.executor, first))
     yield Two(gave, lab.verb("T1", second))
@@ -39,7 +42,7 @@ class Meanwhile:
     """Fixed tests of T1."""
 
     def test_t1_what_another_thread_asks_meanwhile_changes_no_answer(self, lab: Lab) -> None:
-        """Of two runs in different states; whichever is asked for in the middle of the other."""
+        """Ask about two runs in different states, each in the middle of asking about the other."""
         lives, ended, other = (lab.up(1).replicas[0] for _ in range(3))
         for replica in (lives, ended, other):
             if lab.can(Step.PRINT):
@@ -69,9 +72,10 @@ class Meanwhile:
                 lab.observe_all()
 
     def test_t1_an_older_look_undoes_nothing_that_a_newer_one_has_told(self, lab: Lab) -> None:
-        """A replica starts, and is seen to run, while another thread is looking at it.
+        """Start a replica, and see it run, while another thread is looking at it.
 
-        What that thread saw before is old by then: its look says what the newer one has told.
+        What that thread saw before is old by then: its look must say what the newer one has
+        reported.
         """
         if lab.harness.starts_by_itself:
             pytest.skip("here replicas are real, and start when they please")
@@ -109,7 +113,7 @@ class Meanwhile:
                     lab.broken("T1", f"it is attempt {now.attempt}", "it has been started once")
 
     def test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends(self, lab: Lab) -> None:
-        """By cancel, and by purge; each does what it was asked for, and no more."""
+        """Check that cancel, and purge, end what they were asked to end, and no more."""
         if lab.harness.starts_by_itself:
             pytest.skip("here replicas are real, and each line of the executor takes two of them")
         for verb in ("cancel", "purge"):
