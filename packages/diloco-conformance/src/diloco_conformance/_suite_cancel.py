@@ -16,7 +16,7 @@ class Cancelling:
     """Fixed tests of C1 to C6."""
 
     def test_c1_cancelling_twice_is_cancelling_once(self, lab: Lab) -> None:
-        """Before, while and after it takes effect, and by another process."""
+        """Cancel before, while and after a cancel takes effect, and from another process."""
         run = lab.up(2)
         for _ in range(3):
             lab.cancel(run.replicas[0])
@@ -30,7 +30,7 @@ class Cancelling:
         lab.observe_all()
 
     def test_c1_cancelling_what_is_gone_is_no_error(self, lab: Lab) -> None:
-        """Purged or forgotten."""
+        """Cancel a replica whose run was purged, or forgotten by the backend."""
         run = lab.up()
         lab.drive(run.replicas[0], Step.SUCCEED)
         lab.purge(run)
@@ -44,7 +44,7 @@ class Cancelling:
             lab.cancel(run.replicas[0])
 
     def test_c2_cancel_changes_nothing_that_has_ended(self, lab: Lab) -> None:
-        """Every end stays what it is."""
+        """Check that every end stays what it is."""
         replicas = ended(lab)
         lab.observe_all()
         for replica in replicas:
@@ -56,7 +56,10 @@ class Cancelling:
         lab.observe_all()
 
     def test_c3_cancel_has_the_declared_scope(self, lab: Lab) -> None:
-        """The siblings go on, or end as well; other runs are never touched; what has ended stays."""
+        """Check that siblings go on or end, as declared.
+
+        Other runs are never touched, and replicas that have ended stay as they are.
+        """
         run, beside = lab.up(4), lab.up(2)
         lab.drive(run.replicas[0], Step.SUCCEED, "first")
         lab.observe_all()
@@ -71,7 +74,7 @@ class Cancelling:
             lab.observe_all()
 
     def test_c3_another_process_can_cancel(self, lab: Lab) -> None:
-        """A handle is enough."""
+        """Check that a handle is enough to cancel."""
         one, two = lab.up(1), lab.up(1)
         lab.forget()
         lab.cancel(one.replicas[0])
@@ -81,7 +84,7 @@ class Cancelling:
         lab.observe_all()
 
     def test_c4_a_cancel_that_is_not_accepted_raises(self, lab: Lab) -> None:
-        """Nothing has changed, and cancelling later works."""
+        """Check that nothing has changed after the error, and that cancelling later works."""
         lab.needs(Operation.CANCEL)
         replica = lab.up(2).replicas[1]
         for fault in lab.faults(
@@ -98,7 +101,7 @@ class Cancelling:
         lab.observe_all()
 
     def test_c5_what_is_cancelled_ends(self, lab: Lab) -> None:
-        """All of a run, one by one; collect says so."""
+        """Cancel all replicas of a run, one by one; collect must say that they are cancelled."""
         run = lab.up(3)
         for replica in run.replicas:
             lab.cancel(replica)
@@ -110,7 +113,7 @@ class Cancelling:
             lab.broken("C5", str(results), "all were cancelled")
 
     def test_c5_an_end_that_won_the_race_stays(self, lab: Lab) -> None:
-        """The cancel was accepted, and the replica ended by itself before it took effect."""
+        """Let a replica end by itself after its cancel was accepted, before it took effect."""
         lab.needs(Ability.RACE)
         for step, value in ((Step.SUCCEED, "won"), (Step.FAIL, 9)):
             replica = lab.up().replicas[0]
@@ -122,7 +125,7 @@ class Cancelling:
             collect(lab, [replica])
 
     def test_c5_a_preemption_does_not_undo_a_cancel(self, lab: Lab) -> None:
-        """Its machine is taken away before the cancel takes effect: what was to end is not started again."""
+        """Take away a replica's machine before its cancel takes effect: it must not restart."""
         lab.needs(Ability.RACE, Step.PREEMPT)
         run = lab.up(2)
         lab.cancel(run.replicas[0])
@@ -133,7 +136,7 @@ class Cancelling:
         collect(lab, run.replicas[:1])
 
     def test_c6_cancel_keeps_the_evidence(self, lab: Lab) -> None:
-        """The log, and the record in list_runs."""
+        """Check that the log and the record in list_runs are still there."""
         run = lab.up()
         if lab.can(Step.PRINT):
             lab.drive(run.replicas[0], Step.PRINT, ["evidence"])
@@ -146,7 +149,7 @@ class Cancelling:
             check_log(lab, run.replicas[0])
 
     def test_c6_purge_is_refused_while_something_lives(self, lab: Lab) -> None:
-        """And removes it afterwards, repeatably; other runs stay."""
+        """Purge too early, and again when all has ended, repeatedly; other runs must stay."""
         run, beside = lab.up(2), lab.up(1)
         lab.drive(run.replicas[0], Step.SUCCEED)
         for by in (0, 1):
@@ -154,7 +157,7 @@ class Cancelling:
         lab.observe_all()
         lab.cancel(run.replicas[1])
         if lab.harness.truth(run.handles[1]).alive and type(lab.harness).sleep is Harness.sleep:
-            early_purge(lab, run)  # it is being ended, and has not ended
+            early_purge(lab, run)  # its end is under way, but not over
             lab.observe_all()
         lab.settle()
         lab.purge(run)
@@ -165,7 +168,7 @@ class Cancelling:
         lab.attach(beside)
 
     def test_c6_every_handle_purges_its_whole_run(self, lab: Lab) -> None:
-        """The first, one in the middle, and the last."""
+        """Purge by the first handle, by one in the middle, and by the last."""
         for by in (0, 1, 2):
             run = lab.up(3)
             for replica in run.replicas:

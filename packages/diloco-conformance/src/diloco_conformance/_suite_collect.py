@@ -19,7 +19,7 @@ from ._suite_states import ended
 
 
 def calls_of_a_look(lab: Lab) -> tuple[int, int]:
-    """How many calls a new executor takes to look at 2 ranks, and at 12."""
+    """Return how many calls a new executor takes to look at 2 ranks, and at 12."""
     counts = []
     for n in (2, 12):
         run = lab.up(n)
@@ -36,7 +36,7 @@ class Collecting:
     """Fixed tests of R1 to R8."""
 
     def test_r1_results_follow_the_handles(self, lab: Lab) -> None:
-        """Backwards, twice, and of several runs mixed."""
+        """Collect backwards, twice, and from several runs in any order."""
         one, two = lab.up(3), lab.up(3)
         for run in (one, two):
             for replica in run.replicas:
@@ -56,7 +56,7 @@ class Collecting:
                 lab.broken("R1", f"for a {kind}, collect gave {got}", f"for a list, {results}")
 
     def test_r2_the_deadline_is_kept_and_nothing_is_ended(self, lab: Lab) -> None:
-        """However many replicas run; in one deadline for all."""
+        """Collect any number of running replicas; one deadline holds for all of them."""
         runs = [lab.up(3), lab.up(2)]
         replicas = lab.replicas()
         unit = lab.harness.short_timeout / 60
@@ -69,7 +69,7 @@ class Collecting:
         lab.observe_all()
 
     def test_r2_it_waits_for_what_ends_meanwhile(self, lab: Lab) -> None:
-        """And then comes back at once."""
+        """Check that collect comes back at once when all have ended."""
         run = lab.up(2)
         seen: list[Mapping[ReplicaHandle, ReplicaStatus]] = []
 
@@ -106,7 +106,7 @@ class Collecting:
             lab.broken("R2", f"progress was told {wrong}", "of each, the second is true")
 
     def test_r2_a_time_that_is_none_is_refused(self, lab: Lab) -> None:
-        """It is not taken for another one, and nobody waits for it."""
+        """Check that a wrong time is not taken for another one, and not waited for."""
         handles = lab.up().handles
         wrong: tuple[Any, ...] = (-1, -0.5, math.nan, -math.inf, "5", True, [1], 10**400)
         for timeout in wrong:
@@ -115,13 +115,13 @@ class Collecting:
             must_raise(lab, "R2", "collect", call, InvalidRequestError, "no time to wait is such")
 
     def test_r4_exit_codes(self, lab: Lab) -> None:
-        """0 for successes, the true one for failures, none for the cancelled."""
+        """Expect 0 for successes, the true code for failures, and none for cancelled replicas."""
         for entry, replica in zip(collect(lab, ended(lab)), lab.replicas(), strict=True):
             if replica.reason == "error" and entry["exit_code"] != replica.exit_code:
                 lab.broken("R4", str(entry), f"its program exited with {replica.exit_code}")
 
     def test_r5_every_replica_has_its_own_result(self, lab: Lab) -> None:
-        """Of two runs, polled before, collected out of order."""
+        """Collect the results of two runs out of order, after the replicas were polled."""
         values: list[Any] = [
             None,
             0,
@@ -141,7 +141,7 @@ class Collecting:
         collect(lab, lab.replicas())
 
     def test_r5_large_results_arrive(self, lab: Lab) -> None:
-        """As large as the backend declares, up to 2 MB; collect does not hang on them."""
+        """Return results as large as declared, up to 2 MB; collect must not hang on them."""
         size = min(2_000_000, lab.capabilities.max_result_bytes or 2_000_000)
         run = lab.up(2)
         for replica in run.replicas:
@@ -150,7 +150,7 @@ class Collecting:
         collect(lab, run.replicas[::-1])
 
     def test_r6_errors_that_pass_are_absorbed(self, lab: Lab) -> None:
-        """The wait goes on when the backend is well again."""
+        """Check that the wait goes on when the backend is well again."""
         lab.needs(Operation.OBSERVE)
         for fault in lab.faults(*RETRYABLE):
             run = lab.up(2)
@@ -172,7 +172,10 @@ class Collecting:
                 lab.harness.clear()
 
     def test_r6_other_errors_are_raised(self, lab: Lab) -> None:
-        """At once if they will not pass, at the deadline if nothing is known."""
+        """Check that an error that will not pass is raised at once, and any other at the deadline.
+
+        The deadline counts if nothing is known by then.
+        """
         lab.needs(Operation.OBSERVE)
         run = lab.up(2)
         for fault in lab.faults(Fault.FORBIDDEN, Fault.SERVER_ERROR):
@@ -198,7 +201,7 @@ class Collecting:
         lab.observe_all()
 
     def test_r6_a_result_that_cannot_be_read_is_not_lost(self, lab: Lab) -> None:
-        """The state was read, and then the backend is away: the result is there when it is well again."""
+        """Disturb the backend after the state was read; later the result must be there."""
         lab.needs(Operation.OBSERVE)
         for fault in lab.faults(Fault.SERVER_ERROR, Fault.FORBIDDEN):
             for after in (1, 2):
@@ -219,7 +222,7 @@ class Collecting:
                 collect(lab, [replica])
 
     def test_r7_a_lost_replica_has_failed(self, lab: Lab) -> None:
-        """A replica without a record has not succeeded; the others are not touched by that."""
+        """Check that a replica without a record has not succeeded; others are not affected."""
         run, beside = lab.up(2), lab.up(1)
         for replica in [*run.replicas, *beside.replicas]:
             lab.drive(replica, Step.SUCCEED, "lost")
@@ -230,7 +233,7 @@ class Collecting:
         collect(lab, [run.replicas[1], beside.replicas[0], run.replicas[0]])
 
     def test_r9_without_a_timeout_it_waits_for_all(self, lab: Lab) -> None:
-        """For longer than a minute, and returns as soon as the last one has ended."""
+        """Wait for longer than a minute; collect must return as soon as the last one has ended."""
         run = lab.up(2)
         begin = lab.harness.clock()
         last = [begin]
@@ -248,7 +251,7 @@ class Collecting:
             lab.broken("R9", f"collect came back {late:g} s later", "all had ended")
 
     def test_r9_what_has_ended_is_not_waited_for(self, lab: Lab) -> None:
-        """With no argument but the handles, it returns at once."""
+        """Check that with no argument but the handles, collect returns at once."""
         replicas = ended(lab)
         begin = lab.harness.clock()
         collect(lab, replicas, timeout=None)
@@ -257,7 +260,7 @@ class Collecting:
             lab.broken("R9", f"collect took {took:g} s", "all had ended before")
 
     def test_r10_it_says_what_describe_says(self, lab: Lab) -> None:
-        """For every end, for the second attempt, here and in another process."""
+        """Compare both for every end and for second attempts, here and in another process."""
         replicas = ended(lab)
         if lab.can(Step.KILL):
             replicas.append(lab.up().replicas[0])
@@ -276,20 +279,24 @@ class Collecting:
         collect(lab, replicas)
 
     def test_r10_only_a_success_has_a_result(self, lab: Lab) -> None:
-        """Neither a failure, nor what was cancelled, nor what goes on."""
+        """Check that a replica that failed, was cancelled or still runs has no result."""
         collect(lab, [*ended(lab), *lab.launch().replicas, *lab.up().replicas])
 
     def test_r8_the_calls_of_a_look_do_not_grow_with_the_ranks(self, lab: Lab) -> None:
-        """Two ranks cost as many as twelve."""
+        """Check that looking at twelve ranks costs as many calls as looking at two."""
         lab.needs(Ability.CALLS)
         counts = calls_of_a_look(lab)
-        # Of a backend that has to be asked for each rank, twelve cost six times as much as two.
+        # A backend that has to be asked for each rank may take six times as many calls for twelve
+        # as for two.
         most = counts[0] * (1 if lab.capabilities.calls_per_look == "run" else 6)
         if counts[1] > most:
             lab.broken("R8", f"{counts[1]} calls for 12 ranks", f"{counts[0]} calls for 2 ranks")
 
     def test_r8_ends_that_were_seen_are_not_asked_for_again(self, lab: Lab) -> None:
-        """Where each rank is asked for, only the ranks that have not ended cost calls, from one look to the next."""
+        """Check that from one look to the next, only ranks that have not ended cost calls.
+
+        This is for backends that are asked for each rank.
+        """
         lab.needs(Ability.CALLS)
         run = lab.up(6)
         for replica in run.replicas[:4]:

@@ -1,4 +1,4 @@
-"""What a constructor is given: L12."""
+"""The arguments of a constructor: L12."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from ._lab import Lab
 from ._suite_told import check_environment
 
 GIVEN = {"CONF_EACH": "constructor", "CONF_BOTH": "constructor"}
-"""Variables that a constructor is given; a launch sets the second one, too."""
+"""Variables that a constructor is given; a launch sets the second one as well."""
 
 
 class Constructing:
     """Fixed tests of L12."""
 
     def test_l12_the_environment_of_the_constructor_is_in_every_launch(self, lab: Lab) -> None:
-        """That of the launch wins, and both together are what another launch of the same name is compared with."""
+        """Check that variables of the launch win over those of the constructor.
+
+        Another launch of the same name is compared with both together.
+        """
         lab.forget(env=GIVEN)
         run, second = lab.up(2, env={"CONF_BOTH": "launch"}), lab.up(1)
         lab.observe_all()
@@ -51,7 +54,10 @@ class Constructing:
                 )
 
     def test_l12_the_journal_of_the_constructor_is_written_and_read(self, lab: Lab) -> None:
-        """It has the launch, and the ends that were seen, which are known when the backend has forgotten them."""
+        """Check that the journal has the launch and the ends that were seen.
+
+        The ends must be known when the backend has forgotten them.
+        """
         with tempfile.TemporaryDirectory() as folder:
             journal = FolderJournal(Path(folder))
             lab.forget(journal=journal)
@@ -81,7 +87,7 @@ class Constructing:
             lab.forget()
 
     def test_l12_a_purge_writes_into_the_journal_what_nobody_has_seen(self, lab: Lab) -> None:
-        """All ranks have ended, and nobody has looked at them: how they ended is in the journal before they are gone."""
+        """Purge a run whose ends nothing has looked at; the journal must have them by then."""
         with tempfile.TemporaryDirectory() as folder:
             lab.forget(journal=FolderJournal(Path(folder)))
             run = lab.up(2)
@@ -104,7 +110,7 @@ class Constructing:
             lab.forget()
 
     def test_l12_names_begin_as_the_constructor_says(self, lab: Lab) -> None:
-        """Those that the launch does not give; and no two are the same."""
+        """Check that names not given by the launch begin like that, and no two are the same."""
         prefix = f"{lab.harness.run_prefix}-team"
         lab.forget(run_id=prefix)
         names = [lab.launch(1, named=False).run_id for _ in range(2)]

@@ -1,6 +1,6 @@
-"""What happens is declared: D2.
+"""The rule that whatever happens is declared: D2.
 
-That what is declared happens, the tests of all other promises see.
+The tests of all other promises check that what is declared happens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Declaring:
     """Fixed tests of D2."""
 
     def test_d2_nobody_is_preempted_who_cannot_be(self, lab: Lab) -> None:
-        """A backend whose replicas start again after their machine was taken away declares it."""
+        """Check that a backend whose replicas restart after losing their machine declares it."""
         if lab.capabilities.preemptible:
             pytest.skip("only for backends that declare preemptible=False")
         if Step.PREEMPT in lab.harness.cannot:
@@ -32,7 +32,7 @@ class Declaring:
             lab.broken("D2", "the backend declares preemptible=False", f"{replica} is {truth}")
 
     def test_d2_attempts_are_counted_only_where_declared(self, lab: Lab) -> None:
-        """Who cannot tell attempts apart says 1."""
+        """Check that a backend that cannot tell attempts apart always says 1."""
         lab.needs(Step.PREEMPT)
         replica = lab.up().replicas[0]
         for _ in range(2):
@@ -43,7 +43,7 @@ class Declaring:
         lab.observe(replica)
 
     def test_d2_who_tells_pending_from_running_declares_it(self, lab: Lab) -> None:
-        """Callers who are told that nobody knows would not ask."""
+        """Check that a backend that can tell pending from running says so: callers rely on it."""
         if lab.capabilities.distinguishes_pending:
             pytest.skip(
                 "only for backends that declare distinguishes_pending=False; S4 tests the others"
@@ -62,7 +62,7 @@ class Declaring:
             )
 
     def test_d2_who_looks_at_a_run_at_once_declares_it(self, lab: Lab) -> None:
-        """``calls_per_look="rank"`` is for those who must ask for every rank."""
+        """Check that ``calls_per_look="rank"`` is declared only if each rank must be asked for."""
         lab.needs(Ability.CALLS)
         if lab.capabilities.calls_per_look == "run":
             pytest.skip(
@@ -77,7 +77,7 @@ class Declaring:
             )
 
     def test_d2_what_is_kept_for_longer_is_declared(self, lab: Lab) -> None:
-        """A retention that is declared is what it is, not half of it."""
+        """Check that records are not kept for much longer than the declared retention."""
         lab.needs(Ability.AGE)
         kept = lab.capabilities.retention
         if kept is None:

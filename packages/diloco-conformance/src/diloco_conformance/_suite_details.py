@@ -1,4 +1,4 @@
-"""What is said of a replica besides its state, time, and what is declared of both: S10 to S14, D2."""
+"""The other details of a replica, its times, and what is declared of both: S10 to S14, D2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._suite_states import ended
 
 
 def needs_patience(lab: Lab) -> None:
-    """Skip where a replica runs as soon as it is launched: what is pending can then not be made to wait."""
+    """Skip the test where a replica runs as soon as it is launched, and cannot be made to wait."""
     lab.needs(Ability.TIMEOUT)
     if lab.harness.starts_by_itself:
         pytest.skip("here replicas start by themselves, so that nobody can make them wait")
@@ -25,7 +25,7 @@ class Details:
     """Fixed tests of S10 to S14."""
 
     def test_s10_reasons_belong_to_states(self, lab: Lab) -> None:
-        """Before the start, while it runs, while it is being ended, and at every end."""
+        """Check reasons before the start, during the run, while it is being ended, and after."""
         run = lab.launch(2)
         lab.observe_all()
         for replica in run.replicas:
@@ -43,7 +43,7 @@ class Details:
             lab.observe(again)
 
     def test_s11_signals_have_their_names_and_numbers(self, lab: Lab) -> None:
-        """For describe and collect, here and in another process."""
+        """Check describe and collect, here and in another process."""
         lab.needs(Step.KILL)
         for name in ("SIGABRT", "SIGKILL", "SIGSEGV"):
             replica = lab.up().replicas[0]
@@ -54,7 +54,7 @@ class Details:
         lab.observe_all()
 
     def test_s11_out_of_memory_is_a_signal(self, lab: Lab) -> None:
-        """The kernel sends SIGKILL: 137."""
+        """Check that the signal is SIGKILL, which the kernel sends, and the exit code 137."""
         lab.needs(Step.OOM)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.OOM)
@@ -62,7 +62,7 @@ class Details:
         collect(lab, [replica])
 
     def test_s12_times_are_those_of_the_attempt(self, lab: Lab) -> None:
-        """None before, Unix seconds after, the start before the end."""
+        """Expect no times before, Unix seconds after, and a start that is before the end."""
         run = lab.launch(3)
         lab.observe_all()
         lab.advance(3 * lab.unit)
@@ -81,7 +81,7 @@ class Details:
         lab.observe_all()
 
     def test_s12_the_next_attempt_has_its_own_start(self, lab: Lab) -> None:
-        """And while it is pending, none."""
+        """Check also that the attempt has no start while it is pending."""
         lab.needs(Step.PREEMPT)
         replica = lab.up().replicas[0]
         lab.observe(replica)
@@ -95,7 +95,7 @@ class Details:
         lab.observe(replica)
 
     def test_s13_waiting_uses_up_no_timeout(self, lab: Lab) -> None:
-        """A replica that is pending for longer than its timeout runs as long as any other."""
+        """Check that after pending for longer than its timeout, a replica has all of it left."""
         needs_patience(lab)
         replica = lab.launch(1, timeout=lab.harness.short_timeout).replicas[0]
         lab.advance(2 * lab.harness.short_timeout + lab.harness.overrun)
@@ -108,7 +108,7 @@ class Details:
         collect(lab, [replica])
 
     def test_s9_a_timeout_has_the_declared_scope(self, lab: Lab) -> None:
-        """The siblings that have not started yet go on waiting, or end as well and say why."""
+        """Check that siblings that have not started yet go on waiting, or end and say why."""
         needs_patience(lab)
         run = lab.launch(3, timeout=lab.harness.short_timeout)
         lab.drive(run.replicas[1], Step.START)
@@ -118,7 +118,7 @@ class Details:
         collect(lab, ended)
 
     def test_s13_no_time_is_taken_from_it(self, lab: Lab) -> None:
-        """It is as long as the launch says, and not a whole number of minutes, or of seconds."""
+        """Check that the timeout is as long as the launch says, not whole minutes or seconds."""
         lab.needs(Ability.TIMEOUT)
         short = lab.harness.short_timeout
         cases = [(1.5 * short, 1.3 * short)]
@@ -137,7 +137,7 @@ class Details:
             lab.observe_all()
 
     def test_s13_each_attempt_has_the_whole_timeout(self, lab: Lab) -> None:
-        """And the second one, too, is ended when it is over."""
+        """Check also that the second attempt is ended when its timeout is over."""
         needs_patience(lab)
         lab.needs(Step.PREEMPT)
         run = lab.up(1, timeout=lab.harness.short_timeout)
@@ -153,7 +153,7 @@ class Details:
         lab.observe_all()
 
     def test_s13_without_a_timeout_it_runs_on(self, lab: Lab) -> None:
-        """However long."""
+        """Let a replica without a timeout run for a long time."""
         lab.needs(Ability.TIMEOUT)
         try:
             lab.within(
@@ -162,7 +162,7 @@ class Details:
         except InvalidRequestError:
             if lab.capabilities.max_timeout is None:
                 lab.broken("S13", "timeout=None was refused", "it declares no max_timeout")
-            return  # where there is a longest timeout, that is right
+            return  # refusing is right where there is a longest timeout
         replica = lab.up(1, timeout=None).replicas[0]
         if lab.can(Ability.AGE):
             lab.age(14 * 86_400.0)
@@ -173,7 +173,7 @@ class Details:
         collect(lab, [replica])
 
     def test_s13_replicas_are_told_their_timeout(self, lab: Lab) -> None:
-        """The runner enforces it, so it has to know."""
+        """Check that replicas know their timeout, which the runner enforces."""
         lab.needs(Ability.TOLD)
         for timeout in (lab.harness.timeout, lab.harness.timeout + 0.5):
             run = lab.up(2, timeout=timeout)
@@ -185,7 +185,7 @@ class Details:
                     lab.broken("S13", f"{replica} is told {told}", f"its timeout is {timeout}")
 
     def test_s14_records_are_kept_as_long_as_declared(self, lab: Lab) -> None:
-        """State, result and run; and then nothing is invented."""
+        """Check states, results and runs; when they are gone, nothing may be invented."""
         lab.needs(Ability.AGE)
         replicas = ended(lab)
         lab.observe_all()

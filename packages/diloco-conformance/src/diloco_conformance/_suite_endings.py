@@ -1,4 +1,4 @@
-"""Ends that look like others, and results that are gone: S8, S15, S16, R5, R12."""
+"""Ends that look like other ends, and results that are gone: S8, S15, S16, R5, R12."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ._lab import Lab
 from ._suite_names import verbs
 from ._suite_states import ended
 
-#: What may be found where a result was: nothing that a reader of any channel takes for one.
+#: Damage that may be found in place of a result; no reader of any channel takes it for one.
 DAMAGED = (b"", b"{", b"\xff\xfe\x00", b"not JSON at all", b'{"a": NaN')
 
-#: What others may have written there: of another shape, of other types, too deep or too long.
+#: Data that another program may have written there: wrong in shape or type, too deep or too long.
 ODD = (
     *(b"[]", b"null", b"0", b'"5"', b"{}", b"true", b"[[[]]]"),
     *(b'{"result": 1}', b'{"result_lines": "5", "version": [], "state": {}, "attempt": "x"}'),
@@ -31,7 +31,7 @@ class Endings:
     """Fixed tests of S8, S15, S16, R5 and R12."""
 
     def test_s8_an_exit_code_alone_proves_nothing(self, lab: Lab) -> None:
-        """Programs may exit with the codes that timeouts, kills and cancels end in, too."""
+        """Exit with codes in which timeouts, kills and cancels end as well."""
         for code in (124, 137, 143, 128, 255):
             replica = lab.up().replicas[0]
             lab.drive(replica, Step.FAIL, code)
@@ -41,7 +41,7 @@ class Endings:
         lab.observe_all()
 
     def test_s16_texts_can_be_printed(self, lab: Lab) -> None:
-        """Those of describe and collect, before every end and after it, and of damaged results."""
+        """Check the texts of describe and collect, at every end, and for damaged results."""
         run = lab.launch(2)
         lab.observe_all()
         replicas = [*run.replicas, *ended(lab)]
@@ -55,7 +55,10 @@ class Endings:
     # --- stopped from outside ---
 
     def test_s15_who_was_stopped_from_outside_is_cancelled(self, lab: Lab) -> None:
-        """By nobody's cancel: describe and collect say so, here and elsewhere, and a cancel that comes later changes nothing."""
+        """Stop a replica without a cancel; describe and collect must say so everywhere.
+
+        A cancel that comes later must change nothing.
+        """
         lab.needs(Step.STOP)
         run, beside = lab.up(2), lab.up(1)
         with lab.part_of("S15"):
@@ -71,7 +74,7 @@ class Endings:
             lab.broken("S15", f"collect says {entry}", "nobody had cancelled it when it ended")
 
     def test_s15_a_cancel_is_not_a_stop_from_outside(self, lab: Lab) -> None:
-        """Nor is one by another process."""
+        """Check that a cancel by another process is not one either."""
         lab.needs(Step.STOP)
         with lab.part_of("S15"):
             for run in (lab.up(1), lab.up(1)):
@@ -84,7 +87,7 @@ class Endings:
     # --- whose result ---
 
     def test_r5_the_result_is_that_of_the_attempt_that_succeeded(self, lab: Lab) -> None:
-        """Not of an earlier one that had returned when its machine was taken away, and whose end nobody has recorded."""
+        """Return from attempts whose machine is taken away, so that they do not count."""
         lab.needs(Step.PREEMPT)
         run = lab.up(2)
         for replica in run.replicas:
@@ -102,7 +105,7 @@ class Endings:
         collect(lab, run.replicas)
 
     def test_r5_who_fails_in_the_end_has_no_result(self, lab: Lab) -> None:
-        """Also if an earlier attempt had returned one."""
+        """Check this also for a replica that had returned a result in an earlier attempt."""
         lab.needs(Step.PREEMPT)
         with lab.part_of("R5"):
             for step, value in ((Step.FAIL, 3), (None, None)):
@@ -119,13 +122,13 @@ class Endings:
     # --- what is gone ---
 
     def test_r12_a_lost_result_is_said_to_be_lost(self, lab: Lab) -> None:
-        """At once, every time, with the results of all others."""
+        """Check that collect says so at once, every time, and gives the results of all others."""
         lab.needs(Ability.LOSE)
         with lab.part_of("R12"):
             self._lose(lab, [None])
 
     def test_r12_a_damaged_result_is_said_to_be_lost(self, lab: Lab) -> None:
-        """In whatever way: it is a result of None no more than it is an error of whoever asks."""
+        """Check that any damage is reported in the error of the result, and raises nothing."""
         lab.needs(Ability.LOSE, Ability.DAMAGE)
         with lab.part_of("R12"):
             self._lose(lab, list(DAMAGED))
@@ -146,9 +149,9 @@ class Endings:
                 lab.broken("R12", f"collect took {took:g} s", "what is lost is not waited for")
 
     def test_r12_whatever_is_left_is_data(self, lab: Lab) -> None:
-        """Some of it may be taken for a result.
+        """Check that every verb answers or raises a BackendError, for the sibling as well.
 
-        But every verb answers, or raises a BackendError, also for the sibling.
+        Some of the data may be taken for a result.
         """
         lab.needs(Ability.LOSE, Ability.DAMAGE)
         for left in ODD:
@@ -169,7 +172,7 @@ class Endings:
             lab.forget()
 
     def test_r12_a_journal_keeps_the_loss(self, lab: Lab) -> None:
-        """It is no result of None later on either, when the platform has forgotten the run."""
+        """Check that it stays lost, and is not None, when the platform has forgotten the run."""
         lab.needs(Ability.LOSE)
         with tempfile.TemporaryDirectory() as folder, lab.part_of("R12"):
             journal = FolderJournal(Path(folder))

@@ -13,14 +13,14 @@ from ._logs import check_log
 from ._model import Run
 
 LONGEST = 48
-"""How many characters a run_id may have."""
+"""The number of characters that a run_id may have."""
 
 
 class Finding:
     """Fixed tests of H1 to H3, H7 and H8."""
 
     def test_h1_handles_survive_json(self, lab: Lab) -> None:
-        """And mean the same afterwards."""
+        """Check that handles still mean the same afterwards."""
         run = lab.up(2)
         lab.forget()
         lab.observe_all()
@@ -35,7 +35,7 @@ class Finding:
             )
 
     def test_h2_another_process_knows_as_much(self, lab: Lab) -> None:
-        """At every stage of a life."""
+        """Check this at every stage of a replica's life."""
         with lab.part_of("H2"):
             self._by_another_process(lab)
 
@@ -57,7 +57,7 @@ class Finding:
         lab.observe_all()
 
     def test_h3_runs_are_found_again(self, lab: Lab) -> None:
-        """By name, with the same handles, whether they live or not."""
+        """Find runs by name, with the same handles, whether they live or not."""
         runs = [lab.up(2), lab.up(1, named=False), lab.launch(3)]
         lab.drive(runs[1].replicas[0], Step.FAIL, 1)
         for _ in range(2):
@@ -67,7 +67,7 @@ class Finding:
         lab.observe_all()
 
     def test_h3_a_run_of_one_is_found_again(self, lab: Lab) -> None:
-        """As the only run, before its start, while it runs and after its end."""
+        """Find the only run: before its start, while it runs and after its end."""
         run = lab.launch(1)
         for step in (Step.START, Step.SUCCEED, None):
             lab.attach(run)
@@ -76,7 +76,7 @@ class Finding:
             lab.forget()
 
     def test_h7_runs_are_listed_oldest_first(self, lab: Lab) -> None:
-        """Whatever their names and ends; more than a page of them, each once."""
+        """List more than a page of runs, with any names and ends; each must be listed once."""
         names = [f"{lab.harness.run_prefix}-{name}" for name in ("zebra", "apple", "mango")]
         names += [
             f"{lab.harness.run_prefix}-{number}-page" for number in range(lab.harness.many_runs)
@@ -95,7 +95,7 @@ class Finding:
             lab.forget()
 
     def test_h8_more_than_ten_ranks_are_told_apart(self, lab: Lab) -> None:
-        """And in the order of numbers, in which 10 comes after 2."""
+        """Check that they are also in the order of numbers, in which 10 comes after 2."""
         if (most := lab.harness.many_ranks) <= 10:
             pytest.skip(f"the harness says that more than {most} ranks are too many for this world")
         with lab.part_of("H8"):
@@ -121,7 +121,7 @@ class Finding:
         collect(lab, replicas[::-1])
 
     def test_h8_the_longest_names_are_different_runs(self, lab: Lab) -> None:
-        """Of as many characters as a run_id may have, of which only the last differs."""
+        """Launch under names of the greatest length, which differ in the last character only."""
         with lab.part_of("H8"):
             name = f"{lab.harness.run_prefix}-{'long-' * LONGEST}"[: LONGEST - 1]
             runs = [lab.up(2, run_id=f"{name}{end}") for end in "ab"]
@@ -140,7 +140,7 @@ class Finding:
             lab.observe_all()
 
     def test_h8_names_that_begin_alike_are_different_runs(self, lab: Lab) -> None:
-        """For attach, list_runs, cancel, collect and purge."""
+        """Check this for attach, list_runs, cancel, collect and purge."""
         with lab.part_of("H8"):
             self._alike(lab)
 

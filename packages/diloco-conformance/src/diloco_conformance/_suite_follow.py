@@ -1,4 +1,4 @@
-"""Following logs, and choosing from them: G3 and G4."""
+"""Following logs, and choosing lines from them: G3 and G4."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STREAMS = ("combined", "stdout", "stderr")
 
 
 def check_streams(lab: Lab) -> None:
-    """No other stream is declared than those that callers know."""
+    """Check that no stream is declared but those that callers know."""
     declared = lab.capabilities.log_streams
     if unknown := [stream for stream in declared if stream not in STREAMS]:
         lab.broken(
@@ -36,7 +36,7 @@ class Following:
     """Fixed tests of G3 and G4."""
 
     def test_g3_what_has_ended_is_followed_to_its_end(self, lab: Lab) -> None:
-        """All lines once, those that match, and then no more."""
+        """Expect all lines once, or those that match, and then the end."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two", "three"])
@@ -46,7 +46,7 @@ class Following:
         check_lines(lab, replica, promise="G3", follow=True, regex="nothing", lines=[])
 
     def test_g3_what_lives_is_followed(self, lab: Lab) -> None:
-        """From before its start; every line comes while it lives, and nothing of its sibling."""
+        """Follow from before the start: each line comes while it lives, and none of its sibling."""
         lab.needs(Step.PRINT)
         replica, sibling = lab.launch(2).replicas
         with lab.harness.time.held():
@@ -67,7 +67,7 @@ class Following:
             chosen.finish("line 2", "line 4")
 
     def test_g3_it_ends_however_the_replica_ends(self, lab: Lab) -> None:
-        """By a failure, and by a cancel."""
+        """End the replica by a failure, and by a cancel."""
         lab.needs(Step.PRINT)
         for ending in ("fail", "cancel"):
             replica = lab.up().replicas[0]
@@ -83,7 +83,7 @@ class Following:
                 follower.finish("so far")
 
     def test_g3_it_ends_where_the_replica_never_started(self, lab: Lab) -> None:
-        """It was cancelled while it was pending."""
+        """Cancel the replica while it is pending."""
         lab.needs(Step.PRINT)
         if lab.harness.starts_by_itself:
             pytest.skip("here replicas start by themselves, so that nobody can make them wait")
@@ -95,7 +95,7 @@ class Following:
             follower.finish_or_gone()
 
     def test_g3_who_stops_reading_leaves_nothing_behind(self, lab: Lab) -> None:
-        """No thread reads on, once the iterator and the executor are closed."""
+        """Check that no thread reads on, once the iterator and the executor are closed."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two"])
@@ -104,7 +104,7 @@ class Following:
         start = threading.Thread.start
 
         def counted(thread: threading.Thread) -> None:
-            # Those of the world, such as a server's, are begun by others.
+            # The world's own threads, such as a server's, are started by other threads.
             if threading.current_thread() in begun:
                 begun.append(thread)
             start(thread)
@@ -124,7 +124,7 @@ class Following:
             lab.broken("G3", f"the threads {left} run on", "nobody reads any more")
 
     def test_g3_a_last_line_without_a_newline_is_followed(self, lab: Lab) -> None:
-        """In pieces, too."""
+        """Write the last line in pieces, too."""
         lab.needs(Ability.WRITE)
         replica = lab.up().replicas[0]
         with lab.harness.time.held():
@@ -138,7 +138,7 @@ class Following:
             follower.finish("one", "two", "and a half")
 
     def test_g3_it_goes_on_through_a_preemption(self, lab: Lab) -> None:
-        """With the lines of the next attempt, and nothing twice."""
+        """Expect the lines of the next attempt as well, and none of them twice."""
         lab.needs(Step.PREEMPT, Step.PRINT)
         replica = lab.up(2).replicas[0]
         with lab.harness.time.held():
@@ -153,7 +153,10 @@ class Following:
             follower.finish("first attempt", "second attempt")
 
     def test_g3_a_disturbance_loses_no_line(self, lab: Lab) -> None:
-        """What passes is outlived; what does not raises, and the log does not end as if that were all."""
+        """Check that a fault that passes is outlived, and that any other one raises.
+
+        The log must not end as if that were all.
+        """
         lab.needs(Operation.LOGS, Operation.OBSERVE, Ability.CALLS, Step.PRINT)
         for operation in (Operation.LOGS, Operation.OBSERVE):
             for fault in lab.faults(*sorted(RETRYABLE), Fault.FORBIDDEN):
@@ -176,7 +179,10 @@ class Following:
                 follower.finish_disturbed("before", "meanwhile")
 
     def test_g3_it_ends_at_a_time_to_come(self, lab: Lab) -> None:
-        """Where ``until`` is still ahead, once it has passed, although the replica lives on; silent, too."""
+        """Check that the log ends once ``until`` has passed.
+
+        The replica lives on, and may be silent.
+        """
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lasts = 3 * lab.harness.resolution
@@ -191,7 +197,7 @@ class Following:
     # --- choosing ---
 
     def test_g4_since_and_until(self, lab: Lab) -> None:
-        """The first counts, the second does not; alone and together."""
+        """Check that the first moment counts and the second does not, alone and together."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         times = []
@@ -228,7 +234,7 @@ class Following:
             check_lines(lab, replica, promise="G4", lines=lines, **options)
 
     def test_g4_an_expression_is_found_anywhere_in_a_line(self, lab: Lab) -> None:
-        """At its begin, in its middle, at its end."""
+        """Look for it at the start, in the middle and at the end of lines."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lines = ["alpha one", "one beta", "gamma", "ONE", "", "a.b", "naïve", "漢字"]
@@ -251,7 +257,7 @@ class Following:
             check_lines(lab, replica, promise="G4", lines=wanted, regex=regex)
 
     def test_g4_the_streams_are_kept_apart(self, lab: Lab) -> None:
-        """As far as they are declared; both are in the combined one, each in its order."""
+        """Check the declared streams; the combined one has both, each in its order."""
         lab.needs(Ability.WRITE)
         check_streams(lab)
         replica = lab.up().replicas[0]

@@ -1,4 +1,4 @@
-"""Handles that were not made by a launch: H10."""
+"""Handles that no launch has made: H10."""
 
 from __future__ import annotations
 
@@ -24,25 +24,34 @@ from ._suite_names import verbs
 
 RUN_ID = "run_id"
 MOST = 5
-"""Up to how many texts of two handles are mixed in every way; of more, each alone, and all but each."""
+"""If at most this many texts of two handles differ, they are mixed in every way.
+
+Of more texts, each one is taken alone, and all but each one.
+"""
 WORDS = (
     *("", ".", "..", "../..", "/", "*", "%", "a/b c", "-x", "Ü", "%2e%2e%2f", "0", "-1", "1e9", "null", "{}"),
     *("\0", "a\nb", "\ud800", "x" * 5000, "9" * 5000),
 )  # fmt: skip
-"""Texts that are something else to a path, a pattern, a URL, a header, a number or an encoding."""
+"""Texts that a path, a pattern, a URL, a header, a number or an encoding takes otherwise."""
 
 LOOKED_AFTER = ("collect", "cancel", "purge")
-"""After which verbs the world is looked at: the last of those that read, and those that end or remove something."""
+"""The verbs after which the world is checked.
+
+They are the last of those that read, and those that end or remove something.
+"""
 
 
 def changed(handle: ReplicaHandle, texts: dict[str, str]) -> ReplicaHandle:
-    """The handle with other texts: those of its metadata by their keys, its run_id by that name."""
+    """Return the handle with other texts: run_id under that name, metadata under their keys."""
     metadata = {**handle.metadata, **{key: text for key, text in texts.items() if key != RUN_ID}}
     return replace(handle, metadata=metadata, run_id=texts.get(RUN_ID, handle.run_id))
 
 
 def mixtures(one: ReplicaHandle, other: ReplicaHandle) -> Iterator[tuple[str, ...]]:
-    """The texts that are to be taken from the other handle: some of those in which the two differ, and not all."""
+    """Yield the names of the texts to take from the other handle.
+
+    They are some of those in which the two differ, and never all.
+    """
     names = [key for key in one.metadata if other.metadata.get(key) != one.metadata[key]]
     names.append(RUN_ID)
     sizes = range(1, len(names)) if len(names) <= MOST else (1, len(names) - 1)
@@ -51,15 +60,15 @@ def mixtures(one: ReplicaHandle, other: ReplicaHandle) -> Iterator[tuple[str, ..
 
 
 def texts_of(handle: ReplicaHandle) -> dict[str, str]:
-    """All its texts."""
+    """Return all texts of a handle."""
     return {**handle.metadata, RUN_ID: handle.run_id}
 
 
 class Pair:
-    """Two runs that know different things, of which forged handles may touch only the one that they name.
+    """Two runs that know different things; a forged handle may touch only the one that it names.
 
     Args:
-        lab: Where they are launched.
+        lab: The lab in which they are launched.
         over: Whether they have ended; otherwise they live.
     """
 
@@ -84,7 +93,10 @@ class Pair:
         self._named: list[Run] = []
 
     def renew(self) -> None:
-        """Put another run in the place of one that has changed, as the one may that a handle has named; so two live at most."""
+        """Replace each run that has changed, so that two live at most.
+
+        One that a handle has named may have changed.
+        """
         changed = [run for run in self._named if self._truth(run) != self._truths[run.name]]
         if not changed:
             return
@@ -100,7 +112,7 @@ class Pair:
         self._begin()
 
     def take(self, handle: ReplicaHandle) -> None:
-        """Give a handle to every verb: no run but the one that it is named after may change, or be shown."""
+        """Give a handle to every verb: only the run that it names may change, or be shown."""
         lab = self._lab
         named = [run for run in (self.mine, self.theirs) if run.run_id == handle.run_id]
         self._named += [run for run in named if run not in self._named]
@@ -113,7 +125,7 @@ class Pair:
             try:
                 gave = lab.within("H10", call)
             except BackendError:
-                pass  # whichever it is, it has a name
+                pass  # any BackendError is a named error
             else:
                 if named and verb in LOOKED_AFTER:
                     lab.harness.settle()
@@ -123,10 +135,10 @@ class Pair:
                     lab.broken("H10", said, f"only a handle of {run.name} shows that")
             if verb in LOOKED_AFTER:
                 self._look(named, said)
-            lab.history.pop()  # of hundreds, the one that matters is easier to see
+            lab.history.pop()  # among hundreds, the one that matters is easier to see
 
     def end(self) -> None:
-        """What was still under way has changed nothing either."""
+        """Check that calls that were still under way have changed nothing either."""
         self._lab.harness.settle()
         self._look(self._named, "the last of these calls")
 
@@ -153,7 +165,10 @@ class Forgeries:
     """Fixed tests of H10."""
 
     def test_h10_a_handle_of_two_runs(self, lab: Lab) -> None:
-        """Some of its texts are those of another run: what it is not named after is neither touched nor shown."""
+        """Mix in texts of another run: only the run that the handle names may change.
+
+        No other run may be shown, either.
+        """
         for over in (False, True):
             pair = Pair(lab, over=over)
             for names in list(mixtures(pair.mine.handles[0], pair.theirs.handles[0])):
@@ -163,8 +178,8 @@ class Forgeries:
             pair.end()
 
     def test_h10_a_handle_of_any_text(self, lab: Lab) -> None:
-        """Whatever stands in a text of it, other runs live on, and every error is a BackendError."""
-        name = lab.up(1).run_id  # of a third run, which no handle in this test leads to
+        """Put any text into a handle: other runs live on, and every error is a BackendError."""
+        name = lab.up(1).run_id  # of a third run, to which no handle in this test leads
         pair = Pair(lab, over=False)
         names = (lab.harness.run_prefix, f"../{name}", f"x/../{name}", f"{name}\0", f"{name} ")
         words: tuple[str, ...] = (*WORDS, name, *names)
@@ -181,7 +196,7 @@ class Forgeries:
         pair.end()
 
     def test_h10_a_run_id_of_any_text(self, lab: Lab) -> None:
-        """Given to the verbs that take one, it finds nothing and ends nothing."""
+        """Give it to the verbs that take a run_id: it must find nothing and end nothing."""
         run = lab.up(1)
         words: list[Any] = [*WORDS, lab.harness.run_prefix, f"../{run.run_id}", f"{run.run_id}\0"]
         for word in [*words, None, 0, [run.run_id], run.run_id.encode()]:
@@ -199,7 +214,7 @@ class Forgeries:
         lab.observe_all()
 
     def test_h10_what_is_no_handle_is_refused(self, lab: Lab) -> None:
-        """By every verb: the dictionary that a handle was written as, its run_id, nothing."""
+        """Give every verb a handle's dictionary, its JSON, its run_id, or nothing."""
         run = lab.up(1)
         handle = run.handles[0]
         for wrong in (handle.to_dict(), handle.to_json(), handle.run_id, [handle], 0, None):
@@ -209,7 +224,10 @@ class Forgeries:
         lab.observe_all()
 
     def test_h10_a_handle_leads_only_to_what_is_ours(self, lab: Lab) -> None:
-        """One that names something else in the same place, with or without the ids of a run: it is not touched."""
+        """Name something else in the same place, with or without a run's ids.
+
+        It must not be touched.
+        """
         lab.needs(Ability.FOREIGN)
         name = f"{lab.harness.run_prefix}-foreign"
         lab.harness.foreign(name)

@@ -15,14 +15,17 @@ from ._stepping import FEW, Place, each_line
 
 PIECE = 0.05
 PIECES = 6
-"""Real seconds between two looks at a follower, and after how many of them without a line of its own it is taken to wait."""
+"""The pause between two looks at a follower, in real seconds, and a number of looks.
+
+After that many looks without a line of its own, the follower is taken to wait.
+"""
 
 
 class LastLines:
     """A fixed test of G3."""
 
     def test_g3_what_is_written_last_is_not_lost(self, lab: Lab) -> None:
-        """The replica writes and ends between any two lines of the executor that follows it."""
+        """Let the replica write and end between any two lines of the executor that follows it."""
         lab.needs(Step.PRINT)
         if lab.harness.starts_by_itself:
             pytest.skip("a replica would have to be started for every line of the executor")
@@ -40,7 +43,10 @@ class LastLines:
                 )
 
     def _looks(self, lab: Lab) -> tuple[int, int]:
-        """After how many lines of its own an executor has waited for more of a log once, and twice."""
+        """Return how many lines an executor had run when it first waited, and when next.
+
+        It waits for more of a log; the lines are those of its own code.
+        """
         moments: dict[float, int] = {}
 
         def twice(passed: int) -> bool:
@@ -54,7 +60,10 @@ class LastLines:
 
 
 class _Following:
-    """Follows the log of a replica, which has written a line, and writes another one and ends at a given moment."""
+    """A follower of the log of a replica, which writes a last line and ends at a given moment.
+
+    The replica has written one line before.
+    """
 
     def __init__(self, lab: Lab, replica: Replica, when: Callable[[int], bool]) -> None:
         self._lab, self._replica, self._when = lab, replica, when
@@ -62,7 +71,7 @@ class _Following:
         self.passed = 0
 
     def lines(self) -> list[str]:
-        """What it gives."""
+        """Return the lines that the log gives."""
         self._lab.drive(self._replica, Step.PRINT, ["the first"])
         watching = threading.Thread(target=self._watch, daemon=True)
         watching.start()
@@ -91,7 +100,7 @@ class _Following:
                 self._over.set()
 
     def _watch(self) -> None:
-        """An executor may wait for the platform's answer, and not between two lines of its own."""
+        """Finish while an executor waits for the platform, instead of between two of its lines."""
         still, passed = 0, 0
         while not self._over.wait(PIECE):
             still, passed = still + 1 if passed == self.passed else 0, self.passed
