@@ -17,7 +17,7 @@ class Launching:
     """Fixed tests of L1 to L5, and L7."""
 
     def test_l1_handles_are_distinct(self, lab: Lab) -> None:
-        """Within a run, and among runs that were launched in the same second and not named."""
+        """Compare handles in a run, and of unnamed runs that were launched in the same second."""
         for n in (1, 3, 2):
             lab.launch(n, named=False)
             lab.launch(n)
@@ -29,7 +29,7 @@ class Launching:
         lab.observe_all()
 
     def test_l2_a_refused_launch_leaves_nothing(self, lab: Lab) -> None:
-        """Refused at the first call, and at later ones; nor does it stand in the way of the next try."""
+        """Refuse the launch at the first call, or at a later one; the next try must succeed."""
         lab.needs(Operation.LAUNCH, Fault.FORBIDDEN)
         for after in range(4):
             run_id = failing_launch(lab, after)
@@ -42,13 +42,13 @@ class Launching:
             lab.observe_all()
 
     def test_l2_what_survives_is_named(self, lab: Lab) -> None:
-        """Where what was started cannot be ended again, the error has its handles, and they can be used."""
+        """Check that the error has the handles of all that could not be ended, and they work."""
         lab.needs(Operation.LAUNCH, Operation.CANCEL, Fault.FORBIDDEN)
         for after in range(4):
             failing_launch(lab, after, stuck=True)
 
     def test_l3_a_refused_launch_of_what_is_there_changes_nothing(self, lab: Lab) -> None:
-        """What an earlier launch has started is not taken back by a later one."""
+        """Check that a later launch does not end what an earlier one has started."""
         lab.needs(Operation.LAUNCH, Fault.FORBIDDEN)
         run = lab.up(3)
         before = [lab.harness.truth(handle) for handle in run.handles]
@@ -64,7 +64,7 @@ class Launching:
         lab.observe_all()
 
     def test_l3_a_launch_that_cannot_look_changes_nothing(self, lab: Lab) -> None:
-        """Whether the run is there already is not known then, so nothing may be created over it."""
+        """Check that nothing is created while it is unknown whether the run is there already."""
         lab.needs(Operation.OBSERVE)
         run = lab.up(2)
         before = [lab.harness.truth(handle) for handle in run.handles], lab.harness.living()
@@ -80,10 +80,10 @@ class Launching:
         lab.observe_all()
 
     def test_l3_the_same_run_id_is_the_same_run(self, lab: Lab) -> None:
-        """Launched again at once, when it runs, when it has ended, by another process."""
+        """Launch it again at once, when it runs, when it has ended, and from another process."""
         run = lab.launch(2)
         for what in ("start", "end", "forget"):
-            lab.advance(3 * lab.harness.resolution)  # nothing of it begins anew
+            lab.advance(3 * lab.harness.resolution)  # a run started anew would be dated later
             living = lab.harness.living()
             handles = lab.relaunch(run)
             if handles != run.handles or lab.harness.living() != living:
@@ -103,7 +103,7 @@ class Launching:
         collect(lab, run.replicas)
 
     def test_l3_what_was_cancelled_is_not_started_again(self, lab: Lab) -> None:
-        """Launched again while it is being ended, when it has ended, and by another process: it stays cancelled."""
+        """Launch it again while it ends, when it has ended, and elsewhere: it stays cancelled."""
         with lab.part_of("L3"):
             self._cancelled(lab)
 
@@ -124,7 +124,7 @@ class Launching:
         collect(lab, run.replicas)
 
     def test_l3_the_same_in_other_words_is_the_same_run(self, lab: Lab) -> None:
-        """The order of keys means nothing, nor does an empty mapping instead of none, or 60.0 instead of 60."""
+        """Vary the order of keys, empty mappings for none, and 60.0 for 60: nothing changes."""
         kwargs, env = {"b": [1], "a": {"y": 1, "x": 2}}, {"ONE": "1", "TWO": "2"}
         run = lab.up(2, kwargs=kwargs, env=env, timeout=600)
         again = {"kwargs": {"a": {"x": 2, "y": 1}, "b": [1], "number": run.kwargs["number"]}}
@@ -144,14 +144,17 @@ class Launching:
                 lab.broken("L3", "it gave other handles, or started more", f"{options} is the same")
 
     def test_l3_another_launch_under_the_same_run_id_is_refused(self, lab: Lab) -> None:
-        """And changes nothing."""
+        """Check that such a launch also changes nothing."""
         run = lab.up(2)
         for n, more in ((3, {}), (1, {}), (2, {"other": 1})):
             conflicting_launch(lab, run, n, more)
         lab.observe_all()
 
     def test_l7_every_argument_counts(self, lab: Lab) -> None:
-        """The same run_id with one of them different is refused; pending, running or ended; and changes nothing."""
+        """Change one argument at a time, for a pending, a running and an ended run.
+
+        Each launch must be refused, and change nothing.
+        """
         options: dict[str, Any] = {"env": {"A": "1"}, "labels": {"team": "blue"}, "world_size": 5}
         run = lab.launch(2, kwargs={"x": 1, "y": {"z": [1]}}, **options)
         for what in ("start", "end", "nothing"):
@@ -203,7 +206,7 @@ class Launching:
         return [(2, change) for change in changes] + [(1, {}), (3, {})]
 
     def test_l3_a_launch_whose_answer_is_lost_is_found_again(self, lab: Lab) -> None:
-        """No replica is started twice, none is left behind."""
+        """Check that no replica is started twice, and none is left behind."""
         lab.needs(Operation.LAUNCH, Fault.AMBIGUOUS)
         for after in range(3):
             run = doubtful_launch(lab, after)
@@ -213,7 +216,7 @@ class Launching:
         lab.observe_all()
 
     def test_l4_wrong_arguments_are_refused_before_anything_is_called(self, lab: Lab) -> None:
-        """With an error that is a ValueError."""
+        """Check that the error is a ValueError."""
         calls = lab.harness.calls() if lab.can(Ability.CALLS) else 0
         living = lab.harness.living()
         entrypoint = lab.harness.entrypoint
@@ -266,7 +269,7 @@ class Launching:
             )
 
     def test_l5_a_plan_calls_nothing(self, lab: Lab) -> None:
-        """And starts nothing."""
+        """Check that a plan also starts nothing."""
         lab.needs(Ability.CALLS)
         calls = lab.harness.calls()
         plan = lab.verb(
@@ -283,7 +286,7 @@ class Launching:
             lab.broken("L5", repr(plan), "the plan of run 'planned' has its requests")
 
     def test_l5_a_plan_is_what_is_sent(self, lab: Lab) -> None:
-        """Request by request."""
+        """Compare them request by request."""
         lab.needs(Ability.SENT)
         run_id = f"{lab.harness.run_prefix}-planned"
         kwargs = {**lab.harness.entrypoint_args, "number": 1, **NESTED}

@@ -28,8 +28,8 @@ UGLY = [
     "last",
 ]
 
-#: Every character that some splitter takes for the end of a line, and others that are changed on
-#: the way.
+#: Every character that some code takes for the end of a line, and others that are changed on the
+#: way.
 STRANGE = [
     "10%\r50%\r100%",
     "carriage return at the end\r",
@@ -54,7 +54,7 @@ class Logs:
     """Fixed tests of G1, G2, G5 to G7."""
 
     def test_g1_a_log_has_what_the_replica_wrote(self, lab: Lab) -> None:
-        """While it runs and after every end; nothing of the siblings."""
+        """Read logs while replicas run and after every end; they have no line of a sibling."""
         lab.needs(Step.PRINT)
         run = lab.up(2)
         for number, replica in enumerate(run.replicas):
@@ -70,7 +70,7 @@ class Logs:
             check_log(lab, replica)
 
     def test_g1_lines_arrive_as_they_are(self, lab: Lab) -> None:
-        """Spaces, unicode, long and empty lines."""
+        """Write spaces, Unicode, and long and empty lines."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, UGLY)
@@ -79,7 +79,7 @@ class Logs:
         check_everywhere(lab, replica, "G1")
 
     def test_g1_no_log_is_no_text(self, lab: Lab) -> None:
-        """A replica that has written nothing has an empty log, not a sentence about it."""
+        """Check that a replica that has written nothing has an empty log, with no text in it."""
         run = lab.launch()
         for _ in range(2):
             check_log(lab, run.replicas[0])
@@ -89,7 +89,7 @@ class Logs:
         check_everywhere(lab, run.replicas[0], "G1")
 
     def test_g1_a_stream_that_is_not_there_is_an_error(self, lab: Lab) -> None:
-        """So is a number of lines that is not from 1."""
+        """Check that a number of lines below 1 is an error, too."""
         handle = lab.up().handles[0]
         executor = lab.executor
         for call in (
@@ -102,14 +102,14 @@ class Logs:
     # --- what a line is ---
 
     def test_g2_only_a_newline_ends_a_line(self, lab: Lab) -> None:
-        """Not a carriage return, a form feed, U+0085 or U+2028; and all of them arrive."""
+        """Write carriage returns, form feeds, U+0085 and U+2028: no line ends, and all arrive."""
         lab.needs(Ability.WRITE)
         replica = lab.up().replicas[0]
         lab.write(replica, "".join(f"{line}\n" for line in STRANGE).encode())
         self._while_it_runs_and_after(lab, replica)
 
     def test_g2_long_lines_arrive_whole(self, lab: Lab) -> None:
-        """100 KiB, of one byte or of four bytes each, so that borders of blocks lie within characters."""
+        """Write 100 KiB in characters of one byte or more, so that blocks end inside them."""
         lab.needs(Ability.WRITE)
         replica = lab.up().replicas[0]
         for line in ("x" * 102_400, "before " + "🙂" * 25_600, "é" * 51_200, "short"):
@@ -117,7 +117,7 @@ class Logs:
         self._while_it_runs_and_after(lab, replica)
 
     def test_g2_characters_arrive_in_pieces(self, lab: Lab) -> None:
-        """Written byte by byte."""
+        """Write characters byte by byte."""
         lab.needs(Ability.WRITE)
         replica = lab.up().replicas[0]
         for byte in "é漢🙂\nü".encode():
@@ -126,7 +126,7 @@ class Logs:
         self._while_it_runs_and_after(lab, replica)
 
     def test_g2_a_last_line_needs_no_newline(self, lab: Lab) -> None:
-        """It may be held back until the end; then it is there."""
+        """Check that an unfinished line is there at the end; until then it may be held back."""
         lab.needs(Ability.WRITE)
         replica = lab.up().replicas[0]
         lab.write(replica, b"one\ntwo\nunfinished \xf0\x9f\x99\x82")
@@ -140,7 +140,7 @@ class Logs:
     # --- how many ---
 
     def test_g5_the_last_200_lines_by_default(self, lab: Lab) -> None:
-        """And any other number that is asked for."""
+        """Check any other number that is asked for as well."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, [f"line {number}" for number in range(250)])
@@ -150,7 +150,7 @@ class Logs:
         check_log(lab, replica, promise="G5")
 
     def test_g5_hundreds_of_lines(self, lab: Lab) -> None:
-        """All of them, in order, written in several goes."""
+        """Write hundreds of lines in several goes; all must come, in order."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         for begin in range(0, 1200, 100):
@@ -166,7 +166,7 @@ class Logs:
     # --- what cannot be read ---
 
     def test_g6_a_log_that_is_gone_is_an_exception(self, lab: Lab) -> None:
-        """Purged or forgotten, read in any way, by this process and another."""
+        """Read a purged or forgotten log in every way, from this process and another one."""
         for ability in (None, Ability.EXPIRE):
             if ability is not None and not lab.can(ability):
                 continue
@@ -196,11 +196,11 @@ class Logs:
             must_raise(lab, "G6", name, call, ReplicaNotFoundError, "there is no record of it")
 
     def test_g6_a_log_that_cannot_be_read_is_an_exception(self, lab: Lab) -> None:
-        """Never an empty text, nor half of one."""
+        """Check that the answer is never an empty text, nor half of a log."""
         lab.needs(Operation.LOGS, Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two"])
-        check_everywhere(lab, replica, "G6")  # what was read before is no answer later
+        check_everywhere(lab, replica, "G6")  # what was read before must not be the answer later
         for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             ways: dict[str, Callable[[], Any]] = {
                 "stream_logs": lambda: lab.executor.stream_logs(replica.handle),
@@ -220,7 +220,7 @@ class Logs:
         check_everywhere(lab, replica, "G6")
 
     def test_g6_a_backend_that_cannot_be_asked_has_no_empty_logs(self, lab: Lab) -> None:
-        """Even if the log itself could be read."""
+        """Check this even if the log itself could be read."""
         lab.needs(Operation.OBSERVE, Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, ["one", "two"])
@@ -237,7 +237,7 @@ class Logs:
     # --- whose ---
 
     def test_g7_siblings_are_not_mixed(self, lab: Lab) -> None:
-        """Of more than ten ranks, and of runs whose names begin alike."""
+        """Read the logs of more than ten ranks, and of runs whose names begin alike."""
         lab.needs(Step.PRINT)
         name = f"{lab.harness.run_prefix}-alike"
         runs = [lab.up(1, run_id=name), lab.up(lab.harness.many_ranks, run_id=f"{name}-1")]
@@ -251,7 +251,7 @@ class Logs:
             check_lines(lab, replica, promise="G7")
 
     def test_g7_attempts_are_not_mixed(self, lab: Lab) -> None:
-        """The line that the first did not finish is not continued by the second."""
+        """Check that the second attempt does not continue an unfinished line of the first."""
         lab.needs(Step.PREEMPT, Ability.WRITE)
         replica = lab.up(2).replicas[1]
         lab.write(replica, b"first\nunfini")
@@ -265,7 +265,7 @@ class Logs:
         check_everywhere(lab, replica, "G7")
 
     def test_g7_a_name_that_is_used_again_has_a_new_log(self, lab: Lab) -> None:
-        """And the old handle has none."""
+        """Check that the old handle has no log."""
         lab.needs(Step.PRINT)
         old = lab.up()
         lab.drive(old.replicas[0], Step.PRINT, ["of the first run"])

@@ -1,4 +1,4 @@
-"""Logs with what is hard to cut: large results, pages, moments. G1, G2, G4."""
+"""Logs in which it is hard to cut: large results, pages, moments. G1, G2, G4."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ._logs import Follower, check_everywhere, check_lines, check_log, read
 from ._model import Replica
 
 EXTRA = 200_000
-"""How many bytes a line is longer than what is kept of it."""
+"""The number of bytes by which a line is longer than what is kept of it."""
 NOTE = 200
-"""How many characters may say that a line was cut."""
+"""The number of characters that may say that a line was cut."""
 PREFIX = 100
-"""How many bytes of a line a platform may need for itself, such as a time."""
+"""The number of bytes of a line that a platform may need for itself, such as for a time."""
 
 
 class LongLogs:
     """Fixed tests of G1, G2 and G4."""
 
     def test_g1_a_large_result_is_no_part_of_the_log(self, lab: Lab) -> None:
-        """However it travels; and the last lines are as many as were asked for."""
+        """Check this however the result travels; the last lines are as many as were asked for."""
         lab.needs(Step.PRINT)
         most = min(300_000, lab.capabilities.max_result_bytes or 300_000)
         for size in (5_000, most // 2, most):
@@ -41,7 +41,7 @@ class LongLogs:
             check_lines(lab, replica, regex="^", lines=lines)
 
     def test_g1_it_is_not_followed_either(self, lab: Lab) -> None:
-        """By whoever reads along while the result is reported."""
+        """Check that a caller that follows the log does not see the result being reported."""
         lab.needs(Step.PRINT)
         size = min(100_000, lab.capabilities.max_result_bytes or 100_000)
         replica = lab.up().replicas[0]
@@ -53,7 +53,7 @@ class LongLogs:
             follower.finish("one", "two")
 
     def test_g2_a_line_that_fills_the_memory_is_cut(self, lab: Lab) -> None:
-        """Of a line of more than 1 MiB, the first MiB and a note; what comes after it is whole, and so is a line of a MiB."""
+        """Keep the first MiB of a longer line, and a note; others, even of a MiB, stay whole."""
         lab.needs(Ability.WRITE)
         if lab.harness.long_log < LINE_BYTES + EXTRA:
             pytest.skip("the harness says that so much is too much for this world")
@@ -76,7 +76,7 @@ class LongLogs:
                     lab.drive(replica, Step.SUCCEED)
 
     def test_g2_lines_go_on_over_the_edges_of_pages(self, lab: Lab) -> None:
-        """Of a log that is longer than whatever the platform gives at once, in lines of all lengths."""
+        """Read a log longer than the platform gives at once, with lines of all lengths."""
         lab.needs(Ability.WRITE)
         replica = lab.up().replicas[0]
         data, number = b"", 0
@@ -94,7 +94,7 @@ class LongLogs:
     # --- moments ---
 
     def test_g4_since_counts_its_moment_and_until_does_not(self, lab: Lab) -> None:
-        """To the second, where a second can be hit."""
+        """Check this to the second, where a second can be hit."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         times = [self._at_a_second(lab, replica, line) for line in ("early", "exact", "late")]
@@ -104,7 +104,7 @@ class LongLogs:
             self._moments(lab, replica, times, follow=follow)
 
     def _at_a_second(self, lab: Lab, replica: Replica, line: str) -> float:
-        """Have a line written at a whole second, and not in the one of another line."""
+        """Have a line written at a whole second, and not in the same second as another line."""
         lab.advance(2 * max(1.0, lab.harness.resolution))
         for _ in range(3):
             lab.advance(math.ceil(lab.harness.now()) - lab.harness.now())

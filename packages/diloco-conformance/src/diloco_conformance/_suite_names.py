@@ -1,4 +1,4 @@
-"""Whose name is whose, and what a name alone finds: H4 to H6."""
+"""Names of runs, and what can be found by a name alone: H4 to H6."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._scenes import RETRYABLE, check_error
 
 
 def verbs(executor: BaseExecutor, handle: ReplicaHandle) -> dict[str, Callable[[], Any]]:
-    """Every verb that takes a handle."""
+    """Return every verb that takes a handle, as a call with this one."""
     return {
         "poll": lambda: executor.poll(handle),
         "describe": lambda: executor.describe(handle),
@@ -42,7 +42,7 @@ class Names:
     """Fixed tests of H4 to H6."""
 
     def test_h4_an_old_handle_is_not_the_new_run(self, lab: Lab) -> None:
-        """For no verb, also in a process that knows neither: they say that it is gone."""
+        """Check that every verb says that it is gone, also in a process that knows neither run."""
         old, _ = self._again(lab)
         for replica in old.replicas:
             replica.nobody_knows()
@@ -60,7 +60,7 @@ class Names:
         lab.observe_all()
 
     def test_h4_an_old_handle_ends_nothing_and_removes_nothing(self, lab: Lab) -> None:
-        """Cancel and purge pass it over, while the new run lives and after it."""
+        """Cancel and purge with it, while the new run lives and after its end."""
         old, new = self._again(lab)
         for what in ("lives", "has ended"):
             before = [lab.harness.truth(handle) for handle in new.handles]
@@ -83,7 +83,7 @@ class Names:
         lab.attach(new)
 
     def test_h4_a_journal_tells_them_apart(self, lab: Lab) -> None:
-        """The end of the first is in it, and is not that of the second."""
+        """Check that the journal has the end of the first run, which is not that of the second."""
         with tempfile.TemporaryDirectory() as folder:
             journal = FolderJournal(Path(folder))
             lab.forget(journal=journal)
@@ -99,7 +99,7 @@ class Names:
                 lab.observe(replica)
 
     def _again(self, lab: Lab, **options: Any) -> tuple[Run, Run]:
-        """A run that was purged, and another of its name that lives."""
+        """Return a run that was purged, and another one of its name that lives."""
         old = lab.up(2, run_id=f"{lab.harness.run_prefix}-again")
         for replica in old.replicas:
             if lab.can(Step.PRINT):
@@ -115,14 +115,17 @@ class Names:
         return old, new
 
     def test_h5_handles_of_another_backend_are_refused(self, lab: Lab) -> None:
-        """By every verb, and nothing changes."""
+        """Try one with every verb; nothing may change."""
         run = lab.up()
         stranger = replace(run.handles[0], backend_name="another-backend")
         refused_everywhere(lab, lab.executor, stranger)
         lab.observe_all()
 
     def test_h5_handles_of_another_place_are_refused(self, lab: Lab) -> None:
-        """An executor on another account, cluster or host does not answer for this one's replicas."""
+        """Check that an executor elsewhere does not answer for the replicas launched here.
+
+        Elsewhere means on another account, cluster or host.
+        """
         lab.needs(Ability.ELSEWHERE)
         run = lab.up(2)
         lab.drive(run.replicas[0], Step.SUCCEED, 1)
@@ -134,7 +137,7 @@ class Names:
         lab.observe_all()
 
     def test_h6_exists_is_true(self, lab: Lab) -> None:
-        """Of what is pending, runs, has ended, was purged, and never was."""
+        """Ask for runs that are pending, running, ended or purged, and for runs that never were."""
         run = lab.launch(1)
         self._exists(lab, run.run_id, there=True)
         lab.drive(run.replicas[0], Step.START)
@@ -158,10 +161,10 @@ class Names:
             lab.broken("H6", f"exists({run_id!r}) is {said!r}", f"it is {there}")
 
     def test_h6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
-        """No run and an empty list are statements."""
+        """Check that it gives neither the answer that there is no run, nor an empty list."""
         lab.needs(Operation.OBSERVE)
         run = lab.up()
-        lab.attach(run)  # what was known before is no answer later
+        lab.attach(run)  # what was known before must not be the answer later
         self._exists(lab, run.run_id, there=True)
         for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             for what, call in (
@@ -185,7 +188,7 @@ class Names:
 
 
 def refused_everywhere(lab: Lab, executor: BaseExecutor, handle: ReplicaHandle) -> None:
-    """Every verb refuses a handle that belongs elsewhere."""
+    """Check that every verb refuses a handle that belongs elsewhere."""
     for verb, call in verbs(executor, handle).items():
         lab.note(f"{verb}(a handle that belongs elsewhere)")
         where = f"the handle belongs elsewhere: {handle}"

@@ -1,4 +1,4 @@
-"""Parts of a run, each of which is a launch of its own: L8."""
+"""Parts of a run, each of which is launched separately: L8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Parts:
     """Fixed tests of L8."""
 
     def test_l8_a_part_of_a_run(self, lab: Lab) -> None:
-        """Ranks from an offset on, of a run that is larger; with one replica, and with several."""
+        """Launch ranks from an offset on, of a larger run, with one replica and with several."""
         with lab.part_of("L8"):
             self._parts(lab)
 
@@ -31,13 +31,16 @@ class Parts:
                 lab.drive(replica, Step.SUCCEED, f"rank {replica.handle.rank}")
             lab.observe_all()
             collect(lab, run.replicas)
-        run = lab.up(2, rank_offset=5)  # the last ranks, if nothing else is said
+        run = lab.up(2, rank_offset=5)  # by default these are the last ranks
         lab.cancel(run.replicas[1])
         lab.settle()
         lab.observe_all()
 
     def test_l8_parts_of_one_cohort_are_runs_of_their_own(self, lab: Lab) -> None:
-        """On one executor: each is found, listed, ended and removed by itself, and may be launched again."""
+        """Check that each can be found, listed, ended, removed and launched again by itself.
+
+        All of them are on one executor.
+        """
         with lab.part_of("L8"):
             cohort = f"{lab.harness.run_prefix}-whole"
             one, two, three = (

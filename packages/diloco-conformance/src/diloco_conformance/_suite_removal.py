@@ -1,4 +1,4 @@
-"""While and after a run is removed: C9, L11."""
+"""Runs while they are being removed, and afterwards: C9, L11."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Removal:
     """Fixed tests of C9 and L11."""
 
     def test_c9_after_a_purge_there_is_nothing(self, lab: Lab) -> None:
-        """No record, result, log or name, for anybody, from the moment in which it returns; of every end."""
+        """Check that no record, result, log or name is left for any executor, after any end.
+
+        It holds from the moment at which purge returns.
+        """
         runs = [lab.up(2) for _ in range(3)]
         for replica in [one for run in runs for one in run.replicas]:
             if lab.can(Step.PRINT):
@@ -33,7 +36,7 @@ class Removal:
             lab.settle()
 
     def test_c9_purge_waits_for_a_removal_that_is_under_way(self, lab: Lab) -> None:
-        """Somebody else has begun to remove the run."""
+        """Purge a run that another user has begun to remove."""
         lab.needs(Ability.REMOVE)
         run = self._ended(lab)
         lab.harness.remove(run.handles[0])
@@ -47,7 +50,7 @@ class Removal:
         check_purged(lab, run)
 
     def test_l11_a_run_that_is_being_removed_is_not_given_out(self, lab: Lab) -> None:
-        """A launch of the same waits until it is gone or is refused; once it is gone, the name is free."""
+        """Launch it again: the launch waits or is refused, and the name is free once it is gone."""
         lab.needs(Ability.REMOVE)
         old = self._ended(lab)
         living = lab.harness.living()

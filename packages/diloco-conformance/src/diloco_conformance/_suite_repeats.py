@@ -14,7 +14,7 @@ class Repeating:
     """Fixed tests of R3."""
 
     def test_r3_collecting_again_gives_the_same(self, lab: Lab) -> None:
-        """For every end; after polling, in another process, and however often."""
+        """Collect after every end, after polling, in another process, and repeatedly."""
         replicas = ended(lab)
         lab.observe_all()
         first = collect(lab, replicas)
@@ -27,7 +27,7 @@ class Repeating:
             lab.broken("R3", "another answer in another process", f"the first was {first}")
 
     def test_r3_what_a_caller_makes_of_it_changes_nothing(self, lab: Lab) -> None:
-        """A result is the caller's own, to be changed at will."""
+        """Check that a caller may change a result at will, since it is the caller's own."""
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.SUCCEED, {"losses": [0.5, 0.25]})
         for _ in range(3):
@@ -40,7 +40,7 @@ class Repeating:
             entry["error"] = "of the caller"
 
     def test_r3_what_is_being_ended_is_not_final(self, lab: Lab) -> None:
-        """Collected right after the cancel, and again when it has taken effect."""
+        """Collect right after the cancel, and again when it has taken effect."""
         run = lab.up(2)
         lab.cancel(run.replicas[0])
         collect(lab, run.replicas)

@@ -1,4 +1,4 @@
-"""What is asked of the platform: L10."""
+"""Resources that are asked of the platform: L10."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._lab import Lab
 from ._suite_told import refused
 from ._world_hooks import Resources
 
-#: Arguments of a launch, with what the platform is to be asked for then.
+#: Arguments of a launch, each with what the platform is then to be asked for.
 AMOUNTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"cpu": 2}, {"cpu": 2.0}),
     ({"cpu": 1.5}, {"cpu": 1.5}),
@@ -28,7 +28,10 @@ class Asking:
     """Fixed tests of L10."""
 
     def test_l10_what_is_asked_for_is_asked_of_the_platform(self, lab: Lab) -> None:
-        """Every amount, model and kind, alone and together; what cannot be had is refused by plan and launch alike."""
+        """Ask for every amount, model and kind, alone and together.
+
+        What the platform does not have must be refused by plan and launch alike.
+        """
         cases = AMOUNTS + [({"gpu": gpu}, {"gpu": gpu}) for gpu in lab.harness.gpus or ("1", "2")]
         taken = [case for case in cases if self._takes(lab, case[0])]
         for wanted in lab.harness.gpus:
@@ -59,7 +62,7 @@ class Asking:
         return True
 
     def _asked(self, lab: Lab, options: dict[str, Any]) -> list[Resources]:
-        # They are not waited for: nobody says that this world has such a machine.
+        # The suite does not wait for these replicas: this world may have no such machine.
         run = lab.launch(2, starts=False, **options)
         for replica in run.replicas:
             if lab.harness.truth(replica.handle).state is None:

@@ -14,7 +14,10 @@ from ._suite_told import refused
 
 
 def needs_restarts(lab: Lab) -> None:
-    """Skip where a backend refuses restarts, which the first test of L9 looks at, or the world has none."""
+    """Skip the test where the backend refuses restarts, or the world has none.
+
+    The first test of L9 checks that they are refused.
+    """
     lab.needs(Ability.RESTART)
     entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
     try:
@@ -27,7 +30,7 @@ class Restarting:
     """Fixed tests of L9."""
 
     def test_l9_a_failed_attempt_is_started_again(self, lab: Lab) -> None:
-        """As often as the launch says, and no more; a backend that cannot do it refuses."""
+        """Restart it as often as the launch says; a backend that cannot restart must refuse."""
         entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
         try:
             lab.within("L9", lambda: lab.executor.plan(1, entrypoint, kwargs, max_restarts=2))
@@ -51,7 +54,7 @@ class Restarting:
         collect(lab, [replica, other])
 
     def test_l9_every_failure_is_followed_by_the_next_attempt(self, lab: Lab) -> None:
-        """For want of memory, or by a signal, as well; and the next attempt does not say that it was preempted."""
+        """Fail for want of memory, and by a signal, too; none of that is called a preemption."""
         needs_restarts(lab)
         for step, value in ((Step.FAIL, 3), (Step.OOM, None), (Step.KILL, "SIGABRT")):
             if not lab.can(step):
@@ -67,7 +70,7 @@ class Restarting:
             collect(lab, [replica])
 
     def test_l9_a_timeout_is_followed_by_the_next_attempt(self, lab: Lab) -> None:
-        """It is a failure as any other; the last attempt ends with it."""
+        """Check that a timeout is a failure like any other; the last attempt ends with it."""
         needs_restarts(lab)
         needs_patience(lab)
         run, beside = lab.up(1, max_restarts=1, timeout=lab.harness.short_timeout), lab.up(1)
@@ -80,7 +83,7 @@ class Restarting:
         collect(lab, [*run.replicas, *beside.replicas])
 
     def test_l9_a_preemption_uses_up_no_restart(self, lab: Lab) -> None:
-        """Before a failure and after it, as often as it comes; nor does it need one."""
+        """Preempt before a failure and after it, several times, and with no restarts at all."""
         needs_restarts(lab)
         lab.needs(Step.PREEMPT)
         for restarts, steps in (

@@ -1,4 +1,4 @@
-"""What comes back: R11."""
+"""Results as they come back: R11."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._lab import Lab
 
 
 def nested(depth: int) -> Any:
-    """Lists and dicts in each other."""
+    """Return lists and dicts within each other."""
     value: Any = "the bottom"
     for level in range(depth):
         value = [value] if level % 2 else {"down": value}
@@ -37,7 +37,7 @@ class Results:
     """Fixed tests of R11."""
 
     def test_r11_results_arrive_as_they_were_returned(self, lab: Lab) -> None:
-        """Keys that differ in case or blanks, deep nesting, integers of any size."""
+        """Return keys that differ in case or blanks, deep nesting, and integers of any size."""
         with lab.part_of("R11"):
             for value in DIFFICULT:
                 replica = lab.up().replicas[0]
@@ -47,7 +47,7 @@ class Results:
             collect(lab, lab.replicas())
 
     def test_r11_the_declared_size_is_the_limit(self, lab: Lab) -> None:
-        """So much arrives; a byte more is a failure that says how large it was and may be."""
+        """Check that as much arrives, and that a byte more is a failure that gives both sizes."""
         most = lab.capabilities.max_result_bytes
         if most is None:
             pytest.skip("the backend declares no limit")
