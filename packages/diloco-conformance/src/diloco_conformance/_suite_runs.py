@@ -1,4 +1,4 @@
-"""Ending whole runs, removing them, and letting go of executors: C7 to C9, D3."""
+"""Ending whole runs, removing them, and closing executors: C7 to C9, D3."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from ._refusals import must_raise
 from ._scenes import RETRYABLE, broken_purge, check_error, early_purge
 
 CALLS_PER_CANCEL = 2
-"""How many calls the cancel of one replica may take: a read, and a write on the condition that nothing has changed."""
+"""The number of calls that the cancel of one replica may take.
+
+There may be a read, and a write on the condition that nothing has changed.
+"""
 
 
 class Runs:
     """Fixed tests of C7 to C9 and D3."""
 
     def test_c7_all_that_lives_of_a_run_ends(self, lab: Lab) -> None:
-        """What has ended stays; runs whose names begin alike are not touched; another process can do it, again."""
+        """Cancel a run from another process, twice; what has ended stays as it is.
+
+        Runs whose names begin alike must not be touched.
+        """
         name = f"{lab.harness.run_prefix}-x"
         run = lab.up(3, run_id=name)
         others = [lab.up(1, run_id=other) for other in (f"{name}-1", f"{name}1", f"{name}-0")]
@@ -43,7 +49,7 @@ class Runs:
         collect(lab, lab.replicas())
 
     def test_c7_whoever_has_ended_the_others_end(self, lab: Lab) -> None:
-        """The first rank or the last one: a run is not over because one of its replicas is."""
+        """Let the first or the last rank end: a run is not over because one of its replicas is."""
         for over in (0, 2):
             run = lab.up(3)
             lab.drive(run.replicas[over], Step.SUCCEED, "before")
@@ -53,7 +59,7 @@ class Runs:
             collect(lab, run.replicas)
 
     def test_c7_what_never_started_ends_too(self, lab: Lab) -> None:
-        """And the one that runs beside it."""
+        """Cancel a run of which one replica runs and the others have not started."""
         run = lab.launch(3)
         lab.drive(run.replicas[1], Step.START)
         lab.cancel_run(run)
@@ -61,7 +67,7 @@ class Runs:
         lab.observe_all()
 
     def test_c7_an_unknown_run_is_not_cancelled(self, lab: Lab) -> None:
-        """One that never was, and one that was purged."""
+        """Cancel a run that never was, and one that was purged."""
         run = lab.up()
         lab.drive(run.replicas[0], Step.SUCCEED)
         lab.purge(run)
@@ -80,7 +86,7 @@ class Runs:
             )
 
     def test_c7_a_cancel_that_is_not_accepted_raises(self, lab: Lab) -> None:
-        """Of all replicas, and of some; it can be repeated, and then all of them end."""
+        """Refuse all cancels of a run, or some; repeated, the call must end all replicas."""
         lab.needs(Operation.CANCEL, Fault.FORBIDDEN)
         run = lab.up(3)
         for after in (0, 1):
@@ -109,7 +115,7 @@ class Runs:
         lab.observe_all()
 
     def _names_ranks(self, lab: Lab, run: Run, error: BackendError) -> None:
-        """Where some ranks are being ended and others are not, the error says which are not."""
+        """Check that the error names the ranks that are not being ended, if others are."""
         left = [one for one in run.replicas if not lab.harness.truth(one.handle).stopping]
         text = str(error).replace(run.run_id, "")
         unnamed = [one for one in left if not re.search(rf"\b{one.handle.rank}\b", text)]
@@ -124,7 +130,10 @@ class Runs:
             )
 
     def test_c7_where_the_scope_is_the_run_one_call_is_enough(self, lab: Lab) -> None:
-        """As many for two ranks as for eight; where the scope is the replica, two more for every rank at most."""
+        """Check that cancel_run takes as many calls for eight ranks as for two.
+
+        Where the scope is the replica, it may take two more for each further rank.
+        """
         lab.needs(Ability.CALLS)
         counts = []
         for n in (2, 8):
@@ -144,7 +153,10 @@ class Runs:
             )
 
     def test_c7_a_refused_rank_keeps_no_other_from_its_end(self, lab: Lab) -> None:
-        """Where each rank is asked for by itself, all are asked for, although the first was refused."""
+        """Check that every rank is asked to end, although the first was refused.
+
+        This is for backends that end each rank by itself.
+        """
         lab.needs(Operation.CANCEL, Fault.FORBIDDEN, Ability.CALLS)
         counts = []
         for refused in (False, True):
@@ -174,12 +186,11 @@ class Runs:
             )
 
     def test_c8_close_ends_nothing(self, lab: Lab) -> None:
-        """And may be repeated; who comes after it finds all as it was."""
+        """Check that close may be repeated, and that the next executor finds all as it was."""
         run = lab.up(2)
         lab.drive(run.replicas[0], Step.SUCCEED, "kept")
         lab.observe_all()
-        # The world is cleared away by another one: a closed executor need not be able to do
-        # anything.
+        # Another executor clears the world away: a closed one need not be able to do anything.
         executor, lab.executor = lab.executor, lab.harness.make_executor()
         before = [lab.harness.truth(handle) for handle in run.handles]
         for _ in range(3):
@@ -207,7 +218,7 @@ class Runs:
         collect(lab, run.replicas)
 
     def test_c9_a_purge_that_fails_raises(self, lab: Lab) -> None:
-        """It can be repeated, and other runs stay."""
+        """Check that the purge can be repeated, and that other runs stay."""
         lab.needs(Operation.PURGE)
         for fault in lab.faults(Fault.FORBIDDEN, Fault.SERVER_ERROR, Fault.CONFLICT):
             run, beside = lab.up(2), lab.up()
@@ -219,7 +230,7 @@ class Runs:
         lab.observe_all()
 
     def test_c9_who_cannot_see_whether_something_lives_does_not_purge(self, lab: Lab) -> None:
-        """A run that lives is not removed because the backend could not be asked."""
+        """Check that a live run is not removed because the backend could not be asked."""
         lab.needs(Operation.OBSERVE)
         run = lab.up(2)
         lab.drive(run.replicas[0], Step.SUCCEED)
@@ -240,7 +251,7 @@ class Runs:
         lab.observe_all()
 
     def test_c9_runs_whose_names_begin_alike_are_not_purged(self, lab: Lab) -> None:
-        """Nor is their evidence."""
+        """Check that the evidence of those runs stays as well."""
         name = f"{lab.harness.run_prefix}-x"
         runs = [
             lab.up(1, run_id=run_id) for run_id in (name, f"{name}-1", f"{name}1", f"{name}-10")
@@ -259,7 +270,10 @@ class Runs:
                 lab.broken("C9", f"list_runs has {run.run_id!r}", "it was purged")
 
     def test_d3_check_starts_nothing(self, lab: Lab) -> None:
-        """It says what it has found, twice the same; what a launch would refuse, it refuses."""
+        """Check that check() says what it finds, the same each time.
+
+        What a launch would refuse, it must refuse as well.
+        """
         living, runs = lab.harness.living(), lab.verb("H3", lab.executor.list_runs)
         lab.note("check()", "check")
         first = lab.verb("D3", lab.executor.check)

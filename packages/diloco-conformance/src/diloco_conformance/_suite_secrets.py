@@ -1,4 +1,4 @@
-"""What is secret, and what a terminal obeys, in whatever was given: in no plan and no error, E4 and S16."""
+"""Secrets and control characters in whatever is given: in no plan and no error, E4 and S16."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._lab import Lab
 from ._suite_names import verbs
 
 SECRET = "t0ken-abcdefghijklmnopqrstuvwxyz"
-"""What is planted, in the forms that secrets have."""
+"""The secret that is planted, in the forms that secrets have."""
 FORMS = (
     f"s3://user:{SECRET}@bucket/run",
     f"postgresql://user:{SECRET}\0@host/db",
@@ -33,20 +33,20 @@ NAMES = (
     *("DB_PASS", "AUTH", "WANDB_KEY", "OPENAI_KEY", "SSH_KEY", "WEBHOOK", "COOKIE", "HF_TOKEN"),
     "A-WRONG-NAME-PASSWORD",
 )
-"""Names of variables with which any value is secret; the last one no launch takes."""
+"""Names of variables with which any value is secret; no launch takes the last one."""
 ARGUMENTS = (
     *("gpu", "cpu", "memory", "run_id", "cohort", "timeout", "spot", "max_restarts", "rank_offset"),
     *("world_size", "env", "secrets", "labels"),
 )
 ODD = "\x1b[2Jall is well\r\x00\u0085"
-"""What a terminal obeys."""
+"""A text that a terminal obeys."""
 
 
 class Hiding:
     """Fixed tests of E4 and S16 that plant something in each text."""
 
     def test_e4_no_secret_in_any_plan_and_any_refusal(self, lab: Lab) -> None:
-        """Whichever argument of a launch holds it, and whether that is accepted or not."""
+        """Plant it in any argument of a launch, whether that is accepted or not."""
         shown = Shown(lab, [SECRET])
         executor, entrypoint = lab.executor, lab.harness.entrypoint
         for name, options in planted():
@@ -58,7 +58,6 @@ class Hiding:
                 **options,
             }
             kwargs = {**lab.harness.entrypoint_args, **given.pop("entrypoint_args", {})}
-            # Fmt: skip
             look(
                 lab,
                 shown,
@@ -73,7 +72,7 @@ class Hiding:
             look(lab, shown, "plan of an executor with a secret as run_id", call)
 
     def test_e4_no_secret_in_what_verbs_say_of_a_handle(self, lab: Lab) -> None:
-        """Nor of the name of a run, nor of an expression that lines are to have."""
+        """Plant it also in the names of runs, and in expressions for choosing lines."""
         shown = Shown(lab, [SECRET])
         executor = lab.executor
         handle = lab.up(1).handles[0]
@@ -82,8 +81,8 @@ class Hiding:
                 look_for = partial(look, lab, shown, errors_only=True)
                 is_known = look_for("describe", partial(executor.describe, wrong))
                 for verb, call in verbs(executor, wrong).items():
-                    # A handle may name the replica all the same, as one with another address of the
-                    # same cluster does.
+                    # A handle may still name the replica, as one with another address of the same
+                    # cluster does.
                     if not (is_known and verb in {"cancel", "purge"}):
                         look_for(verb, call)
             for verb in ("attach", "exists", "cancel_run"):
@@ -94,7 +93,7 @@ class Hiding:
         lab.observe_all()
 
     def test_s16_errors_show_control_characters_as_text(self, lab: Lab) -> None:
-        """Those that stand in handles and in names."""
+        """Put control characters into handles and names."""
         run = lab.up(1)
         for wrong in with_texts(run.handles[0], ODD):
             for verb, call in verbs(lab.executor, wrong).items():
@@ -115,7 +114,7 @@ class Hiding:
 
 
 def planted() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Arguments of a launch, each with a secret in one place, and the place in words."""
+    """Yield arguments of a launch, each with a secret in one place, and the place in words."""
     for name in NAMES:
         yield f"env[{name!r}]", {"env": {name: SECRET}}
         yield f"entrypoint_args.{name}", {"entrypoint_args": {"x": {name: SECRET}}}
@@ -136,7 +135,7 @@ def planted() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def with_texts(handle: ReplicaHandle, text: str) -> Iterator[ReplicaHandle]:
-    """Handles that have this text in place of one of theirs."""
+    """Yield handles that have this text in place of one of their own."""
     for key in handle.metadata:
         yield replace(handle, metadata={**handle.metadata, key: text})
     yield replace(handle, run_id=text)
@@ -147,19 +146,19 @@ def with_texts(handle: ReplicaHandle, text: str) -> Iterator[ReplicaHandle]:
 def look(
     lab: Lab, shown: Shown, what: str, call: Callable[[], Any], *, errors_only: bool = False
 ) -> bool:
-    """Look for a secret in what a call gives, or raises; returns whether it gave something."""
+    """Look for a secret in what a call gives or raises; return whether it gave something."""
     try:
         gave = lab.within("E4", call)
     except BackendError as error:
         shown.check(f"the error of {what}", error)
         return False
-    if not errors_only:  # what was given may be given back
+    if not errors_only:  # an answer may repeat what was given
         shown.check(what, gave)
     return True
 
 
 def check_error(lab: Lab, verb: str, call: Callable[[], Any]) -> None:
-    """An error may be printed as it is; what a verb gives is looked at elsewhere."""
+    """Check that an error may be printed as it is; answers of verbs are checked elsewhere."""
     try:
         lab.within("S16", call)
     except BackendError as error:

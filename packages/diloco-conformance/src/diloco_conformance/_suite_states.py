@@ -1,4 +1,4 @@
-"""What is said of a replica: S1 to S9; :mod:`_suite_details` has the rest."""
+"""The state that is reported of a replica: S1 to S9; :mod:`_suite_details` has the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._scenes import RETRYABLE, broken_look
 
 
 def ended(lab: Lab) -> list[Replica]:
-    """One replica of every end that can be had here, each in a run of its own."""
+    """Return one replica for each end that can be had here, each in a run of its own."""
     replicas = []
     for step, value in ((Step.SUCCEED, {"x": [1]}), (Step.FAIL, 3), (Step.OOM, None)):
         if lab.can(step):
@@ -35,7 +35,7 @@ class States:
     """Fixed tests of S1 to S9."""
 
     def test_s1_states_are_the_five_and_poll_agrees_with_describe(self, lab: Lab) -> None:
-        """Through a whole life."""
+        """Check this through the whole life of a replica."""
         run = lab.launch(2)
         lab.agree()
         for replica in run.replicas:
@@ -45,7 +45,7 @@ class States:
         lab.agree()
 
     def test_s4_poll_is_true_by_itself(self, lab: Lab) -> None:
-        """Without a describe before it, twice in a row, from one state to the next."""
+        """Poll without a describe before it, twice in a row, from one state to the next."""
         run = lab.launch(3)
         lab.poll_all()
         for replica in run.replicas:
@@ -65,7 +65,7 @@ class States:
         lab.poll_all()
 
     def test_s4_poll_and_describe_are_one(self, lab: Lab) -> None:
-        """Whichever is asked first."""
+        """Ask both, in either order."""
         run = lab.launch(2)
         for replica in run.replicas:
             lab.agree()
@@ -79,7 +79,7 @@ class States:
         lab.agree()
 
     def test_s2_terminal_states_are_never_left(self, lab: Lab) -> None:
-        """Whatever is asked or done afterwards."""
+        """Check this whatever is asked or done afterwards."""
         replicas = ended(lab)
         for replica in replicas:
             lab.observe_all()
@@ -94,7 +94,7 @@ class States:
         lab.observe_all()
 
     def test_s3_states_go_forward(self, lab: Lab) -> None:
-        """Pending, running, being cancelled, cancelled."""
+        """Go from pending to running, to being cancelled, and to cancelled."""
         run = lab.launch()
         replica = run.replicas[0]
         lab.observe(replica)
@@ -108,7 +108,7 @@ class States:
         lab.observe(replica)
 
     def test_s3_a_preempted_replica_is_pending_with_the_next_attempt(self, lab: Lab) -> None:
-        """And runs again, and can end as any other."""
+        """Check that the replica runs again, and can end like any other."""
         lab.needs(Step.PREEMPT)
         run = lab.up(2)
         lab.observe_all()
@@ -121,7 +121,7 @@ class States:
         lab.observe_all()
 
     def test_s4_every_rank_for_itself(self, lab: Lab) -> None:
-        """One pending, one running, one succeeded, one failed, told apart."""
+        """Tell apart one pending, one running, one succeeded and one failed replica."""
         run = lab.launch(4)
         lab.observe_all()
         for replica in run.replicas[1:]:
@@ -135,7 +135,7 @@ class States:
         lab.observe_all()
 
     def test_s4_every_run_for_itself(self, lab: Lab) -> None:
-        """A later run changes nothing that is said of an earlier one."""
+        """Check that a later run changes no answer about an earlier one."""
         one, two = lab.up(2), lab.launch(2)
         lab.observe_all()
         lab.drive(one.replicas[0], Step.SUCCEED, "one")
@@ -148,7 +148,7 @@ class States:
         collect(lab, [*two.replicas, *one.replicas])
 
     def test_s5_cancelled_only_when_the_resources_are_gone(self, lab: Lab) -> None:
-        """Asked right after the cancel, by this process and another."""
+        """Ask right after the cancel, from this process and from another."""
         run = lab.up(2)
         lab.cancel(run.replicas[0])
         lab.observe_all()
@@ -159,7 +159,7 @@ class States:
         lab.observe_all()
 
     def test_s5_what_never_started_can_be_cancelled(self, lab: Lab) -> None:
-        """It ends as cancelled, too."""
+        """Check that a replica that never started ends as cancelled, too."""
         run = lab.launch(2)
         lab.cancel(run.replicas[1])
         lab.observe_all()
@@ -167,7 +167,7 @@ class States:
         lab.observe_all()
 
     def test_s6_no_record_is_an_exception(self, lab: Lab) -> None:
-        """After purge, and for a run that never was."""
+        """Ask after a purge, and for a run that never was."""
         run = lab.up()
         lab.drive(run.replicas[0], Step.SUCCEED)
         lab.purge(run)
@@ -178,7 +178,7 @@ class States:
         must_raise(lab, "S6", "attach", attach, ReplicaNotFoundError, "there is no run 'never-was'")
 
     def test_s6_what_the_backend_forgot_is_an_exception(self, lab: Lab) -> None:
-        """An expired record is not a cancelled replica, nor a success."""
+        """Check that an expired record is neither a cancelled replica nor a success."""
         lab.needs(Ability.EXPIRE)
         for replica in ended(lab):
             lab.expire(replica.run)
@@ -189,7 +189,7 @@ class States:
         lab.observe_all()
 
     def test_s6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
-        """Every fault, at every state."""
+        """Try every fault in every state."""
         lab.needs(Operation.OBSERVE)
         run = lab.launch(2)
         lab.drive(run.replicas[1], Step.START)
@@ -199,7 +199,7 @@ class States:
         lab.observe_all()
 
     def test_s6_what_was_true_before_is_no_answer(self, lab: Lab) -> None:
-        """The replica ends while the backend cannot be asked: that it runs is not said any more."""
+        """End the replica while the backend cannot be asked: it must not be called running."""
         lab.needs(Operation.OBSERVE)
         for fault in lab.faults(*RETRYABLE, Fault.FORBIDDEN):
             replica = lab.up().replicas[0]
@@ -222,7 +222,7 @@ class States:
             lab.observe(replica)
 
     def test_s7_a_timeout_is_a_failure(self, lab: Lab) -> None:
-        """With reason timeout: for describe, for collect, and in another process."""
+        """Expect the reason timeout from describe and collect, here and in another process."""
         lab.needs(Ability.TIMEOUT)
         run = lab.up(2, timeout=lab.harness.short_timeout)
         beside = lab.up(1)
@@ -237,7 +237,7 @@ class States:
             lab.broken("S7", str(run.replicas[0].said), "it was past its timeout")
 
     def test_s8_exit_codes_and_reasons_are_the_true_ones(self, lab: Lab) -> None:
-        """Not 0 and 1."""
+        """Check other exit codes than 0 and 1."""
         for code in (1, 2, 42, 255):
             replica = lab.up().replicas[0]
             lab.drive(replica, Step.FAIL, code)
@@ -246,7 +246,7 @@ class States:
         lab.observe_all()
 
     def test_s9_a_failure_has_the_declared_scope(self, lab: Lab) -> None:
-        """The siblings go on, or end as well and say why."""
+        """Check that the siblings go on, or end and say why."""
         run, beside = lab.up(3), lab.up(1)
         lab.drive(run.replicas[1], Step.FAIL, 7)
         lab.observe_all()

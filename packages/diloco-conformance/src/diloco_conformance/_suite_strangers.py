@@ -1,4 +1,4 @@
-"""Handles that lead nowhere, runs that are nobody's, journals of others, lists that change: H5, H7, H9."""
+"""Handles that lead nowhere, foreign runs, shared journals, lists that change: H5, H7, H9."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Strangers:
     """Fixed tests of H5, H7 and H9."""
 
     def test_h9_a_handle_that_lacks_something_is_refused(self, lab: Lab) -> None:
-        """By every verb and by name, whatever it lacks; nothing changes."""
+        """Leave out each part in turn: every verb refuses the handle and names the part.
+
+        Nothing may change.
+        """
         run = lab.up(2)
         handle = run.handles[0]
         names = list(handle.metadata)
@@ -49,7 +52,7 @@ class Strangers:
         lab.observe_all()
 
     def test_h9_a_handle_that_leads_nowhere_has_a_named_error(self, lab: Lab) -> None:
-        """Other words in its metadata, a rank that the run does not have; the siblings are not touched."""
+        """Change its metadata, or name a rank that is not in the run; siblings stay unchanged."""
         run = lab.up(2)
         for replica in run.replicas:
             lab.drive(replica, Step.SUCCEED, "there")
@@ -70,14 +73,18 @@ class Strangers:
                 except BackendError as error:
                     lab.broken("H9", f"{verb} raised {error!r}", "there is no such replica")
                 lost = verb == "collect" and [each["reason"] for each in gave] == ["lost"]
-                # One that is found by other words, such as another address, is found whole.
+                # A replica that is found in other words, such as by another address, is found
+                # whole.
                 if not lost and one.rank == 99:
                     lab.broken("H9", f"{verb} gave {gave!r}", f"there is no rank 99 in {run.name}")
         lab.observe_all()
         collect(lab, run.replicas)
 
     def test_h9_what_is_not_ours_is_no_run(self, lab: Lab) -> None:
-        """Nobody finds it, counts it, ends it or launches over it, and it stands in nobody's way."""
+        """Check that no verb finds it, counts it, ends it or launches over it.
+
+        It must not stand in the way of other runs, either.
+        """
         lab.needs(Ability.FOREIGN)
         run = lab.up(1)
         name = f"{lab.harness.run_prefix}-foreign"
@@ -119,7 +126,7 @@ class Strangers:
             must_raise(lab, "H9", verb, call, ReplicaNotFoundError, f"{name!r} is no run")
 
     def test_h5_a_journal_speaks_for_its_own_place_alone(self, lab: Lab) -> None:
-        """Shared with an executor elsewhere, it has no answer there."""
+        """Check that a journal shared with an executor elsewhere has no answer there."""
         lab.needs(Ability.ELSEWHERE)
         with tempfile.TemporaryDirectory() as folder:
             journal = FolderJournal(Path(folder))
@@ -144,7 +151,7 @@ class Strangers:
             must_raise(lab, "H5", verb, call, ReplicaNotFoundError, "there is no such run there")
 
     def test_h7_runs_that_go_and_come_meanwhile_hide_no_others(self, lab: Lab) -> None:
-        """Runs are purged and launched between two pages of the list; all others are in it, once and in order."""
+        """Purge and launch runs between two pages; all others must be listed, once and in order."""
         lab.needs(Ability.BETWEEN)
         if lab.harness.many_runs < 3:
             pytest.skip(

@@ -1,4 +1,4 @@
-"""Several at once: T1 and T2."""
+"""Several calls at once: T1 and T2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._logs import check_log
 
 
 def at_once(lab: Lab, promise: str, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each of some calls gave or raised, all of them begun at the same moment."""
+    """Return what each of some calls gave or raised; all of them begin at the same moment."""
     gate = threading.Barrier(len(calls))
     answers: list[Any] = [None] * len(calls)
 
@@ -24,7 +24,7 @@ def at_once(lab: Lab, promise: str, calls: Sequence[Callable[[], Any]]) -> list[
         gate.wait(lab.harness.patience)
         try:
             answers[number] = calls[number]()
-        except Exception as error:  # noqa: BLE001 - it is what this call gave
+        except Exception as error:  # noqa: BLE001 - the error is the outcome of this call
             answers[number] = error
 
     def all_of_them() -> None:
@@ -50,7 +50,7 @@ class Threads:
     """Fixed tests of T1 and T2."""
 
     def test_t1_threads_get_the_answers_of_their_own(self, lab: Lab) -> None:
-        """Of several runs in several states, asked all at once, several times."""
+        """Ask about several runs in several states, all at once, several times."""
         run, beside, ended = lab.up(2), lab.launch(2), lab.up(2)
         for replica in ended.replicas:
             if lab.can(Step.PRINT):
@@ -75,7 +75,7 @@ class Threads:
                 check_log(lab, replica)
 
     def test_t1_threads_launch_and_cancel_runs_of_their_own(self, lab: Lab) -> None:
-        """Every one of them gets what it asked for, and ends what it named."""
+        """Check that each thread gets the run it asked for, and ends the replica it named."""
         names = [f"{lab.harness.run_prefix}-t{number}" for number in range(3)]
         runs, began = [], lab.moment()
         lab.note("three runs are launched at once", "launch")
@@ -100,7 +100,7 @@ class Threads:
             lab.observe_all()
 
     def test_t2_who_launches_the_same_gets_the_same(self, lab: Lab) -> None:
-        """Four launchers that know nothing of each other, and one run."""
+        """Let four launchers that know nothing of each other launch one run."""
         name, began = f"{lab.harness.run_prefix}-same", lab.moment()
         living = lab.harness.living()
         executors = [lab.harness.make_executor() for _ in range(4)]
@@ -119,7 +119,7 @@ class Threads:
         lab.attach(run)
 
     def test_t2_who_launches_something_else_is_refused(self, lab: Lab) -> None:
-        """Of two that ask for different things, one gets its run, and the other a RunConflictError."""
+        """Let two ask for different things: one gets its run, the other a RunConflictError."""
         name, began = f"{lab.harness.run_prefix}-other", lab.moment()
         living = lab.harness.living()
         executors = [lab.harness.make_executor() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What replicas are told: L6, E1 to E5."""
+"""Everything that replicas are told: L6, E1 to E5."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NESTED: dict[str, Any] = {
     "long": "x" * 3000,
 }
 
-#: What shells, YAML files and clusters like to change.
+#: Values that shells, YAML files and clusters tend to change.
 VARIABLES = {
     "CONF_EMPTY": "",
     "CONF_BLANKS": "  two  ",
@@ -68,7 +68,7 @@ class Telling:
     examples: int = 40
 
     def test_l6_replicas_are_told_who_they_are(self, lab: Lab) -> None:
-        """Rank, world size and exactly the arguments, nested as they are."""
+        """Check their rank, their world size and exactly the arguments, nested as they are."""
         lab.needs(Ability.TOLD)
         run = lab.up(3, kwargs=NESTED)
         for replica in run.replicas:
@@ -79,7 +79,7 @@ class Telling:
             )
 
     def test_l6_any_arguments_arrive(self, lab: Lab) -> None:
-        """Whatever JSON can say."""
+        """Try any arguments that JSON can express."""
         lab.needs(Ability.TOLD)
 
         @settings(
@@ -105,7 +105,7 @@ class Telling:
     # --- the environment ---
 
     def test_e1_every_variable_arrives_as_it_was_given(self, lab: Lab) -> None:
-        """In every replica, with nothing expanded, trimmed or mixed up."""
+        """Check that in every replica nothing is expanded, trimmed or mixed up."""
         lab.needs(Ability.TOLD)
         one, two = lab.up(2, env=VARIABLES), lab.up(1, env={"CONF_CASE": "another run's"})
         for handle in one.handles:
@@ -114,7 +114,7 @@ class Telling:
         check_environment(lab, "E1", two.handles[0], {**others, "CONF_CASE": "another run's"})
 
     def test_e1_many_and_long_variables(self, lab: Lab) -> None:
-        """A hundred of them, and one of 8 KiB; beside arguments of 40 KB."""
+        """Pass a hundred of them and one of 8 KiB, beside arguments of 40 KB."""
         lab.needs(Ability.TOLD)
         env = {f"CONF_{number}": f"value {number}" for number in range(100)}
         env["CONF_LONG"] = f"{'x' * 8192}end"
@@ -124,7 +124,7 @@ class Telling:
             check_told(lab, handle, {**lab.harness.entrypoint_args, **run.kwargs})
 
     def test_e2_a_replica_is_told_its_run_and_its_attempt(self, lab: Lab) -> None:
-        """Under the names of the protocol, and nothing of a run around the launcher."""
+        """Check the protocol's names, and that nothing comes from a run around the launcher."""
         lab.needs(Ability.TOLD)
         outer = {"RENDEZVOUS_URI": "file:///another/run", "DILOCO_RUN_ID": "outer"}
         with patch.dict(os.environ, {**outer, "REPLICA_RANK": "9", "DILOCO_ATTEMPT": "9"}):
@@ -138,7 +138,10 @@ class Telling:
         check_environment(lab, "E2", part.handles[0], names)
 
     def test_e2_the_arguments_may_name_the_variables(self, lab: Lab) -> None:
-        """``rank_env`` and ``world_size_env`` are no arguments of the program, ``rendezvous_uri`` is one."""
+        """Check that ``rank_env`` and ``world_size_env`` do not reach the program as arguments.
+
+        ``rendezvous_uri`` does.
+        """
         lab.needs(Ability.TOLD)
         uri = "s3://bucket/a b/$x?y=1&z=$(z)"
         names = {"rank_env": "MY_RANK", "world_size_env": "MY_WORLD"}
@@ -152,7 +155,7 @@ class Telling:
             check_told(lab, handle, {**lab.harness.entrypoint_args, **kwargs})
 
     def test_e2_the_next_attempt_is_told_its_number(self, lab: Lab) -> None:
-        """And everything else once more."""
+        """Check that the next attempt is told everything else once more."""
         lab.needs(Ability.TOLD, Step.PREEMPT)
         run = lab.up(2, env=VARIABLES, kwargs=NESTED)
         replica = run.replicas[1]
@@ -165,7 +168,7 @@ class Telling:
     # --- secrets and labels ---
 
     def test_e3_secrets_arrive_by_reference(self, lab: Lab) -> None:
-        """Their values are in the environment; a backend without a store of secrets refuses them."""
+        """Check that their values are in the environment; without a store they are refused."""
         if not lab.can(Ability.SECRETS):
             refused(lab, "E3", secrets={"API_KEY": "anything"})
             lab.needs(Ability.SECRETS)
@@ -177,7 +180,10 @@ class Telling:
             check_environment(lab, "E3", handle, {**values, "PLAIN": "text"})
 
     def test_e3_a_missing_secret_stops_the_launch(self, lab: Lab) -> None:
-        """It is refused; or, where the backend cannot see that, no replica runs without it."""
+        """Check that the launch is refused, or otherwise that no replica of it runs.
+
+        A backend that cannot see that the secret is missing need not refuse.
+        """
         lab.needs(Ability.SECRETS)
         secrets = {"API_KEY": f"{lab.harness.secret('there')}-missing"}
         living = lab.harness.living()
@@ -207,7 +213,10 @@ class Telling:
             lab.cancel(one)
 
     def test_e4_what_is_secret_is_shown_nowhere(self, lab: Lab) -> None:
-        """In no plan, handle, status, result, error or log: neither values of secrets, nor of variables named like some."""
+        """Look in every plan, handle, status, result, error and log.
+
+        Neither values of secrets nor of variables that are named like secrets may be there.
+        """
         hidden = {"API_TOKEN": "t0ken-abcdef", "DB_PASSWORD": "passw0rd-abcdef"}
         options: dict[str, Any] = {"env": {**hidden, "SHOWN": "plain text"}}
         if lab.can(Ability.SECRETS):
@@ -239,7 +248,7 @@ class Telling:
         shown.check("stream_logs", lab.verb("E4", lambda: executor.stream_logs(replica.handle)))
 
     def test_e4_no_secret_in_the_arguments_of_a_plan(self, lab: Lab) -> None:
-        """By their names or their form, in clear text or encoded; what is no secret is left as it is."""
+        """Hide secrets by name or form, in clear text or encoded; other texts stay as they are."""
         secret = "t0ken-abcdefghijklmnopqrstuvwxyz"
         uri = f"s3://user:{secret}@bucket/run"
         kwargs = {"hub": {"api_token": secret}, "data": [f"from {uri}"], "rendezvous_uri": uri}
@@ -261,7 +270,7 @@ class Telling:
             lab.broken("E4", str(plan), "what is not named like a secret is shown")
 
     def test_e5_labels_are_on_what_was_launched(self, lab: Lab) -> None:
-        """On every replica, or on the run."""
+        """Look for them on every replica, or on the run."""
         lab.needs(Ability.LABELS)
         labels = {"team": "blue", "example.com/cost-center": "a.b-c_9"}
         one, two = lab.up(2, labels=labels), lab.up(1, labels={"team": "red"})
@@ -273,7 +282,7 @@ class Telling:
 
 
 def check_told(lab: Lab, handle: ReplicaHandle, kwargs: dict[str, Any]) -> None:
-    """A replica is told its rank, the size of the run, and these arguments."""
+    """Check that a replica is told its rank, the size of the run, and these arguments."""
     told = lab.harness.told(handle)
     if (told.rank, told.world_size) != (handle.rank, handle.world_size):
         lab.broken(
@@ -286,7 +295,7 @@ def check_told(lab: Lab, handle: ReplicaHandle, kwargs: dict[str, Any]) -> None:
 def check_environment(
     lab: Lab, promise: str, handle: ReplicaHandle, wanted: Mapping[str, str | None]
 ) -> None:
-    """A replica finds these variables; None: it does not find that one."""
+    """Check that a replica finds these variables, and does not find those that are None."""
     told = lab.harness.told(handle).environment
     wrong = {name: told.get(name) for name in wanted if told.get(name) != wanted[name]}
     if wrong:
@@ -295,7 +304,7 @@ def check_environment(
 
 
 def refused(lab: Lab, promise: str, **options: Any) -> None:
-    """A launch with these options is refused before anything is started."""
+    """Check that a launch with these options is refused before anything is started."""
     living = lab.harness.living()
     try:
         run = lab.launch(1, refusable=True, **options)

@@ -1,4 +1,4 @@
-"""A clock that only moves when somebody sleeps or the test says so."""
+"""A clock that moves only in a sleep, or when the test says so."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 
 class Overslept(AssertionError):  # noqa: N818 - it says what happened
-    """Raised in a sleep that goes beyond the time at which the sleeper should have come back."""
+    """The error raised in a sleep beyond the time at which the sleeper should have come back."""
 
 
 class VirtualTime:
-    """Seconds that pass when somebody sleeps. Thread-safe.
+    """A clock whose seconds pass when a thread sleeps on it. Thread-safe.
 
     Attributes:
         limit: A sleep beyond this time raises; None for no limit.
@@ -27,7 +27,7 @@ class VirtualTime:
         self.limit: float | None = None
 
     def clock(self) -> float:
-        """Seconds since some moment."""
+        """Return the seconds since some moment."""
         with self._lock:
             return self._now
 
@@ -44,7 +44,7 @@ class VirtualTime:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Time stands still for whoever sleeps, while the test and another thread of its do something together."""
+        """Let time stand still for sleepers, while the test and another of its threads act."""
         self._held = True
         try:
             yield
@@ -52,10 +52,10 @@ class VirtualTime:
             self._held = False
 
     def idle(self) -> bool:
-        """For a sleep: whether time is held; then a real moment has passed instead.
+        """Say for a sleep whether time is held; if it is, a real moment has passed instead.
 
         Raises:
-            Overslept: The world is gone, and whoever still sleeps in it is not to go on.
+            Overslept: The world is gone, and a sleeper in it is not to go on.
         """
         if self._over:
             raise Overslept("still asleep after the end of the test")
@@ -64,5 +64,5 @@ class VirtualTime:
         return self._held
 
     def end(self) -> None:
-        """The world is gone: whoever sleeps from now on is woken by an exception."""
+        """End the world: from now on, a sleeper is woken by an exception."""
         self._over = True

@@ -12,23 +12,23 @@ from diloco_protocol import ReplicaState
 
 
 class Step(StrEnum):
-    """What a replica can be made to do.
+    """Steps that a replica can be made to take.
 
     START, SUCCEED and FAIL are needed; the others may be declared impossible.
 
     Attributes:
         START: Its program runs now; value: None.
-        SUCCEED: Its program returns; value: what it returns (JSON).
+        SUCCEED: Its program returns; value: the result (JSON).
         FAIL: Its program exits; value: the exit code, 1 … 255.
         OOM: It is killed for want of memory; value: None.
         KILL: Its program is ended by a signal that it sends to itself; value: the signal's name,
             such as ``"SIGABRT"``.
         PREEMPT: Its machine is taken away, and the backend will start it again; value: what its
-            program has returned just before, which counts for nothing, since nobody has recorded
-            that it succeeded; None: nothing. Worlds in which that cannot be pass the value over.
+            program has returned just before, which counts for nothing, since the success was not
+            recorded; None: nothing. Worlds in which that is impossible ignore the value.
         PRINT: Its program writes lines to standard output; value: list of text.
-        STOP: Somebody ends it from outside, with the platform's own means and not through an
-            executor, and it has ended; value: None.
+        STOP: It is ended from outside, by the platform's own means and not through an executor, and
+            has ended; value: None.
     """
 
     START = "start"
@@ -45,11 +45,12 @@ class Operation(StrEnum):
     """The calls to the backend that can be disturbed.
 
     Attributes:
-        LAUNCH: What creates replicas.
-        OBSERVE: What reads states, results and runs: describe, collect, list_runs, attach, exists.
-        CANCEL: What ends replicas.
-        PURGE: What removes records.
-        LOGS: What reads logs.
+        LAUNCH: Calls that create replicas.
+        OBSERVE: Calls that read states, results and runs: describe, collect, list_runs, attach,
+            exists.
+        CANCEL: Calls that end replicas.
+        PURGE: Calls that remove records.
+        LOGS: Calls that read logs.
     """
 
     LAUNCH = "launch"
@@ -60,7 +61,7 @@ class Operation(StrEnum):
 
 
 class Fault(StrEnum):
-    """How a call can be disturbed.
+    """Ways to disturb a call, each with what the executor is to do.
 
     Attributes:
         THROTTLE: Too many requests: ThrottledError, or retried.
@@ -85,15 +86,15 @@ class Fault(StrEnum):
 
 
 class Ability(StrEnum):
-    """What else a world may be unable to do.
+    """Other abilities that a world may lack.
 
     Attributes:
-        RACE: SUCCEED, FAIL and PREEMPT of a replica that is being cancelled.
+        RACE: A replica that is being cancelled can SUCCEED, FAIL or PREEMPT.
         TIMEOUT: Time can be made to pass until a replica is overdue.
         EXPIRE: The backend can forget a run that has ended.
         CALLS: Calls can be counted.
-        SENT: What was sent can be read.
-        TOLD: What a replica was told can be read.
+        SENT: The requests that were sent can be read.
+        TOLD: The rank, arguments and environment that a replica was told can be read.
         WRITE: A program can be made to write any bytes, to standard output and to standard error.
         SECRETS: There is a store of secrets. Without one, launches with secrets are refused.
         LABELS: The labels of what was launched can be read.
@@ -101,7 +102,7 @@ class Ability(StrEnum):
             for its next attempt.
         AGE: Days can be made to pass.
         ELSEWHERE: There can be an executor of the same backend on another account, cluster or host.
-        RESOURCES: What the platform was asked for on behalf of a replica can be read.
+        RESOURCES: The resources that the platform was asked for on behalf of a replica can be read.
         LOSE: The result of a replica that has succeeded can be lost.
         DAMAGE: Something else can be left in its place.
         FOREIGN: Something that is not diloco's can have the name of a run.
@@ -131,7 +132,7 @@ class Ability(StrEnum):
 
 _WITHOUT_METHOD = frozenset({Ability.RACE, Ability.TIMEOUT, Ability.RESTART})
 _OTHER_NAMES = {Ability.SECRETS: "secret", Ability.DAMAGE: "lose"}
-#: The method of a harness that an ability needs, for all that need one.
+#: For each ability that needs a method of the harness, the name of that method.
 HOOKS: Mapping[Ability, str] = {
     ability: _OTHER_NAMES.get(ability, str(ability))
     for ability in Ability
@@ -141,17 +142,17 @@ HOOKS: Mapping[Ability, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is true of a replica, from the world and not from the executor.
+    """The truth about a replica, from the world and not from the executor.
 
     Attributes:
         state: Its state; None if the backend has no record of it. It is terminal only if the
             backend's records say so.
         alive: Whether anything of it still exists that costs money: process, pod, machine.
-        attempt: Its n-th life.
-        stopping: It is being ended and is not yet gone.
-        exit_code: Of what has failed, the exit code in the world's records; ``...`` if they do not
-            say. Who tells it is told of a ``drive`` that makes programs exit with another code than
-            was asked for.
+        attempt: The number of its present attempt.
+        stopping: Whether it is being ended and is not yet gone.
+        exit_code: For a failed replica, the exit code in the world's records; ``...`` if they do
+            not say. With it, the suite finds a ``drive`` that makes programs exit with another code
+            than was asked for.
         out_of_memory: Likewise, whether the records say that memory ran out.
     """
 
@@ -163,13 +164,13 @@ class Truth:
     out_of_memory: bool | EllipsisType = ...
 
     def __post_init__(self) -> None:
-        if self.state is not None:  # the words themselves will do
+        if self.state is not None:  # plain texts will do
             object.__setattr__(self, "state", ReplicaState(self.state))
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a replica was told, as its program saw it.
+    """The facts that a replica was told, as its program saw them.
 
     Attributes:
         rank: Its rank.

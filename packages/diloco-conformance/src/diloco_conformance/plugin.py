@@ -1,6 +1,6 @@
-"""What pytest learns from this package: ``--diloco-seed``.
+"""The option that this package adds to pytest: ``--diloco-seed``.
 
-It is loaded by itself where the package is installed.
+pytest loads it by itself where the package is installed.
 """
 
 from __future__ import annotations
