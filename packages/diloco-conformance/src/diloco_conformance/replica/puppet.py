@@ -1,9 +1,7 @@
-"""A replica that does what a test says, through files in a folder that both see.
+"""A replica that does what a test says, through files in a folder that both can see.
 
-One file, standard library only.
-
-Its folder goes onto the replica's import path (or the file into its image), and the entrypoint is
-``puppet:perform``.
+It is one file, and needs the standard library only. Its folder goes onto the replica's import path
+(or the file into its image), and the entrypoint is ``puppet:perform``.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from typing import Any
 
 
 def perform(puppets: str, **kwargs: Any) -> Any:
-    """Say what it was told, then obey.
+    """Report what the replica was told, then obey.
 
     Args:
         puppets: The folder, as :class:`diloco_conformance.Puppets` knows it.
-        **kwargs: Anything; it is said back.
+        **kwargs: Anything; it is reported as it is.
 
     Returns:
-        What it is made to return.
+        The value that it is made to return.
     """
     folder, attempt = Path(puppets), os.environ["DILOCO_ATTEMPT"]
     replica = f"{os.environ['DILOCO_RUN_ID']}-{os.environ['REPLICA_RANK']}"
-    # Runs of the same name come one after the other, and each has a first attempt.
+    # Runs of the same name follow one another, and each has a first attempt.
     before = len(list(folder.glob(f"{replica}-1.*.told"))) - (attempt != "1")
     name = f"{replica}-{attempt}.{max(0, before)}"
     told = {
@@ -70,7 +68,7 @@ def perform(puppets: str, **kwargs: Any) -> Any:
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether nobody is left to give orders: the folder is gone, or who has locked it was killed."""
+    """Say whether the test is over: its folder is gone, or the process that locked it has ended."""
     if not folder.exists():
         return True
     try:
