@@ -122,7 +122,10 @@ def _or_the_hand(lab: Calls, told: object) -> str:
     if told is not ...:
         return ""
     line = line_of(type(lab.harness).drive)
-    return f". Or drive() did not have it end so, which nobody sees since truth() tells no exit_code{line}"
+    return (
+        ". Or drive() did not have it end so, which nobody sees since truth() tells no "
+        f"exit_code{line}"
+    )
 
 
 def _reason(lab: Calls, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:

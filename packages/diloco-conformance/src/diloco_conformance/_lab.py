@@ -84,7 +84,10 @@ class Lab(Hand):
             if need == Step.PREEMPT and not self.capabilities.preemptible:
                 return "the backend declares that its replicas are not preemptible"
             if need in self.harness.cannot:
-                return f"the harness leaves out {str(need)!r}, and says why: {self.harness.cannot[need]}"
+                return (
+                    f"the harness leaves out {str(need)!r}, and says why: "
+                    f"{self.harness.cannot[need]}"
+                )
         return None
 
     @property

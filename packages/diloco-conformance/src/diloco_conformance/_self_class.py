@@ -11,7 +11,7 @@ from ._blame import fault
 from ._harness import Harness, Step
 from ._words import HOOKS
 
-#: How the suite calls each method of a harness.
+#: The arguments with which the suite calls each method of a harness.
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "make_executor": ((), {"env": None, "journal": None, "run_id": None}),
     "drive": ((None, Step.START, None), {}),
@@ -66,7 +66,8 @@ def _check_attributes(harness: Harness) -> None:
     if not isinstance(getattr(harness, "entrypoint", None), str):
         fault(
             harness,
-            'it lacks entrypoint: set it to what is launched, such as entrypoint = "my_module:my_function"',
+            "it lacks entrypoint: set it to what is launched, such as entrypoint = "
+            '"my_module:my_function"',
         )
     for name in ("entrypoint_args", "cannot"):
         if not isinstance(value := getattr(harness, name), Mapping):

@@ -47,7 +47,8 @@ def check_executor(harness: Harness) -> None:
         fault(
             harness,
             (
-                "make_executor() returned the same object twice: it must make a new executor, which "
+                "make_executor() returned the same object twice: it must make a new "
+                "executor, which "
                 "has seen nothing"
             ),
             "make_executor",
@@ -116,7 +117,8 @@ def check_time(harness: Harness) -> None:
         fault(
             harness,
             (
-                f"advance({seconds:g}) let {passed:g} s pass by now(), and more by clock(): both must "
+                f"advance({seconds:g}) let {passed:g} s pass by now(), and more by "
+                "clock(): both must "
                 "go on together"
             ),
             "now",

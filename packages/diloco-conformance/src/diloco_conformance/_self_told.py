@@ -138,7 +138,8 @@ def records_have_their_types(sample: Sample) -> None:
             fault(
                 harness,
                 (
-                    f"secret() returned {reference!r}: it must be the reference under which the store "
+                    f"secret() returned {reference!r}: it must be the reference under "
+                    "which the store "
                     "has the secret, a text"
                 ),
                 "secret",

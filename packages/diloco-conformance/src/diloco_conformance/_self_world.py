@@ -223,7 +223,8 @@ def days_pass(sample: Sample) -> None:
         fault(
             harness,
             (
-                f"age({day:g}) let {passed:g} s pass by now(): it must let that time pass, with what "
+                f"age({day:g}) let {passed:g} s pass by now(): it must let that time "
+                "pass, with what "
                 "the platform forgets then"
             ),
             "age",
@@ -246,7 +247,8 @@ def what_expires_is_gone(sample: Sample) -> None:
             fault(
                 harness,
                 (
-                    f"after expire(handles) the world still tells {truth} of {replica}: it must have "
+                    f"after expire(handles) the world still tells {truth} of {replica}: "
+                    "it must have "
                     "the platform forget the run"
                 ),
                 "expire",
@@ -255,7 +257,8 @@ def what_expires_is_gone(sample: Sample) -> None:
         fault(
             harness,
             (
-                "after expire(handles) another run is gone too: it must have the platform forget the "
+                "after expire(handles) another run is gone too: it must have the "
+                "platform forget the "
                 "run of these handles alone"
             ),
             "expire",

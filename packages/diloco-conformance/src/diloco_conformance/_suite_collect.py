@@ -174,7 +174,7 @@ class Collecting:
     def test_r6_other_errors_are_raised(self, lab: Lab) -> None:
         """Check that an error that will not pass is raised at once, and any other at the deadline.
 
-        The deadline counts if nothing is known by then.
+        It is raised at the deadline if nothing is known by then.
         """
         lab.needs(Operation.OBSERVE)
         run = lab.up(2)

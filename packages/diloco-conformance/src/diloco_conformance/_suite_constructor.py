@@ -110,7 +110,7 @@ class Constructing:
             lab.forget()
 
     def test_l12_names_begin_as_the_constructor_says(self, lab: Lab) -> None:
-        """Check that names not given by the launch begin like that, and no two are the same."""
+        """Check that names not given by a launch begin with that prefix, and all differ."""
         prefix = f"{lab.harness.run_prefix}-team"
         lab.forget(run_id=prefix)
         names = [lab.launch(1, named=False).run_id for _ in range(2)]

@@ -66,7 +66,8 @@ class Declaring:
         lab.needs(Ability.CALLS)
         if lab.capabilities.calls_per_look == "run":
             pytest.skip(
-                'only for backends that declare calls_per_look="rank"; R8 counts the calls of others'
+                'only for backends that declare calls_per_look="rank"; R8 counts the '
+                "calls of others"
             )
         few, many = calls_of_a_look(lab)
         if many < few + 10:

@@ -95,7 +95,7 @@ class Finding:
             lab.forget()
 
     def test_h8_more_than_ten_ranks_are_told_apart(self, lab: Lab) -> None:
-        """Check that they are also in the order of numbers, in which 10 comes after 2."""
+        """Check that ranks are also in the order of numbers, in which 10 comes after 2."""
         if (most := lab.harness.many_ranks) <= 10:
             pytest.skip(f"the harness says that more than {most} ranks are too many for this world")
         with lab.part_of("H8"):

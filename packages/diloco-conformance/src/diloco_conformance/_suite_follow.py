@@ -234,7 +234,7 @@ class Following:
             check_lines(lab, replica, promise="G4", lines=lines, **options)
 
     def test_g4_an_expression_is_found_anywhere_in_a_line(self, lab: Lab) -> None:
-        """Look for it at the start, in the middle and at the end of lines."""
+        """Look for an expression at the start, in the middle and at the end of lines."""
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lines = ["alpha one", "one beta", "gamma", "ONE", "", "a.b", "naïve", "漢字"]

@@ -29,10 +29,11 @@ MOST = 5
 Of more texts, each one is taken alone, and all but each one.
 """
 WORDS = (
-    *("", ".", "..", "../..", "/", "*", "%", "a/b c", "-x", "Ü", "%2e%2e%2f", "0", "-1", "1e9", "null", "{}"),
+    *("", ".", "..", "../..", "/", "*", "%", "a/b c", "-x", "Ü", "%2e%2e%2f",
+      "0", "-1", "1e9", "null", "{}"),
     *("\0", "a\nb", "\ud800", "x" * 5000, "9" * 5000),
 )  # fmt: skip
-"""Texts that a path, a pattern, a URL, a header, a number or an encoding takes otherwise."""
+"""Texts with a special meaning in paths, patterns, URLs, headers, numbers or encodings."""
 
 LOOKED_AFTER = ("collect", "cancel", "purge")
 """The verbs after which the world is checked.
@@ -196,7 +197,7 @@ class Forgeries:
         pair.end()
 
     def test_h10_a_run_id_of_any_text(self, lab: Lab) -> None:
-        """Give it to the verbs that take a run_id: it must find nothing and end nothing."""
+        """Give any text to the verbs that take a run_id: it must find nothing and end nothing."""
         run = lab.up(1)
         words: list[Any] = [*WORDS, lab.harness.run_prefix, f"../{run.run_id}", f"{run.run_id}\0"]
         for word in [*words, None, 0, [run.run_id], run.run_id.encode()]:

@@ -80,7 +80,7 @@ class Launching:
         lab.observe_all()
 
     def test_l3_the_same_run_id_is_the_same_run(self, lab: Lab) -> None:
-        """Launch it again at once, when it runs, when it has ended, and from another process."""
+        """Launch a run again at once, when it runs, when it has ended, and from another process."""
         run = lab.launch(2)
         for what in ("start", "end", "forget"):
             lab.advance(3 * lab.harness.resolution)  # a run started anew would be dated later
@@ -103,7 +103,10 @@ class Launching:
         collect(lab, run.replicas)
 
     def test_l3_what_was_cancelled_is_not_started_again(self, lab: Lab) -> None:
-        """Launch it again while it ends, when it has ended, and elsewhere: it stays cancelled."""
+        """Launch a cancelled run again while it ends and afterwards: it stays cancelled.
+
+        The last of these launches is made from another process.
+        """
         with lab.part_of("L3"):
             self._cancelled(lab)
 
@@ -286,7 +289,7 @@ class Launching:
             lab.broken("L5", repr(plan), "the plan of run 'planned' has its requests")
 
     def test_l5_a_plan_is_what_is_sent(self, lab: Lab) -> None:
-        """Compare them request by request."""
+        """Compare the plan with what was sent, request by request."""
         lab.needs(Ability.SENT)
         run_id = f"{lab.harness.run_prefix}-planned"
         kwargs = {**lab.harness.entrypoint_args, "number": 1, **NESTED}

@@ -60,7 +60,7 @@ class Names:
         lab.observe_all()
 
     def test_h4_an_old_handle_ends_nothing_and_removes_nothing(self, lab: Lab) -> None:
-        """Cancel and purge with it, while the new run lives and after its end."""
+        """Cancel and purge by an old handle, while the new run lives and after its end."""
         old, new = self._again(lab)
         for what in ("lives", "has ended"):
             before = [lab.harness.truth(handle) for handle in new.handles]
@@ -115,7 +115,7 @@ class Names:
         return old, new
 
     def test_h5_handles_of_another_backend_are_refused(self, lab: Lab) -> None:
-        """Try one with every verb; nothing may change."""
+        """Try such a handle with every verb; nothing may change."""
         run = lab.up()
         stranger = replace(run.handles[0], backend_name="another-backend")
         refused_everywhere(lab, lab.executor, stranger)
@@ -161,7 +161,7 @@ class Names:
             lab.broken("H6", f"exists({run_id!r}) is {said!r}", f"it is {there}")
 
     def test_h6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
-        """Check that it gives neither the answer that there is no run, nor an empty list."""
+        """Check that this is reported neither as a missing run nor as an empty list."""
         lab.needs(Operation.OBSERVE)
         run = lab.up()
         lab.attach(run)  # what was known before must not be the answer later

@@ -37,7 +37,7 @@ class Parts:
         lab.observe_all()
 
     def test_l8_parts_of_one_cohort_are_runs_of_their_own(self, lab: Lab) -> None:
-        """Check that each can be found, listed, ended, removed and launched again by itself.
+        """Check that each part can be found, listed, ended, removed and launched again by itself.
 
         All of them are on one executor.
         """

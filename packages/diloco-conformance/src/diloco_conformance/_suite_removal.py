@@ -50,7 +50,7 @@ class Removal:
         check_purged(lab, run)
 
     def test_l11_a_run_that_is_being_removed_is_not_given_out(self, lab: Lab) -> None:
-        """Launch it again: the launch waits or is refused, and the name is free once it is gone."""
+        """Launch the run again: this waits or is refused, and once it is gone the name is free."""
         lab.needs(Ability.REMOVE)
         old = self._ended(lab)
         living = lab.harness.living()

@@ -30,7 +30,7 @@ class Restarting:
     """Fixed tests of L9."""
 
     def test_l9_a_failed_attempt_is_started_again(self, lab: Lab) -> None:
-        """Restart it as often as the launch says; a backend that cannot restart must refuse."""
+        """Check that attempts restart as often as the launch says, or that it is refused."""
         entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
         try:
             lab.within("L9", lambda: lab.executor.plan(1, entrypoint, kwargs, max_restarts=2))

@@ -47,7 +47,7 @@ class Results:
             collect(lab, lab.replicas())
 
     def test_r11_the_declared_size_is_the_limit(self, lab: Lab) -> None:
-        """Check that as much arrives, and that a byte more is a failure that gives both sizes."""
+        """Check that a result of this size arrives; one byte more is a failure with both sizes."""
         most = lab.capabilities.max_result_bytes
         if most is None:
             pytest.skip("the backend declares no limit")

@@ -80,7 +80,8 @@ class Runs:
                 partial(lab.executor.cancel_run, run_id),
                 ReplicaNotFoundError,
                 (
-                    "there is no such run, so it must raise ReplicaNotFoundError. It does if attach "
+                    "there is no such run, so it must raise ReplicaNotFoundError. It "
+                    "does if attach "
                     "does: look at _attach"
                 ),
             )
@@ -103,7 +104,8 @@ class Runs:
                             "C7",
                             f"cancel_run({run.name}) returned",
                             (
-                                f"every cancel met: {Fault.FORBIDDEN}. It must raise what the backend "
+                                f"every cancel met: {Fault.FORBIDDEN}. It must raise what "
+                                "the backend "
                                 "said: look at _stop"
                             ),
                         )
@@ -124,7 +126,8 @@ class Runs:
                 "C7",
                 f"cancel_run({run.name}) raised {error!r}",
                 (
-                    f"{', '.join(map(str, unnamed))} is not being ended, and the error must name its "
+                    f"{', '.join(map(str, unnamed))} is not being ended, and the error "
+                    "must name its "
                     "rank"
                 ),
             )
@@ -176,11 +179,13 @@ class Runs:
             lab.broken(
                 "C7",
                 (
-                    f"when every cancel is refused, cancel_run takes {refused_ones} calls more for 8 "
+                    f"when every cancel is refused, cancel_run takes {refused_ones} calls "
+                    "more for 8 "
                     "ranks than for 2"
                 ),
                 (
-                    f"when none is, it takes {accepted} more, one for each rank at least: it must try "
+                    f"when none is, it takes {accepted} more, one for each rank at least: "
+                    "it must try "
                     "all of them, and then raise"
                 ),
             )

@@ -46,7 +46,7 @@ class Hiding:
     """Fixed tests of E4 and S16 that plant something in each text."""
 
     def test_e4_no_secret_in_any_plan_and_any_refusal(self, lab: Lab) -> None:
-        """Plant it in any argument of a launch, whether that is accepted or not."""
+        """Plant a secret in any argument of a launch, whether that is accepted or not."""
         shown = Shown(lab, [SECRET])
         executor, entrypoint = lab.executor, lab.harness.entrypoint
         for name, options in planted():
@@ -72,7 +72,7 @@ class Hiding:
             look(lab, shown, "plan of an executor with a secret as run_id", call)
 
     def test_e4_no_secret_in_what_verbs_say_of_a_handle(self, lab: Lab) -> None:
-        """Plant it also in the names of runs, and in expressions for choosing lines."""
+        """Plant secrets in handles, in names of runs, and in expressions for choosing lines."""
         shown = Shown(lab, [SECRET])
         executor = lab.executor
         handle = lab.up(1).handles[0]
