@@ -1,4 +1,4 @@
-"""Asking a fresh interpreter whether the entrypoint can be imported, before anything is started."""
+"""Ask a fresh interpreter whether the entrypoint can be imported, before anything is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._environment import SAFE_PATH
 from ._files import DamagedFileError, read_json, read_tail
 from ._processes import MARKER, ProcessEntry, members, process_table
 
-_PATIENCE = 5.0  # seconds; some processes are not killed at once
+_PATIENCE = 5.0  # seconds; some processes do not die at once
 _START = 0.5  # seconds from a fork to an interpreter with an environment of its own
 
 # Writes to a file and not to stdout, which belongs to the modules it imports.
@@ -61,10 +61,12 @@ with open(report, "w") as stream:
 def check_entrypoint(
     entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0
 ) -> None:
-    """Import ``"package.module:function"`` in a fresh interpreter, as a replica would (``diloco_protocol._child``).
+    """Import ``"package.module:function"`` in a fresh interpreter, as a replica would.
+
+    A replica imports it in ``diloco_protocol._child``.
 
     Args:
-        entrypoint: What to import.
+        entrypoint: The entrypoint to import.
         python: The replica's interpreter.
         env: The replica's environment.
         cwd: The replica's working directory.
@@ -79,8 +81,8 @@ def check_entrypoint(
     with tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
         report, log = Path(folder, "report.json"), Path(folder, "stderr.log")
         try:
-            # A file and no pipe: a module may print without end, or leave a process behind that
-            # keeps a pipe open.
+            # A file instead of a pipe: a module may print without end, or leave a process behind
+            # that keeps a pipe open.
             with log.open("wb") as errors:
                 try:
                     process = subprocess.Popen(
@@ -93,7 +95,7 @@ def check_entrypoint(
                         start_new_session=True,
                     )
                 except KeyboardInterrupt:
-                    # The process is there, but nobody has been told its number. It is found once it
+                    # The process exists, but its number was never returned. It can be found once it
                     # is an interpreter.
                     time.sleep(_START)
                     _end(marker, -1)
@@ -144,9 +146,10 @@ def check_entrypoint(
 
 
 def _end(marker: str, session: int) -> None:
-    """End what the import has started, also if it was interrupted; a launch that is refused leaves nothing.
+    """End what the import has started, even if it was interrupted.
 
-    What has cleared its environment is found by its session.
+    A launch that is refused leaves nothing. A process that has cleared its environment is found by
+    its session.
     """
     deadline = time.monotonic() + _PATIENCE
     while (left := _left(marker, session)) and time.monotonic() < deadline:
@@ -165,5 +168,5 @@ def _left(marker: str, session: int) -> dict[int, ProcessEntry]:
 def _session(pid: int) -> int | None:
     try:
         return os.getsid(pid)
-    except OSError:  # gone, or not to be asked
+    except OSError:  # gone, or it may not be asked
         return None

@@ -1,4 +1,4 @@
-"""What a replica's process sees: its environment variables, its import path, its working directory.
+"""The surroundings of a replica's process: environment, import path, working directory.
 
 The policy, from weak to strong:
 
@@ -31,11 +31,11 @@ from diloco_protocol.backend import is_reserved, shown
 
 from ._processes import MARKER
 
-#: An interpreter started so looks for modules on its import path and not in the folder in which it
-#: runs, nor in the user's site-packages where the launcher does not.
+#: With these options, an interpreter looks for modules on its import path. It does not look in the
+#: folder in which it runs, nor in the user's site-packages where the launcher does not.
 SAFE_PATH = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
 
-# What torchrun tells the processes that it starts.
+# The variables that torchrun sets for the processes that it starts.
 _OF_TORCHRUN = frozenset(
     {
         "GROUP_RANK",
@@ -54,13 +54,13 @@ _OF_TORCHRUN = frozenset(
 
 
 def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> dict[str, str]:
-    """The part of ``environ`` that replicas get.
+    """Return the part of ``environ`` that replicas get.
 
     Args:
         environ: The launcher's environment.
         inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``.
-            Those of torchrun have to be named, as have Python's where the launcher itself ignores
-            them.
+            Variables of torchrun have to be named, and so have Python's where the launcher itself
+            ignores them.
     """
     everything_or_nothing = ["*"] if inherit_env is True else []
     patterns = everything_or_nothing if isinstance(inherit_env, bool) else list(inherit_env)
@@ -75,18 +75,18 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
 
 
 def _is_ignored(name: str) -> bool:
-    """Whether the launcher's own interpreter does not obey a variable (``python -I`` and ``-E``)."""
+    """Say whether the launcher's own interpreter ignores a variable (``python -I`` and ``-E``)."""
     return bool(sys.flags.ignore_environment) and name.startswith("PYTHON")
 
 
 def _is_of_torchrun(name: str) -> bool:
-    """Whether a variable tells a process of torchrun who it is: wrong for others."""
+    """Say whether a variable tells a process of torchrun who it is; for others it is wrong."""
     return name in _OF_TORCHRUN or name.startswith("TORCHELASTIC_")
 
 
 @contextlib.contextmanager
 def with_current_folder() -> Iterator[None]:
-    """What needs the current folder cannot be done where somebody has removed it.
+    """Report what to do where code needs the current folder, and it was removed.
 
     Raises:
         InvalidRequestError: In place of :class:`OSError`; says what to do.
@@ -100,10 +100,10 @@ def with_current_folder() -> Iterator[None]:
 
 
 def find_program(name: str | os.PathLike[str]) -> str | None:
-    """Return where a program is, or None: by its path, or below an absolute folder of ``PATH``.
+    """Return the path of a program, or None if it is not found.
 
-    An empty entry of that variable, or a relative one, leads to the current folder, where anybody
-    may have put programs.
+    It is found by its path, or below an absolute folder of ``PATH``. An empty entry of that
+    variable, or a relative one, leads to the current folder, where any user may have put programs.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, folders)))
@@ -118,7 +118,7 @@ def _standard_folders() -> set[str]:
 
 
 def extra_folders(path: Sequence[str]) -> list[str]:
-    """The entries of an import path that a fresh interpreter of the same installation would lack."""
+    """Return the entries of an import path that a fresh interpreter like this one would lack."""
     standard = _standard_folders()
     stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
     result: list[str] = []
@@ -137,15 +137,15 @@ def extra_folders(path: Sequence[str]) -> list[str]:
 def import_path(
     pythonpath: Iterable[str | os.PathLike[str]] | None, python: str, cwd: str | None = None
 ) -> list[str]:
-    """The folders a replica finds modules in, ahead of its own installation.
+    """Return the folders in which a replica finds modules, ahead of its own installation.
 
     The folder in which it happens to run is among them only if the caller chose it, or the launcher
-    itself imports from it: anybody may have put an ``argparse.py`` there.
+    itself imports from it: another user may have put an ``argparse.py`` there.
 
     Args:
         pythonpath: The caller's choice; None for the launcher's own import path (if the replica
-            runs the launcher's interpreter), so that a module lying beside the launching script can
-            be named.
+            runs the launcher's interpreter), so that a module beside the launching script can be
+            named.
         python: The replica's interpreter.
         cwd: The replica's working directory, if the caller chose it.
 
@@ -183,9 +183,9 @@ def compose(
     folders: Sequence[str],
     devices: str | None,
 ) -> dict[str, str]:
-    """One replica's environment, by the policy above."""
+    """Return one replica's environment, by the policy above."""
     result = dict(base)
-    # Relative entries are of the launcher's folder, and what it imports from there is in
+    # Relative entries refer to the launcher's folder, and what it imports from there is in
     # ``folders``.
     inherited_path = result.pop("PYTHONPATH", "").split(os.pathsep)
     if absolute := [*filter(os.path.isabs, inherited_path)]:
@@ -194,7 +194,7 @@ def compose(
         result.update(overlay)
     if devices is not None:
         result["CUDA_VISIBLE_DEVICES"] = devices
-    # To Python an empty entry is the working directory; mostly it comes from a colon too many.
+    # Python takes an empty entry for the working directory; mostly it comes from a colon too many.
     parts = [*folders, *filter(None, result.pop("PYTHONPATH", "").split(os.pathsep))]
     if parts:
         result["PYTHONPATH"] = os.pathsep.join(parts)

@@ -1,4 +1,4 @@
-"""The verbs, on run directories."""
+"""The executor: the verbs of the protocol, on run directories."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from ._rundir import Root, default_root
 
 
 class LocalProcessExecutor(BaseExecutor):
-    """Runs replicas as processes of this machine, each with a session and a run directory of its own.
+    """Runs replicas as processes of this machine, each with its own session and run directory.
 
     All that is known about a run is in its directory below ``root``, so any executor with that
-    root, in any process of the machine and of the user, answers for its handles. A small supervisor
-    process per run, detached from the launcher, enforces timeouts, finishes cancels, ends whole
-    process trees and restarts failed attempts. Safe to share between threads.
+    root, in any process of the same user on the same machine, answers for its handles. A small
+    supervisor process per run, detached from the launcher, enforces timeouts, finishes cancels,
+    ends whole process trees and restarts failed attempts. Safe to share between threads.
 
     GPUs: ``gpu=None`` leaves ``CUDA_VISIBLE_DEVICES`` as it is. ``"2"`` or ``"any:2"`` give each
     replica two of the machine's GPUs, ``"A100"`` one and ``"A100:2"`` two of a model, disjoint
@@ -84,7 +84,7 @@ class LocalProcessExecutor(BaseExecutor):
         self._roots = (self._root, *map(_root, chosen.other_roots))
 
     def options(self) -> list[Option]:
-        """What the constructor takes."""
+        """Return the options that the constructor takes."""
         return options_of(LocalOptions)
 
     def _check_handle(self, handle: ReplicaHandle) -> None:
@@ -108,7 +108,7 @@ class LocalProcessExecutor(BaseExecutor):
         cwd = os.path.abspath(self._options.cwd if self._options.cwd is not None else Path.cwd())  # noqa: PTH100
         if not os.path.isdir(cwd):  # noqa: PTH112  # False also for what no path can be
             raise InvalidRequestError(f"the working directory cwd={shown(cwd)} is not a folder")
-        # A link into a virtual environment must stay one
+        # A link into a virtual environment must stay a link
         python = os.path.abspath(program)  # noqa: PTH100
         folders = tuple(import_path(chosen.pythonpath, python, None if chosen.cwd is None else cwd))
         return Setting(
@@ -183,7 +183,7 @@ class LocalProcessExecutor(BaseExecutor):
             try:
                 run, record = _runs.locate(handle, self._roots)
                 status = observe_replica(run, record, handle.rank)
-                _runs.locate(handle, self._roots)  # purged meanwhile, its files say nothing
+                _runs.locate(handle, self._roots)  # if purged meanwhile, its files say nothing
             except ReplicaNotFoundError:
                 continue
             statuses[handle] = status
@@ -269,7 +269,7 @@ class LocalProcessExecutor(BaseExecutor):
                 record = read_record(run)
                 launched_at = None if record is None else record.created_at
             except BackendError:  # also a link, or another user's
-                launched_at = 0.0  # that is not known, and who asks for the run is told why
+                launched_at = 0.0  # not known; a caller that asks for the run is told why
             if launched_at is not None and run.started.exists():
                 known.append((launched_at, name))
         return [name for _, name in sorted(known)]

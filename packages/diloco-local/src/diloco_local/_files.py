@@ -1,4 +1,7 @@
-"""Small files that are whole or absent: atomic writes, create-once writes, and a lock that dies with its holder."""
+"""Small files that are whole or absent: atomic writes, create-once writes, and locks.
+
+A lock is released when its holder dies.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _TAIL_BYTES = 1 << 16
 
 
 class DamagedFileError(BackendError, ValueError):
-    """A file below the root does not hold what is written there; says which, and what is wrong with it."""
+    """The error of a file below the root with wrong content; says which, and what is wrong."""
 
 
 @contextlib.contextmanager
 def system_errors() -> Iterator[None]:
-    """What the operating system refuses is an error of the protocol.
+    """Turn what the operating system refuses into an error of the protocol.
 
     Raises:
         BackendError: In place of :class:`OSError`; retryable if the system is only short of
@@ -42,7 +45,7 @@ def system_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What does not fit while a file's content is taken apart is a damage of that file.
+    """Report whatever does not fit while a file's content is parsed as damage of that file.
 
     Raises:
         DamagedFileError: In place of the errors of Python.
@@ -63,13 +66,13 @@ def _temporary(path: Path, text: str) -> Iterator[Path]:
         with os.fdopen(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as stream:
             stream.write(text.encode())
         yield temporary
-    finally:  # a full disk is not to fill up with these
+    finally:  # or they would fill up a disk that is full
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` by the JSON of ``value``; a reader sees the old content or the new, never a part."""
+    """Replace ``path`` by the JSON of ``value``; a reader sees the old or the new, never a part."""
     write_text(path, json.dumps(value))
 
 
@@ -80,7 +83,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def create_json(path: Path, value: Any) -> bool:
-    """Write ``path`` only if nobody has; the first writer wins.
+    """Write ``path`` only if it does not exist; the first writer wins.
 
     Returns:
         True if this call created the file, False if it was already there.
@@ -94,11 +97,11 @@ def create_json(path: Path, value: Any) -> bool:
 
 
 def read_json(path: Path) -> Any | None:
-    """The JSON in ``path``, or None if there is no such file.
+    """Return the JSON in ``path``, or None if there is no such file.
 
     Raises:
-        DamagedFileError: The file is not JSON, or null. Files written here never are, so somebody
-            else has damaged it.
+        DamagedFileError: The file is not JSON, or null. Files written here never are, so another
+            program has damaged it.
         BackendError: It cannot be read.
     """
     data = read_bytes(path)
@@ -108,17 +111,18 @@ def read_json(path: Path) -> Any | None:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is not JSON: {error}") from error
-    if value is None:  # which must not be taken for a file that is missing
+    if value is None:  # null must not be taken for a missing file
         raise DamagedFileError(f"{path} does not hold what is written there: it is null")
     return value
 
 
 def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes | None:
-    """What is in ``path``, or None if there is no such file.
+    """Return the content of ``path``, or None if there is no such file.
 
     Raises:
         DamagedFileError: It is larger than ``most`` bytes.
-        InvalidRequestError: It is a link, another user's, closed to its owner, or no file.
+        InvalidRequestError: It is a link, belongs to another user, is closed to its owner, or is
+            not a file.
         BackendError: It cannot be read.
     """
     try:
@@ -133,33 +137,34 @@ def read_bytes(path: Path, most: int = RECORD_BYTES) -> bytes | None:
 
 
 def read_tail(path: Path, most: int = 2000) -> str:
-    """The last ``most`` characters of a log of ours without secrets; "" if there is none."""
+    """Return the last ``most`` characters of a log of ours without secrets; "" if there is none."""
     try:
         with open_own_stream(path, "rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = stream.read(_TAIL_BYTES).decode(errors="replace")
     except FileNotFoundError:
         return ""
-    # Secrets are looked for before it is cut: what tells one may be in front of what is shown.
+    # Secrets are redacted before the text is cut: the sign of one may be before the part that is
+    # shown.
     return redact_text(text)[-most:].strip()
 
 
 def say(text: str) -> None:
-    """Write into the log of the supervisor, which is its standard error; a disk that is full must not stop it."""
+    """Write into the log of the supervisor, its standard error; a full disk must not stop it."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="backslashreplace"))
 
 
 def open_lock(path: Path) -> int:
-    """Open (and create) a lock file; returns its file descriptor, which is not inherited by other programs."""
+    """Open (and create) a lock file; return its descriptor, which other programs do not inherit."""
     return open_own(path, os.O_RDWR | os.O_CREAT)
 
 
 def try_lock(descriptor: int, *, wait: float = 0.0) -> bool:
-    """Take the exclusive lock, trying for ``wait`` seconds.
+    """Take the exclusive lock, trying for ``wait`` seconds; return whether it was taken.
 
     The lock belongs to the open file, so processes that share the descriptor by fork hold it
-    together, and it is released when the last of them is gone, however it went.
+    together, and it is released when the last of them is gone, however it ended.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -174,7 +179,7 @@ def try_lock(descriptor: int, *, wait: float = 0.0) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the exclusive lock of ``path`` at this moment."""
+    """Say whether some process holds the exclusive lock of ``path`` at this moment."""
     try:
         descriptor = open_own(path, os.O_RDONLY)
     except FileNotFoundError:

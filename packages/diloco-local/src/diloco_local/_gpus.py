@@ -1,4 +1,4 @@
-"""Sharing out the machine's GPUs among the replicas of a run, by ``CUDA_VISIBLE_DEVICES``."""
+"""Share the machine's GPUs out among the replicas of a run, by ``CUDA_VISIBLE_DEVICES``."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as ``CUDA_VISIBLE_DEVICES`` names it, and its model name ("" if nobody said)."""
+    """A GPU as ``CUDA_VISIBLE_DEVICES`` names it, and its model name ("" if it is not known)."""
 
     device: str
     model: str = ""
 
 
 def parse_nvidia_smi(text: str) -> list[Gpu]:
-    """The GPUs that ``nvidia-smi -L`` lists; MIG slices and other lines are left out."""
+    """Return the GPUs that ``nvidia-smi -L`` lists, without MIG slices and other lines."""
     matches = (_LINE.match(line) for line in text.splitlines())
     return [Gpu(match[1], match[2]) for match in matches if match]
 
 
 def ask_nvidia_smi() -> list[Gpu]:
-    """The GPUs of this machine by ``nvidia-smi -L``; empty if there is no such program or it fails."""
+    """Return the GPUs that ``nvidia-smi -L`` finds here; none if it is missing or fails."""
     program = find_program("nvidia-smi")
     if program is None:
         return []
@@ -51,7 +51,7 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
     """Refuse devices of which two may be the same GPU, since replicas would share it.
 
     Args:
-        name: Where they are named, for the error.
+        name: The option or variable that names them, for the error.
         devices: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``.
 
     Returns:
@@ -69,7 +69,7 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
             "by UUIDs that begin with GPU- or MIG-"
         )
     known = tuple(str(int(match[0])) if match["number"] else match[0] for match in matches if match)
-    # CUDA takes the beginning of a UUID for the whole.
+    # CUDA takes the beginning of a UUID for the whole UUID.
     in_order = sorted(known)
     alike = str.__eq__ if numbers else str.startswith
     if any(map(alike, in_order[1:], in_order)):
@@ -82,11 +82,14 @@ def available_gpus(
     environ: Mapping[str, str] = os.environ,
     ask: Callable[[], list[Gpu]] = ask_nvidia_smi,
 ) -> list[Gpu]:
-    """The GPUs to share out: ``gpus`` if given, else those of ``CUDA_VISIBLE_DEVICES``, else nvidia-smi's."""
+    """Return the GPUs to share out.
+
+    They are ``gpus`` if given, else those of ``CUDA_VISIBLE_DEVICES``, else those of nvidia-smi.
+    """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if gpus is None and visible is None:
         return ask()
-    # To CUDA, nothing is visible from the first device on that is none: "-1" hides all.
+    # For CUDA, no device is visible from the first invalid entry on: "-1" hides all.
     named = takewhile(_DEVICE.fullmatch, map(str.strip, str(visible).split(",")))
     devices = gpus if gpus is not None else check_devices("CUDA_VISIBLE_DEVICES", list(named))
     models = {gpu.device: gpu.model for gpu in ask()} if devices else {}
@@ -96,12 +99,12 @@ def available_gpus(
 def share_out(
     request: str | None, n_replicas: int, gpus: Callable[[], Sequence[Gpu]]
 ) -> list[str | None]:
-    """``CUDA_VISIBLE_DEVICES`` of each replica; disjoint; None leaves the variable alone.
+    """Return ``CUDA_VISIBLE_DEVICES`` for each replica: disjoint, or None for no change.
 
     Args:
         request: The launch's ``gpu`` argument; a model is found by any part of its name in
             nvidia-smi's list.
-        n_replicas: How many replicas are to have that many each.
+        n_replicas: Number of replicas, each of which gets the requested number of GPUs.
         gpus: Called only when GPUs are asked for.
 
     Raises:

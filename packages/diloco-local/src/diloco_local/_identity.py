@@ -1,4 +1,4 @@
-"""Which process is meant: a pid is reused, a pid with its start time, boot and PID namespace is not."""
+"""The identity of a process: its pid may be reused, but not with its start, boot and namespace."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ _PROC = Path("/proc")
 
 @functools.cache
 def has_proc() -> bool:
-    """Whether this machine has Linux's /proc; elsewhere psutil is asked."""
+    """Say whether this machine has Linux's /proc; elsewhere psutil is asked."""
     return (_PROC / "self" / "stat").exists()
 
 
 @functools.cache
 def boot_id() -> str:
-    """An id that changes with every boot, "" where the start time of a process is already absolute (macOS)."""
+    """Return an id that changes with every boot.
+
+    It is "" where the start time of a process is already absolute (macOS).
+    """
     if not has_proc():
         return ""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def pid_namespace() -> str:
-    """The PID namespace this process counts pids in, "" where there are no namespaces."""
+    """Return the PID namespace in which this process counts pids, "" where there are none."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -39,12 +42,15 @@ def pid_namespace() -> str:
 
 
 def host_name() -> str:
-    """The name by which a handle knows its machine."""
+    """Return the name by which a handle knows its machine."""
     return platform.node()
 
 
 def start_time(pid: int) -> str | None:
-    """When the process with this pid started, in an opaque, exact form; None if it is gone or a zombie."""
+    """Return when the process with this pid started, in an opaque, exact form.
+
+    None if it is gone or a zombie.
+    """
     if has_proc():
         living = read_process(pid)
         return None if living is None else living.start
@@ -59,7 +65,7 @@ def start_time(pid: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process and no other, also after its pid has been used again.
+    """One process and no other, even after its pid has been used again.
 
     Attributes:
         pid: The process id, as seen in ``namespace``.
@@ -75,13 +81,13 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The identity of the living process ``pid``; None if no such process lives."""
+        """Return the identity of the living process ``pid``; None if no such process lives."""
         start = start_time(pid)
         return None if start is None else cls(pid, start, boot_id(), pid_namespace())
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ProcessId:
-        """The inverse of `to_dict`.
+        """Make an identity from what `to_dict` returned.
 
         Raises:
             ValueError: There is no process with such a number; some numbers mean many processes to
@@ -92,11 +98,11 @@ class ProcessId:
         return cls(int(data["pid"]), str(data["start"]), str(data["boot"]), str(data["namespace"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the identity as JSON values."""
         return asdict(self)
 
     def alive(self) -> bool:
-        """Whether exactly this process still runs (a zombie does not)."""
+        """Say whether exactly this process still runs (a zombie does not)."""
         return (
             self.boot == boot_id()
             and self.namespace == pid_namespace()
@@ -116,12 +122,12 @@ class ProcessId:
                 descriptor = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 return False
-            except OSError:  # a sandbox or a kernel that has none, or no room for files
+            except OSError:  # a sandbox or kernel without it, or too many open files
                 pass
         if descriptor >= 0:
             try:
-                # The descriptor holds the process; the start time then says whether it is the one
-                # meant.
+                # The descriptor holds the process; the start time then says whether it is the right
+                # one.
                 if not self.alive():
                     return False
                 signal.pidfd_send_signal(descriptor, number)

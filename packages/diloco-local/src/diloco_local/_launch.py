@@ -1,4 +1,4 @@
-"""Starting a supervisor, and telling how it went."""
+"""Start a supervisor, and report how that went."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAIN = "from diloco_local._supervisor import main; main({lock}, {ready})"
 
 
 class SupervisorError(Exception):
-    """The supervisor could not start the replicas; says why."""
+    """The error of a supervisor that could not start the replicas; says why."""
 
 
 def start_supervisor(
@@ -40,19 +40,19 @@ def start_supervisor(
     recover: bool = False,
     patience: float = 60.0,
 ) -> None:
-    """Start the supervisor of ``run`` in a session of its own and wait until every replica is started.
+    """Start the supervisor of ``run`` in its own session, and wait until all replicas are started.
 
     Args:
         run: The published run.
         lock: Descriptor of the run's lock; held by the caller, unless ``recover``. The caller
             closes its own.
         orders: The replicas to start; empty for a recovery.
-        recover: Only finish what an earlier supervisor of this run left behind.
+        recover: Whether it only finishes what an earlier supervisor of this run left behind.
         patience: Seconds to wait.
 
     Raises:
-        SupervisorError: It could not; no replica of it is left running, unless the supervisor
-            itself was killed.
+        SupervisorError: It could not start them; no replica of it is left running, unless the
+            supervisor itself was killed.
     """
     reader, writer = os.pipe()
     try:
@@ -100,8 +100,8 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
             cwd="/",
             start_new_session=True,
         )
-        # Ends at once: it reads its orders and forks, so that the launcher never has a child to
-        # wait for.
+        # The process ends at once: it reads its orders and forks, so that the launcher never has a
+        # child to wait for.
         process.communicate(json.dumps(job).encode())
 
 

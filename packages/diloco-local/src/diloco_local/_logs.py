@@ -3,10 +3,10 @@
 However long a line is, `LINE_BYTES` of it are held; what follows is cut off, and the line says so.
 
 A replica writes its stdout and stderr straight into two files, so that no process of ours can lose
-or delay a line. What time a line was written is known from the supervisor's samples of the file
-sizes (`SAMPLE_SECONDS` apart while the logs grow): a line has the time of the first sample that
-covers its last byte. That is also how the two streams are merged; within one sample, stdout comes
-first.
+or delay a line. The time at which a line was written is known from the supervisor's samples of the
+file sizes (`SAMPLE_SECONDS` apart while the logs grow): it is that of the first sample that covers
+the line's last byte. The two streams are merged by these times, too; within one sample, stdout
+comes first.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ STREAMS: dict[str, tuple[str, ...]] = {
     "combined": ("stdout", "stderr"),
 }
 _BLOCK = 1 << 16
-# How far back the beginning of one line is looked for: a file that is one line of terabytes, most
-# of it holes, must not keep a tail busy for hours.
+# How far back to look for the beginning of one line: a file that is one line of terabytes, most of
+# it holes, must not keep a tail busy for hours.
 _FAR = 64 * LINE_BYTES
-# The samples of 24 days in which a log never rested; lines after them have the time of the newest.
-# A replica can write there.
+# The samples of 24 days in which a log grew all the time; lines after them have the time of the
+# newest one. The limit is needed because a replica can write to the file of the samples.
 _MOST_SAMPLES = 1 << 22
 _SAMPLE_BYTES = 64
 
 
 def check_streams(streams: str) -> tuple[str, ...]:
-    """The files behind a stream name.
+    """Return the files behind a stream name.
 
     Raises:
         ValueError: There is no such stream.
@@ -61,16 +61,20 @@ def check_streams(streams: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a log: its last byte is the one before ``end``; the text has no line end, and may have been cut."""
+    """One line of a log, without its line end; it may have been cut.
+
+    Its last byte in the file is the one before ``end``.
+    """
 
     text: str
     end: int
 
 
 def tail_lines(path: Path, n_lines: int) -> list[Line]:
-    """The last ``n_lines`` lines of a file, an unfinished one included; reads only as far back as it must.
+    """Return the last ``n_lines`` lines of a file, including an unfinished one.
 
-    Memory is bounded by those lines as they are given, however long they are in the file.
+    Only as much of the file is read as needed. Memory is bounded by those lines as they are
+    returned, however long they are in the file.
     """
     if n_lines <= 0:
         return []
@@ -86,7 +90,10 @@ def tail_lines(path: Path, n_lines: int) -> list[Line]:
 
 
 def _begin_of_last(stream: IO[bytes], size: int, n_lines: int) -> int:
-    """Where the last ``n_lines`` lines of a file of ``size`` bytes begin; within a line that is longer than `_FAR`."""
+    """Return where the last ``n_lines`` lines of a file of ``size`` bytes begin.
+
+    That is within a line if the line is longer than `_FAR`.
+    """
     end = size - 1  # a newline in the last place ends the last line and begins no other
     wanted = n_lines
     line_end = end
@@ -118,12 +125,12 @@ def _pieces(stream: IO[bytes], start: int, end: int) -> Iterator[bytes]:
 def _lines(
     splitter: LineSplitter, pieces: Iterable[bytes], before: int, *, last: bool
 ) -> Iterator[Line]:
-    """The lines that the pieces complete; an unfinished one only if nobody will finish it (``last``).
+    """Yield the lines that the pieces complete; an unfinished one only if it stays so (``last``).
 
     Args:
-        splitter: Where the lines are put together.
-        pieces: What is new.
-        before: How many bytes of the file the splitter has never seen.
+        splitter: The splitter that puts the lines together.
+        pieces: The new bytes.
+        before: The number of bytes of the file that the splitter has never seen.
         last: Whether these are the last pieces.
     """
     for piece in pieces:
@@ -135,7 +142,7 @@ def _lines(
 
 @dataclass
 class _Reader:
-    """Reads whole lines of a growing file, from where it stopped the last time."""
+    """A reader of whole lines of a growing file, from where it stopped the last time."""
 
     path: Path
     offset: int = 0
@@ -143,10 +150,10 @@ class _Reader:
     splitter: LineSplitter = field(default_factory=LineSplitter)
 
     def read(self, *, last: bool, size: int | None = None, limit: int = 1 << 18) -> list[Line]:
-        """The new lines in the next ``limit`` bytes; an unfinished one only if nobody will finish it (``last``).
+        """Return the new lines in the next ``limit`` bytes.
 
-        Sets ``ended`` if this was the end of a file that nobody writes to any more, or of its first
-        ``size`` bytes.
+        An unfinished one is among them only if it stays so (``last``). Sets ``ended`` if this was
+        the end of a file to which nothing is written any more, or of its first ``size`` bytes.
         """
         room = limit if size is None else max(0, min(limit, size - self.offset))
         data = b""
@@ -167,7 +174,7 @@ class _Reader:
 
 @dataclass
 class _Clock:
-    """Tells when a byte of an attempt's logs was written, from the samples."""
+    """A clock that tells from the samples when a byte of an attempt's logs was written."""
 
     attempt: AttemptDir
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -180,8 +187,8 @@ class _Clock:
         self.reader = _Reader(self.attempt.times)
 
     def refresh(self) -> None:
-        # There is a sample only where a log has grown: so many bytes of them at most, or they are
-        # somebody else's.
+        # There is a sample only where a log has grown, so there are at most this many bytes of
+        # them; any more were written by another program.
         most = _SAMPLE_BYTES * sum(size_of(self.attempt.log(stream)) for stream in self.sizes)
         while self.reader.offset <= most and len(self.times) < _MOST_SAMPLES:
             if not (lines := self.reader.read(last=False)):
@@ -198,12 +205,15 @@ class _Clock:
         return self.times[index] if index < len(self.times) else max(otherwise, self._after())
 
     def _after(self) -> float:
-        """A time behind all samples: what was written later stays later, also if the clock was set back meanwhile."""
+        """Return a time after all samples.
+
+        What was written later stays later, even if the clock was set back meanwhile.
+        """
         return math.nextafter(self.times[-1], math.inf) if self.times else 0.0
 
 
 def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
-    """The time of lines that no sample covers: the last change of the files."""
+    """Return the time of lines that no sample covers: the last change of the files."""
     times = [0.0]
     for name in names:
         with contextlib.suppress(OSError):
@@ -212,7 +222,7 @@ def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
 
 
 def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[str]:
-    """The last ``n_lines`` lines over all attempts, oldest first."""
+    """Return the last ``n_lines`` lines over all attempts, oldest first."""
     names = check_streams(streams)
     result: list[str] = []
     for attempt in reversed(replica.attempts()):
@@ -244,19 +254,19 @@ def iterate(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.time,
 ) -> Iterator[str]:
-    """The lines of a replica, without line ends, attempt after attempt.
+    """Iterate over the lines of a replica, without line ends, attempt after attempt.
 
     Args:
-        replica: Whose logs.
-        terminal: Whether the replica has ended for good.
+        replica: The replica whose logs are read.
+        terminal: Says whether the replica has ended for good.
         follow: Go on until the replica is terminal and its logs are exhausted, or ``until`` has
             passed.
-        since: Only lines written at this time (unix seconds) or later.
+        since: Only lines written at this time (Unix seconds) or later.
         until: Only lines written before this time.
         regex: Only lines in which this pattern is found.
         streams: "stdout", "stderr" or "combined".
         interval: Seconds between two looks.
-        sleep: For tests.
+        sleep: Waits for so many seconds, for tests.
         clock: Unix seconds, for tests.
 
     Raises:
@@ -335,8 +345,8 @@ class _Attempt:
 
     def _timed(self, order: int, name: str, last: bool) -> Iterator[tuple[float, int, int, str]]:
         reader = self._readers[name]
-        # Up to the size of now: a replica that writes faster than we read would otherwise keep us
-        # reading without end.
+        # Reads up to the present size: a replica that writes faster than we read would otherwise
+        # keep us reading without end.
         size = reader.size
         while True:
             before = reader.offset

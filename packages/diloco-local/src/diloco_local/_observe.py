@@ -1,4 +1,4 @@
-"""What is true of a replica right now, read from its files and the process table; changes nothing."""
+"""Observe what is true of a replica now, from its files and the process table; change nothing."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ._rundir import ReplicaDir, RunDir
 from ._state import AttemptState, read_state
 from ._verdict import Stop, verdict
 
-# A file of one replica that cannot be believed. Its siblings are not concerned: the other evidence
-# decides its state.
+# Errors of a replica's file that cannot be used. They do not concern its siblings: other evidence
+# decides the replica's state.
 _UNUSABLE = (DamagedFileError, InvalidRequestError)
 
 
 def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
-    """The status of one replica.
+    """Return the status of one replica.
 
-    The terminal record counts if there is one. Else a living supervisor (or guardian) answers for
-    the replica. Else, both having been killed, the processes and the outcome file tell; so they do
-    if the terminal record is damaged.
+    The terminal record counts if there is one. Otherwise a living supervisor (or guardian) answers
+    for the replica. If both were killed, the processes and the outcome file decide; so they do if
+    the terminal record is damaged.
 
     Raises:
-        BackendError: Nobody supervises, and the processes live in a PID namespace that cannot be
-            seen from here.
+        BackendError: The replica has no supervisor, and its processes live in a PID namespace that
+            cannot be seen from here.
     """
     files = run.replica(rank)
     try:
         check_own_folder(files.path)
     except InvalidRequestError as error:
         return _refused(run, record, rank, str(error))
-    # The second round is for a supervisor that wrote the record and left between the two looks.
+    # The second round is for a supervisor that wrote the record and ended between the two looks.
     for _ in range(2):
         try:
             final = read_json(files.final)
@@ -54,7 +54,10 @@ def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
 
 
 def _lives(files: ReplicaDir, record: RunRecord, rank: int) -> bool:
-    """Whether a process of the replica lives that its supervisor has written down: then an end that stands there is none."""
+    """Say whether a process of the replica lives that its supervisor has written down.
+
+    If one does, a terminal record of the replica is not true.
+    """
     try:
         return any(process.alive() for process in read_state(files.state).processes)
     except _UNUSABLE:
@@ -68,7 +71,10 @@ def _end(status: ReplicaStatus) -> ReplicaStatus:
 
 
 def _state(files: ReplicaDir) -> tuple[AttemptState, str]:
-    """What its supervisor has written of a replica, or what its folder shows; and what is wrong with the former."""
+    """Return what the supervisor has written about a replica, and what is wrong with that.
+
+    If it cannot be used, the state is the one that the replica's folder shows.
+    """
     try:
         return read_state(files.state), ""
     except _UNUSABLE as error:
@@ -123,7 +129,10 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
 
 
 def _refused(run: RunDir, record: RunRecord, rank: int, why: str) -> ReplicaStatus:
-    """The status of a replica in whose folder nothing is read; only for itself, since it may have done that."""
+    """Return the status of a replica in whose folder nothing is read.
+
+    It holds for this replica alone, which may itself have made its folder unusable.
+    """
     files = run.replica(rank)
     cancelled_at = files.cancelled_at()
     stop = None if cancelled_at is None else Stop(Reason.CANCEL_REQUESTED, cancelled_at)

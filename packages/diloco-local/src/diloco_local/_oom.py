@@ -10,11 +10,13 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Where the kernel counts the OOM kills of a control group; None if it does not say.
+    """Return the file in which the kernel counts the OOM kills of a control group.
+
+    It is None if the kernel does not say.
 
     Args:
         cgroup: The content of ``/proc/self/cgroup``.
-        mount: Where the control groups are mounted.
+        mount: The folder in which the control groups are mounted.
     """
     candidates = []
     for line in cgroup.splitlines():
@@ -25,7 +27,7 @@ def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | No
             candidates += [
                 base / path.lstrip("/") / "memory.events" for base in (mount, mount / "unified")
             ]
-    # In a container the path is often the host's, and its own group is the mount's top.
+    # In a container the path is often the host's, and its own group is the top of the mount.
     candidates += [mount / "memory.events", mount / "memory" / "memory.oom_control"]
     for candidate in candidates:
         try:
@@ -37,7 +39,10 @@ def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | No
 
 
 def own_counter() -> Callable[[], int | None]:
-    """A function that reads the number of OOM kills in our control group (None where the kernel does not tell)."""
+    """Return a function that reads the number of OOM kills in our control group.
+
+    The function returns None where the kernel does not tell.
+    """
     try:
         path = counter_file(Path("/proc/self/cgroup").read_text())
     except OSError:
@@ -56,14 +61,17 @@ def own_counter() -> Callable[[], int | None]:
 
 
 class OomWatch:
-    """Hands out each OOM kill once, to the replica that died of SIGKILL when the counter had risen."""
+    """A watch that assigns each OOM kill once, to the replica that then died of SIGKILL.
+
+    The counter of OOM kills must have risen by then.
+    """
 
     def __init__(self, read: Callable[[], int | None] | None = None) -> None:
         self._read = read or own_counter()
         self._seen = self._read()
 
     def take(self) -> bool:
-        """Whether an OOM kill has happened that explains no other death yet; it is then used up."""
+        """Say whether an OOM kill explains no other death yet; if so, it is then used up."""
         now = self._read()
         if now is None or self._seen is None or now <= self._seen:
             return False
