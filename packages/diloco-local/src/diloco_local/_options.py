@@ -50,7 +50,7 @@ def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LocalOptions(Options):
-    """The options of a :class:`LocalProcessExecutor`: what its constructor takes, checked.
+    """The options of a :class:`LocalProcessExecutor`: the arguments of its constructor, checked.
 
     Immutable.
 
@@ -73,7 +73,7 @@ class LocalOptions(Options):
         journal: A second record of launches and ends, which outlives ``purge``.
         backoff: Pauses of ``collect``, with its clock and sleep.
         clock: Unix seconds, for tests.
-        sleep: Sleeps so many seconds between two looks at a followed log, for tests.
+        sleep: Waits for so many seconds between two looks at a followed log, for tests.
 
     Raises:
         InvalidRequestError: A value is not allowed; says what was given and what is allowed.

@@ -1,4 +1,4 @@
-"""What the supervisor is told about one replica."""
+"""The supervisor's order for one replica."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from diloco_protocol import ReplicaSpec
 
 from ._rundir import AttemptDir
 
-#: Stand in a command line for the files of an attempt.
+#: Placeholders in a command line for the files of an attempt.
 SPEC_FILE, OUTCOME_FILE = "{spec}", "{outcome}"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How to start a replica. The environment is never written to disk.
+    """The order to start a replica. Its environment is never written to disk.
 
     Attributes:
-        spec: What its runner is told; every attempt gets it with its own number.
+        spec: The spec for its runner; every attempt gets it with its own number.
         argv: The runner's command line, with placeholders for the files of an attempt.
         env: Its environment.
         cwd: Its working directory.
@@ -32,16 +32,16 @@ class Order:
 
     @property
     def rank(self) -> int:
-        """The replica's rank."""
+        """Return the replica's rank."""
         return self.spec.rank
 
     def command(self, files: AttemptDir) -> list[str]:
-        """The command line of one attempt."""
+        """Return the command line of one attempt."""
         paths = {SPEC_FILE: str(files.spec), OUTCOME_FILE: str(files.outcome)}
         return [paths.get(word, word) for word in self.argv]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for the pipe to the supervisor."""
+        """Return the order as JSON values, for the pipe to the supervisor."""
         return {
             "spec": self.spec.to_dict(),
             "argv": list(self.argv),
@@ -51,6 +51,6 @@ class Order:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Order:
-        """The inverse of :meth:`to_dict`."""
+        """Make an order from what :meth:`to_dict` returned."""
         spec = ReplicaSpec.from_dict(data["spec"])
         return cls(spec, tuple(data["argv"]), data["env"], data["cwd"])

@@ -1,4 +1,4 @@
-"""From a launch request to what the supervisor is told: pure, so that the plan is what is started."""
+"""Turn a launch request into the supervisor's orders: pure, so that the plan is what is started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LABELS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and how the replicas of an executor run.
+    """The setting in which the replicas of an executor run.
 
     Attributes:
         python: The interpreter.
@@ -59,7 +59,8 @@ def check_request(request: RunRequest) -> None:
         "cpu": (
             request.cpu,
             (
-                "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS "
+                "processes are not confined to CPUs here; set thread numbers such as "
+                "OMP_NUM_THREADS "
                 "by env="
             ),
         ),
@@ -86,13 +87,13 @@ def check_request(request: RunRequest) -> None:
 
 
 def fingerprint(request: RunRequest, *chosen: object) -> str:
-    """Digest of all that two launches of one run_id must agree on.
+    """Return a digest of all that two launches of one run_id must agree on.
 
     Args:
         request: The launch.
-        *chosen: What else the caller chose, as JSON values. What is merely taken from the launching
-            process (its environment, folder and import path) is left out: a retry may come from
-            another process.
+        *chosen: Other choices of the caller, as JSON values. Values that are only taken from the
+            launching process (its environment, folder and import path) are left out: a retry may
+            come from another process.
     """
     return hashlib.sha256(json.dumps([request.fingerprint(), *chosen]).encode()).hexdigest()
 
@@ -100,8 +101,8 @@ def fingerprint(request: RunRequest, *chosen: object) -> str:
 def make_orders(
     request: RunRequest, setting: Setting, devices: Sequence[str | None]
 ) -> list[Order]:
-    """What the supervisor starts, in rank order."""
-    # Nothing interrupts a replica here: what is not started again after a failure never comes back.
+    """Return the orders that the supervisor carries out, in rank order."""
+    # Nothing interrupts a replica here: one that is not restarted after a failure never comes back.
     specs = request.specs(grace=setting.grace, restarts=request.max_restarts > 0)
     return [
         Order(
@@ -126,7 +127,7 @@ def make_orders(
 def show_orders(
     run: RunDir, orders: Iterable[Order], base: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Orders as JSON to look at: inherited variables by name only."""
+    """Return orders as JSON to look at, with inherited variables by name only."""
     return [
         {
             "rank": order.rank,

@@ -1,8 +1,8 @@
-"""What belongs to this user: opened without following links, and only where nobody else could have put it.
+"""Files of this user, opened without following links, where no other user could have put them.
 
-Everything below a root is reached through here. A folder that is this user's and that nobody else
-can write to holds only what this user has put there, so it is enough to look at each folder once,
-at the folders above it before, and at every file when it is opened.
+Everything below a root is reached through this module. A folder that is this user's, and to which
+no other user can write, holds only what this user has put there. So it is enough to check each
+folder once, the folders above it before that, and every file when it is opened.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder into which somebody else could have put something; one that does not exist is fine.
+    """Refuse a folder into which another user could have put something; a missing one is fine.
 
     Raises:
-        InvalidRequestError: It is a link, no folder, another user's, or others can write to it; or
-            that cannot be known.
+        InvalidRequestError: It is a link, is not a folder, or belongs to another user, or others
+            can write to it; or none of that can be known.
     """
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return  # missing: whoever uses it says so
+        return  # missing: the code that uses it says so
     except OSError as error:
         raise _refused(path, f"cannot be looked at ({error.strerror})") from error
     _check_folder(path, found)
 
 
 def check_root(path: Path) -> None:
-    """Refuse a root in which any user of the machine can replace what this user has made; it may be a link.
+    """Refuse a root in which any user can replace what this user has made; it may be a link.
 
     Raises:
         InvalidRequestError: Says what to do.
@@ -43,7 +43,7 @@ def check_root(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # missing, or no folder: whoever uses it says so
+        return  # missing, or not a folder: the code that uses it says so
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise InvalidRequestError(
             f"everybody can replace what is in root={str(path)!r}: choose another folder, or take "
@@ -52,21 +52,23 @@ def check_root(path: Path) -> None:
 
 
 def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
-    """Open a file of this user's in a folder of this user's; returns a descriptor that other programs do not inherit.
+    """Open a file of this user's in a folder of this user's, and return its descriptor.
+
+    Other programs do not inherit the descriptor.
 
     Args:
         path: The file.
         flags: As for ``os.open``. A file that is created is readable by this user only.
-        fifo: It is a FIFO, and opening and writing are not to wait for its reader.
+        fifo: Whether it is a FIFO; opening and writing it do not wait for its reader.
 
     Raises:
-        InvalidRequestError: The file or its folder is a link, another user's, closed, or not of the
-            expected kind.
+        InvalidRequestError: The file or its folder is a link, belongs to another user, is closed,
+            or is not of the expected kind.
         OSError: It is missing, or cannot be opened.
     """
     folder = _open_folder(path.parent)
     try:
-        # Without waiting, since what should be a file could be a FIFO without a writer.
+        # Opened without waiting, since what should be a file could be a FIFO without a writer.
         descriptor = os.open(
             path.name,
             flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
@@ -80,7 +82,7 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
             raise _refused(path, "is closed to its owner") from error
         if (
             error.errno in {errno.EISDIR, errno.ENXIO} and not fifo
-        ):  # a folder; a socket, or a FIFO that nobody reads
+        ):  # a folder; a socket, or a FIFO without a reader
             raise _refused(path, "is no file") from error
         raise
     finally:
@@ -99,7 +101,7 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
 
 
 def open_own_stream(path: Path, mode: str) -> IO[Any]:
-    """The same as a stream of bytes: to read (``"rb"``) or to append (``"ab"``)."""
+    """Open such a file as a stream of bytes: to read (``"rb"``) or to append (``"ab"``)."""
     flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND}[mode]
     return os.fdopen(open_own(path, flags), mode)
 

@@ -1,4 +1,4 @@
-"""The processes of a replica: its runner, everything below it, and whatever tried to slip away."""
+"""The processes of a replica: its runner, everything below it, and all that tried to slip away."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MARKER = "DILOCO_LOCAL_REPLICA"
 
 @dataclass(frozen=True, slots=True)
 class ProcessEntry:
-    """A living process: which one it is, and its parent's id."""
+    """A living process: its identity, and its parent's id."""
 
     identity: ProcessId
     parent: int
 
 
 def process_table() -> dict[int, ProcessEntry]:
-    """All living processes (zombies left out) by pid."""
+    """Return all living processes (without zombies) by pid."""
     if not has_proc():
         return _table_by_psutil()
     boot, namespace = boot_id(), pid_namespace()
@@ -53,10 +53,10 @@ def _table_by_psutil() -> dict[int, ProcessEntry]:
 
 
 def marker_of(pid: int) -> str | None:
-    """The replica marker in the environment that process ``pid`` was started with, or None.
+    """Return the replica marker in the environment that process ``pid`` was started with, or None.
 
     Raises:
-        OSError: That cannot be known at the moment, such as for want of file descriptors.
+        OSError: That cannot be known at the moment, for example for want of file descriptors.
     """
     if not has_proc():
         import psutil
@@ -77,17 +77,17 @@ def marker_of(pid: int) -> str | None:
 
 
 def below(table: Mapping[int, ProcessEntry], roots: Iterable[int]) -> set[int]:
-    """The pids in ``table`` that are below ``roots``, the living roots included."""
+    """Return the pids in ``table`` that are below ``roots``, including the living roots."""
     return descendants({pid: entry.parent for pid, entry in table.items()}, roots)
 
 
 def members(
     marker: str, known: Iterable[ProcessId] = (), table: Mapping[int, ProcessEntry] | None = None
 ) -> dict[int, ProcessEntry]:
-    """The living processes of a replica.
+    """Return the living processes of a replica.
 
-    Found by the marker in their environment, by having been known before (``known``), and by
-    descent from either: a process that cleared its environment is still found below one that did
+    They are found by the marker in their environment, by having been known before (``known``), and
+    by descent from either: a process that cleared its environment is still found below one that did
     not, and one that was orphaned is still found by its marker.
     """
     table = process_table() if table is None else table

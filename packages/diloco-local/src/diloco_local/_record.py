@@ -1,4 +1,4 @@
-"""What is written about a run, in and out of JSON."""
+"""The records that are written about a run, and how they become JSON and are read again."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """``run.json``: what was launched, where and when.
+    """The content of ``run.json``: what was launched, where and when.
 
     Attributes:
-        uid: Never used twice; a run that was purged and launched anew under its old name has
-            another one. Its folders are called by it.
+        uid: An id that is never used twice; a run that was purged and launched anew under its old
+            name has another one. Its folders are named after it.
         run_id: The run's name.
         fingerprint: Digest of everything the launch asked for.
         ranks: The ranks launched here, ascending.
-        world_size: The replicas of the whole cohort, which may be more.
+        world_size: The number of replicas in the whole cohort, which may be larger.
         cohort: The cohort's name.
         grace: Seconds between SIGTERM and SIGKILL.
         timeout: Seconds an attempt may last, or None.
         max_restarts: How often a failed attempt is started again.
-        created_at: Unix seconds.
-        host: The machine.
+        created_at: The time of the launch, in Unix seconds.
+        host: The name of the machine.
         namespace: The PID namespace.
         labels: The launch's labels.
     """
@@ -64,29 +64,29 @@ class RunRecord:
     labels: dict[str, str]
 
     def marker(self, rank: int) -> str:
-        """What the processes of a replica carry in their environment."""
+        """Return the marker that the processes of a replica carry in their environment."""
         return marker(self.uid, rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the record as JSON values."""
         return {"version": RECORD_VERSION, **asdict(self), "ranks": list(self.ranks)}
 
 
 class OtherVersionError(BackendError, SpecVersionError):
-    """A run was launched by a version of this package that writes its records in another way."""
+    """The error of a run whose records another version of this package wrote in another way."""
 
 
 def marker(uid: str, rank: int) -> str:
-    """What the processes of a replica carry in their environment."""
+    """Return the marker that the processes of a replica carry in their environment."""
     return f"{uid}/{rank}"
 
 
 def read_record(run: RunDir) -> RunRecord | None:
-    """The record of a run, or None if there is no such run.
+    """Return the record of a run, or None if there is no such run.
 
     Raises:
         OtherVersionError: It was written by another version of this package.
-        DamagedFileError: It is no such record.
+        DamagedFileError: The file is not such a record.
     """
     data = read_json(run.record)
     if data is None:
@@ -101,7 +101,7 @@ def read_record(run: RunDir) -> RunRecord | None:
         )
     with reading(run.record):
         record = _checked(RunRecord(**{**data, "ranks": tuple(data["ranks"])}))
-        # Handles are made from it, and their names lead to folders.
+        # Handles are made from the record, and the names in it lead to folders.
         if record.run_id != run.path.name:
             raise ValueError(f"it is the record of {shown(record.run_id)}")
         return record
@@ -120,7 +120,7 @@ def _checked(record: RunRecord) -> RunRecord:
         raise ValueError(f"timeout is {shown(record.timeout)}")
     for name in ("grace", "created_at"):
         unix_seconds(getattr(record, name))
-    # It stands in the environment of processes, and in the names of folders.
+    # It is used in the environment of processes, and in the names of folders.
     if not is_run_id(record.uid):
         raise ValueError(f"uid is {shown(record.uid)}")
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
@@ -129,15 +129,15 @@ def _checked(record: RunRecord) -> RunRecord:
 
 
 def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
-    """What the runner of an attempt reported.
+    """Return what the runner of an attempt reported.
 
     Returns:
         The outcome, None if there is none or it cannot be read; and in the latter case what is
-        wrong with it. A runner of another version must not keep the supervisor from its work.
+            wrong with it. A runner of another version must not keep the supervisor from its work.
 
     Raises:
-        BackendError: The system is short of file descriptors, so that cannot be known at the
-            moment.
+        BackendError: The system is short of file descriptors, so that the outcome cannot be known
+            at the moment.
     """
     try:
         data = read_bytes(attempt.outcome, OUTCOME_BYTES)

@@ -32,12 +32,12 @@ from ._verdict import LATEST, Stop, verdict
 MARGIN = 2.0
 
 
-# A disk that is full, or no file descriptors: then an end is written down later.
+# Errors of a full disk, or of a lack of file descriptors: the end is then written down later.
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 class Phase(enum.StrEnum):
-    """Where an attempt is, as ``state.json`` says it."""
+    """The phase of an attempt, as ``state.json`` has it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -47,7 +47,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for every replica of a run; times are in seconds."""
+    """The rules for every replica of a run; times are in seconds."""
 
     grace: float
     timeout: float | None
@@ -59,13 +59,12 @@ class Replica:
 
     Args:
         directory: Its files.
-        marker: What its processes carry in their environment.
+        marker: The marker that its processes carry in their environment.
         rules: Grace, timeout, restarts.
-        order: How to start it; None if this supervisor only finishes what another one began.
+        order: The order to start it; None if this supervisor only finishes what another one began.
         reap: Reads how a child process ended; None if it is not our child or has not ended.
         oom: Evidence of OOM kills.
-        strays: Finds, in a table of all processes, those of which nobody knows to which replica
-            they belong.
+        strays: Finds, in a table of all processes, those whose replica is not known.
     """
 
     def __init__(
@@ -100,24 +99,24 @@ class Replica:
         self._sampler = Sampler()
         self._unwritten: ReplicaStatus | None = None
         self.phase = Phase.STARTING
-        self.patient = True  # with a disk that is full
+        self.patient = True  # waits for room on a full disk
 
     @property
     def done(self) -> bool:
-        """Whether the terminal record is written."""
+        """Say whether the terminal record is written."""
         return self.phase is Phase.DONE
 
     @property
     def being_ended(self) -> bool:
-        """Whether its processes are being ended, so that it should be looked at often."""
+        """Say whether its processes are being ended, so that it should be looked at often."""
         return self.phase is Phase.SWEEPING or (self._stop is not None and not self.done)
 
     def is_runner(self, pid: int) -> bool:
-        """Whether ``pid`` is its runner."""
+        """Say whether ``pid`` is its runner."""
         return self._pid == pid
 
     def owns(self, process: ProcessId) -> bool:
-        """Whether a process is its runner, or known to be one of its own."""
+        """Say whether a process is its runner, or known to be one of its own."""
         known = self._runner, self._known.get(process.pid)
         return process in known or marker_of(process.pid) == self._marker
 
@@ -157,19 +156,22 @@ class Replica:
         try:
             self._runner = ProcessId.of(self._pid)
         except OSError:
-            self._popen.kill()  # nobody could tell it from a later process with its pid
+            self._popen.kill()  # it could not be told from a later process with its pid
             raise
         self._deadline = self._latest_end()
         self._save()
 
     def _latest_end(self) -> float | None:
-        """When an attempt that begins now is ended here: the runner enforces the timeout, and this is for one that cannot."""
+        """Return when an attempt that begins now is ended here.
+
+        The runner enforces the timeout, and this is for a runner that cannot.
+        """
         if self._rules.timeout is None:
             return None
         return min(time.monotonic() + self._rules.timeout + self._rules.grace + MARGIN, LATEST)
 
     def give_up(self) -> None:
-        """Record that it was to be started and could not be."""
+        """Record that the replica was to be started and could not be."""
         if self._popen is None and self.phase is Phase.STARTING:
             self._seal(
                 ReplicaStatus(
@@ -180,11 +182,11 @@ class Replica:
             )
 
     def adopt(self) -> None:
-        """Go on from what another supervisor left on disk; works also where little was left."""
+        """Go on from what another supervisor left on disk, even where little was left."""
         try:
             state = read_state(self._dir.state)
         except BackendError as error:
-            # Its processes are known by their environment as well, and must be ended all the same.
+            # Its processes are also known by their environment, and must be ended all the same.
             say(f"{error}\n")
             found = (entry.identity for entry in members(self._marker).values())
             state = AttemptState(len(self._dir.attempts()), known=tuple(found))
@@ -192,7 +194,7 @@ class Replica:
             if not any(each.alive() for each in state.processes):
                 self.phase = Phase.DONE
                 return
-            with noted():  # no supervisor has written that
+            with noted():  # no supervisor has written this
                 self._dir.final.unlink()
         self._attempt, self._runner, self._stop = state.attempt, state.runner, state.stop
         self._pid = 0 if self._runner is None else self._runner.pid
@@ -205,14 +207,14 @@ class Replica:
         self.phase = Phase.RUNNING
 
     def cancel_requested(self) -> bool:
-        """Whether a cancel was requested."""
+        """Say whether a cancel was requested."""
         return self._dir.cancelled_at() is not None
 
     def stop(self, reason: Reason) -> None:
-        """Begin to end the attempt: written down first, then SIGTERM; SIGKILL when the grace is over."""
+        """Begin to end the attempt: write that down, send SIGTERM, and SIGKILL after the grace."""
         if self._stop is not None or self.done:
             return
-        # So that state.json names those that may slip away while they are being ended
+        # So that state.json names the processes that may slip away while they are being ended
         self._members()
         self._stop = Stop(reason, time.time())
         self._kill_at = (
@@ -220,8 +222,8 @@ class Replica:
         )
         self._save()
         if self.phase is Phase.RUNNING and self._runner is not None:
-            # Only the runner is told: it tells its tree, and a second SIGTERM means "at once" to
-            # many programs.
+            # Only the runner gets the signal, and passes it on to its tree: a second SIGTERM means
+            # "at once" to many programs.
             self._runner.send(signal.SIGTERM)
 
     def step(self) -> None:
@@ -237,8 +239,8 @@ class Replica:
     def sample(self) -> None:
         """Write down the sizes of the logs."""
         if not self.done and self._attempt:
-            # Without a sample lines have later times; twice a second is too often to write about
-            # it.
+            # Without a sample, lines have later times. That is not logged, since it would be logged
+            # twice a second.
             with contextlib.suppress(OSError, BackendError):
                 self._sampler.sample(self._dir.attempt(self._attempt))
 
@@ -258,7 +260,7 @@ class Replica:
                 self._popen.returncode = (
                     self._wait_status or 0
                 )  # reaped here, so Popen must not wait
-            # Nobody knows when a runner ended that nobody waited for.
+            # If the runner was not waited for, it is not known when it ended.
             self._gone_at = None if self._wait_status is None else time.time()
             self.phase = Phase.SWEEPING
             return
@@ -279,8 +281,8 @@ class Replica:
             self._finish()
             return
         if self._stop is None and self._wait_status is None and self.cancel_requested():
-            # Its runner died unseen and what it left behind still works: that is what the cancel is
-            # to end.
+            # Its runner died unseen, and what it left behind still works: the cancel is to end
+            # that.
             self.stop(Reason.CANCEL_REQUESTED)
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._rules.grace
@@ -327,7 +329,7 @@ class Replica:
             None if self._stop is None or self._stop.reason is Reason.TIMEOUT else self._stop.reason
         )
         if again and (ordered or self.cancel_requested()):
-            # It failed by itself, but what ends the replica is that it may not be started again.
+            # It failed by itself, but the replica ends because it may not be started again.
             reason = ordered or Reason.CANCEL_REQUESTED
             status = replace(
                 status,
@@ -350,7 +352,7 @@ class Replica:
         self._seal(status)
 
     def _seal(self, status: ReplicaStatus) -> None:
-        """Write down how it ended; while there is no room, that is tried again at every step."""
+        """Write down how it ended; while there is no room, try again at every step."""
         data = status_to_data(status)
         with noted():
             try:
@@ -379,7 +381,11 @@ class Replica:
 
 @contextlib.contextmanager
 def noted() -> Iterator[None]:
-    """What replicas put in the place of their files, a full disk or a lack of descriptors must not stop the supervisor."""
+    """Log an error of a file, which must not stop the supervisor.
+
+    A replica may have put something in the place of its files, the disk may be full, or descriptors
+    may be lacking.
+    """
     try:
         yield
     except (OSError, BackendError) as error:

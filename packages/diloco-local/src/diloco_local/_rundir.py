@@ -4,17 +4,21 @@ Everything that is known about a run is here; no object keeps anything.
 
 <root>/
   runs/<run_id>/            appears whole, by one rename
-    run.json what was launched, where and when; never changes lock held by the supervisor (and its
-    guardian) as long as one of them lives wake a FIFO: a byte in it makes the supervisor look at
-    once supervisor.log what the supervisor had to say started the supervisor has started every
-    replica: from here on the run exists replica-<rank>-<uid>/ of this launch alone: what is late
-    for an earlier run of that name does not find it
+    run.json                what was launched, where and when; never changes
+    lock                    held by the supervisor (and its guardian) as long as one of them lives
+    wake                    a FIFO: a byte in it makes the supervisor look at once
+    supervisor.log          messages of the supervisor
+    started                 the supervisor has started every replica: from here on the run exists
+    replica-<rank>-<uid>/   of this launch alone: what comes late for an earlier run of that name
+                            does not find it
       state.json            what the supervisor is doing with the replica (replaced)
       final.json            how it ended (create-once: terminal states are absorbing)
       attempt-<k>/          spec.json, stdout.log, stderr.log, times.jsonl, outcome.json
-    replica-<rank>-<uid>.cancel.json somebody asked for a cancel (create-once); here, since a
-    replica may spoil its folder replica-<rank>-<uid>.final.json that it has ended, if that could
-    not be written into its folder
+    replica-<rank>-<uid>.cancel.json
+                            a cancel was requested (create-once); it is here, since a replica may
+                            spoil its folder
+    replica-<rank>-<uid>.final.json
+                            how it ended, if that could not be written into its folder
   staging/                  runs being written
   trash/                    runs being purged, under their uids
 """
@@ -41,7 +45,7 @@ _NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 def default_root() -> Path:
-    """``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``.
+    """Return ``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``.
 
     Raises:
         InvalidRequestError: Neither is known.
@@ -66,21 +70,24 @@ class AttemptDir:
 
     @property
     def spec(self) -> Path:
-        """What the runner was told."""
+        """Return the file with the spec for the runner."""
         return self.path / "spec.json"
 
     @property
     def outcome(self) -> Path:
-        """What the runner reports; missing if it could not report."""
+        """Return the file with the report of the runner; missing if it could not report."""
         return self.path / "outcome.json"
 
     @property
     def times(self) -> Path:
-        """When the logs had which size: lines ``[unix seconds, bytes of stdout, bytes of stderr]``."""
+        """Return the file that says when the logs had which size.
+
+        Its lines are ``[unix seconds, bytes of stdout, bytes of stderr]``.
+        """
         return self.path / "times.jsonl"
 
     def log(self, stream: str) -> Path:
-        """The file that holds ``"stdout"`` or ``"stderr"``."""
+        """Return the file that holds ``"stdout"`` or ``"stderr"``."""
         return self.path / f"{stream}.log"
 
 
@@ -92,28 +99,28 @@ class ReplicaDir:
 
     @property
     def cancel(self) -> Path:
-        """The mark of a requested cancel."""
+        """Return the file that marks a requested cancel."""
         return self.path.with_name(f"{self.path.name}.cancel.json")
 
     @property
     def state(self) -> Path:
-        """The supervisor's current record."""
+        """Return the file of the supervisor's current record."""
         return self.path / "state.json"
 
     @property
     def final(self) -> Path:
-        """The terminal record."""
+        """Return the file of the terminal record."""
         return self.path / "final.json"
 
     @property
     def final_outside(self) -> Path:
-        """The terminal record of a replica into whose folder nothing can be written."""
+        """Return the file of the terminal record if the replica's folder cannot be written to."""
         return self.path.with_name(f"{self.path.name}.final.json")
 
     def cancelled_at(self) -> float | None:
-        """When a cancel was requested, in Unix seconds: when its mark was written, once.
+        """Return when a cancel was requested, in Unix seconds; None if it was not.
 
-        What is in it is for people.
+        It is the time at which its mark was written, once. The content of the mark is for people.
         """
         try:
             return self.cancel.lstat().st_mtime
@@ -121,14 +128,15 @@ class ReplicaDir:
             return None
 
     def attempt(self, number: int) -> AttemptDir:
-        """The files of attempt ``number`` (from 1)."""
+        """Return the files of attempt ``number`` (from 1)."""
         return AttemptDir(self.path / f"attempt-{number}")
 
     def attempts(self) -> list[AttemptDir]:
-        """The attempts that were begun, oldest first.
+        """Return the attempts that were begun, oldest first.
 
         Raises:
-            OSError: The system is short of file descriptors, so that cannot be known at the moment.
+            OSError: The system is short of file descriptors, so that they cannot be known at the
+                moment.
         """
         try:
             with os.scandir(self.path) as entries:
@@ -138,7 +146,7 @@ class ReplicaDir:
                 raise
             return []
         numbers = [name.removeprefix("attempt-") for name in names if name.startswith("attempt-")]
-        # What else lies there has been put there from outside.
+        # Anything else there was put there from outside.
         known = sorted(int(text) for text in numbers if _NUMBER.fullmatch(text))
         return [self.attempt(number) for number in known]
 
@@ -149,7 +157,7 @@ class RunDir:
 
     Attributes:
         path: Its folder.
-        uid: That of its record; "" where only the run as a whole is looked at.
+        uid: The uid of its record; "" where only the run as a whole is looked at.
     """
 
     path: Path
@@ -157,39 +165,39 @@ class RunDir:
 
     @property
     def record(self) -> Path:
-        """What was launched."""
+        """Return the file that says what was launched."""
         return self.path / "run.json"
 
     @property
     def lock(self) -> Path:
-        """Held while somebody supervises."""
+        """Return the lock file, which is held while a process supervises the run."""
         return self.path / "lock"
 
     @property
     def wake(self) -> Path:
-        """A FIFO: writing to it wakes the supervisor."""
+        """Return the FIFO that wakes the supervisor when it is written to."""
         return self.path / "wake"
 
     @property
     def log(self) -> Path:
-        """The supervisor's own standard error."""
+        """Return the file with the supervisor's own standard error."""
         return self.path / "supervisor.log"
 
     @property
     def started(self) -> Path:
-        """Exists once all replicas have been started."""
+        """Return the file that exists once all replicas have been started."""
         return self.path / "started"
 
     def mark_started(self) -> None:
-        """Let the run exist."""
+        """Mark the run as started: from now on it exists."""
         os.close(open_own(self.started, os.O_WRONLY | os.O_CREAT))
 
     def replica(self, rank: int) -> ReplicaDir:
-        """The files of the replica ``rank``."""
+        """Return the files of the replica ``rank``."""
         return ReplicaDir(self.path / f"replica-{rank}-{self.uid}")
 
     def wake_supervisor(self) -> None:
-        """Make the supervisor look at once, if it can be told: it looks twice a second in any case."""
+        """Make the supervisor look at once, if it can be told; it looks twice a second anyway."""
         with contextlib.suppress(OSError, InvalidRequestError):
             descriptor = open_own(self.wake, os.O_WRONLY, fifo=True)
             try:
@@ -205,7 +213,7 @@ class Root:
     path: Path
 
     def check(self) -> None:
-        """Refuse a root whose runs somebody else could have made or changed; one that does not exist yet is fine.
+        """Refuse a root whose runs another user could have made or changed; a missing one is fine.
 
         Raises:
             InvalidRequestError: Says which folder it is, and why.
@@ -215,11 +223,11 @@ class Root:
             check_own_folder(self.path / name)
 
     def run(self, run_id: str, uid: str = "") -> RunDir:
-        """The place of the run ``run_id``, whether it exists or not."""
+        """Return the place of the run ``run_id``, whether it exists or not."""
         return RunDir(self.path / "runs" / run_id, uid)
 
     def run_ids(self) -> list[str]:
-        """The names of all runs on disk, sorted."""
+        """Return the names of all runs on disk, sorted."""
         self.check()
         try:
             return sorted(entry.name for entry in (self.path / "runs").iterdir())
@@ -227,9 +235,9 @@ class Root:
             return []
 
     def stage(self, uid: str = "") -> RunDir:
-        """A new, empty, private run directory that nobody sees yet."""
-        # Those above it as well: parents= would leave them to the umask, and whoever may write
-        # there could replace what is below.
+        """Make a new, empty, private run directory that no other process sees yet."""
+        # The folders above it are made like this, too: parents= would leave their mode to the
+        # umask, and a user who may write there could replace what is below.
         above = [*reversed(self.path.parents), self.path]
         for folder in (*above, *(self.path / name for name in _FOLDERS)):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -239,7 +247,7 @@ class Root:
         return RunDir(path, uid)
 
     def publish(self, staged: RunDir, run_id: str) -> bool:
-        """Make a staged run visible as ``run_id``, in one step that only one of several launchers can win.
+        """Make a staged run visible as ``run_id`` in one step, which only one launcher can win.
 
         Returns:
             False if that name is taken; the staged run is then untouched.
@@ -256,13 +264,13 @@ class Root:
     def discard(self, run: RunDir) -> None:
         """Remove a run: out of sight in one step, then from the disk.
 
-        Removing what is gone is a no-op.
+        If it is gone already, nothing happens.
         """
         if not os.path.lexists(run.path):
             return
         self.check()
         trash = self.path / "trash"
-        trash.mkdir(mode=0o700, exist_ok=True)  # somebody may have tidied it away
+        trash.mkdir(mode=0o700, exist_ok=True)  # it may have been tidied away
         hidden = trash / (run.uid or uuid.uuid4().hex)
         try:
             run.path.rename(hidden)
@@ -273,7 +281,7 @@ class Root:
         _remove(hidden)
 
     def empty_trash(self, uid: str) -> None:
-        """Remove what is left of a run that was removed, if that was interrupted."""
+        """Remove what is left of a run whose removal was interrupted."""
         self.check()
         if is_run_id(uid):
             _remove(self.path / "trash" / uid)
@@ -281,5 +289,5 @@ class Root:
 
 def _remove(folder: Path) -> None:
     while os.path.lexists(folder):
-        with contextlib.suppress(FileNotFoundError):  # somebody else removes it, too
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
             shutil.rmtree(folder)

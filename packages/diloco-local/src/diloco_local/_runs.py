@@ -48,7 +48,7 @@ _LONGEST_PATH = 4096
 
 
 def handles_of(root: Root, record: RunRecord) -> list[ReplicaHandle]:
-    """The handles of a run, in rank order."""
+    """Return the handles of a run, in rank order."""
     metadata = {"host": record.host, "root": str(root.path), "uid": record.uid}
     return [
         ReplicaHandle(rank, BACKEND, metadata, run_id=record.run_id, world_size=record.world_size)
@@ -57,7 +57,7 @@ def handles_of(root: Root, record: RunRecord) -> list[ReplicaHandle]:
 
 
 def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
-    """A run that was started, by its name.
+    """Return a run that was started, by its name.
 
     Raises:
         ReplicaNotFoundError: There is no such run.
@@ -68,7 +68,7 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
         record = read_record(run)
     except InvalidRequestError as error:  # a link, or another user's: it concerns this run alone
         raise DamagedFileError(str(error)) from error
-    # What was published and never started is a launch that died: nobody has a handle of it.
+    # A run that was published and never started is a launch that died: there is no handle of it.
     if record is None or not run.started.exists():
         known = ", ".join(root.run_ids()[:20]) or "none"
         raise ReplicaNotFoundError(
@@ -78,9 +78,9 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
 
 
 def check_handle(handle: ReplicaHandle, roots: Sequence[Root]) -> Root:
-    """Refuse a handle that is not of this machine, or of a run elsewhere than below the given roots.
+    """Refuse a handle that is not of this machine, or whose run is not below the given roots.
 
-    A handle names a root, and does not lead to one: the root returned is one of those given.
+    A handle names a root, but does not lead to one: the root returned is one of those given.
 
     Raises:
         InvalidRequestError: It is of another backend, machine or root, or lacks what leads to its
@@ -122,15 +122,15 @@ def _same_folder(named: str, root: Root) -> bool:
 
 
 def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRecord]:
-    """The run a handle belongs to.
+    """Return the run that a handle belongs to.
 
     Args:
         handle: The handle.
         roots: The roots that it may name.
 
     Raises:
-        InvalidRequestError: The handle is of another backend, machine or root, or its root is not
-            there, so that nothing can be said about the replica; or the run is not this user's.
+        InvalidRequestError: The handle is of another backend, machine or root, or its root is
+            missing, so that nothing can be said about the replica; or the run is not this user's.
         ReplicaNotFoundError: The run was purged.
     """
     root, uid = check_handle(handle, roots), handle.metadata["uid"]
@@ -149,7 +149,7 @@ def locate(handle: ReplicaHandle, roots: Sequence[Root]) -> tuple[RunDir, RunRec
 
 
 def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
-    """The earlier launch of the same run, if there is one.
+    """Return the earlier launch of the same run, if there is one.
 
     Raises:
         RunConflictError: The name is taken by a launch that asked for something else.
@@ -181,7 +181,7 @@ def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
 
 
 def _discard_dead(root: Root, run: RunDir) -> bool:
-    """Remove a launch that died before anything was started; False if it turns out to be alive."""
+    """Remove a launch that died before anything was started; return False if it is alive."""
     with _locked(run) as held:
         if not held or run.started.exists():
             return False
@@ -191,7 +191,10 @@ def _discard_dead(root: Root, run: RunDir) -> bool:
 
 @contextlib.contextmanager
 def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
-    """Hold the lock of the run that is at this place now; yields False if somebody else does, or it is gone."""
+    """Hold the lock of the run that is at this place now.
+
+    Yields False if another process holds it, or the run is gone.
+    """
     try:
         descriptor = open_lock(run.lock)
     except (FileNotFoundError, NotADirectoryError):
@@ -199,7 +202,7 @@ def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
         return
     try:
         held = try_lock(descriptor, wait=wait)
-        # The lock of a run that was moved away meanwhile says nothing about the one that took its
+        # The lock of a run that was moved away meanwhile says nothing about the run that took its
         # place.
         try:
             same = os.fstat(descriptor).st_ino == run.lock.stat().st_ino
@@ -213,10 +216,10 @@ def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
 def launch(
     root: Root, record: RunRecord, orders: Sequence[Order], supervise: Supervise = start_supervisor
 ) -> RunRecord:
-    """Start a run: all replicas or none, once, whoever else launches it at the same time.
+    """Start a run: all replicas or none, and once, even if others launch it at the same time.
 
     Returns:
-        The record of the run that exists now: this one, or that of the launcher who was first.
+        The record of the run that exists now: this one, or that of the launcher that was first.
 
     Raises:
         RunConflictError: The name is taken by a launch that asked for something else.
@@ -240,7 +243,7 @@ def launch(
                         f"{place.path} is there already, and is no run: choose another run_id, or "
                         "move it away"
                     )
-        # Here the supervisor alone holds the lock, so its end can be waited for.
+        # Only the supervisor holds the lock here, so its end can be waited for.
         except SupervisorError as error:
             survivors = roll_back(root, record)
             raise LaunchError(
@@ -255,16 +258,19 @@ def launch(
 def _taken_back(record: RunRecord, survivors: Sequence[ReplicaHandle]) -> str:
     if survivors:
         ranks = ", ".join(str(handle.rank) for handle in survivors)
-        return f"run {record.run_id!r} was being started, and could not be ended: cancel_run() ends ranks {ranks}"
+        return (
+            f"run {record.run_id!r} was being started, and could not be ended: cancel_run() "
+            f"ends ranks {ranks}"
+        )
     return f"run {record.run_id!r} was being started: what ran of it has been ended"
 
 
 @contextlib.contextmanager
 def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
-    """The whole directory of a run, not yet visible, and the descriptor that holds its lock.
+    """Yield the whole directory of a run, not yet visible, and the descriptor that holds its lock.
 
-    The lock is held from before the run is visible: whoever sees a run that was not started and
-    that nobody holds sees a launch that has died.
+    The lock is held from before the run is visible. So a run that was not started, and whose lock
+    is free, is a launch that has died.
     """
     with contextlib.ExitStack() as made:
         try:
@@ -297,12 +303,12 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
         for rank in record.ranks:
             with contextlib.suppress(OSError, BackendError):
                 _mark(run, rank)
-        _withdraw(run)  # whoever launches again must not be given what is ended here
+        _withdraw(run)  # a later launch must not be given what is ended here
         run.wake_supervisor()
         deadline = time.monotonic() + record.grace + 2 * MARGIN
         while is_locked(run.lock) and time.monotonic() < deadline:
             time.sleep(0.02)
-        _withdraw(run)  # the supervisor may have been about to let it exist
+        _withdraw(run)  # the supervisor may have been about to mark it as started
     table = process_table()
     alive = [
         handle
@@ -319,7 +325,7 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
 
 
 def _withdraw(run: RunDir) -> None:
-    """Let nobody find a run any more, unless another one has taken its place."""
+    """Hide a run from everything that looks for it, unless another one has taken its place."""
     with contextlib.suppress(OSError, BackendError):
         if _is_here(run):
             run.started.unlink(missing_ok=True)
@@ -337,7 +343,9 @@ def _mark(run: RunDir, rank: int) -> None:
 def cancel(
     run: RunDir, record: RunRecord, rank: int, supervise: Supervise = start_supervisor
 ) -> None:
-    """Ask for the end of one replica; returns once the request is on disk and a supervisor will see it.
+    """Ask for the end of one replica.
+
+    Returns once the request is on disk and a supervisor will see it.
 
     Raises:
         BackendError: There is no supervisor and none could be started. The mark stays; cancel
@@ -373,7 +381,7 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
 
     Raises:
         InvalidRequestError: A replica has not ended.
-        UnavailableError: The supervisor is still about to leave.
+        UnavailableError: The supervisor has not ended yet.
         BackendError: The operating system did not let it be removed.
     """
     busy = [rank for rank in record.ranks if not observe_replica(run, record, rank).state.terminal]
@@ -385,7 +393,7 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
     with _locked(run, wait=5.0) as held:
         now = read_record(run)
         if now is None or now.uid != record.uid:
-            return  # somebody else was quicker, and perhaps there is a new run of that name
+            return  # another process was quicker, and there may be a new run of that name
         if not held:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"
@@ -401,7 +409,7 @@ def purge_rest(root: Root, handle: ReplicaHandle) -> None:
 
 
 def check_over(handle: ReplicaHandle) -> None:
-    """Refuse to take a replica for ended because its folder is gone, while processes of it live.
+    """Refuse to take a replica for ended because its folder is gone, while its processes live.
 
     Raises:
         BackendError: The folder was removed from outside.
@@ -425,7 +433,7 @@ def _removing(run_id: str) -> Iterator[None]:
 
 
 def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
-    """What the entrypoint of a replica that succeeded returned; None for all others.
+    """Return what the entrypoint of a successful replica returned; None for all others.
 
     Raises:
         ResultLostError: The file that held it is gone or damaged.

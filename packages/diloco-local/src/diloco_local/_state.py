@@ -1,4 +1,7 @@
-"""``state.json``: what the supervisor knows of a living attempt, for those who look and for the one who goes on after it."""
+"""The supervisor's knowledge of a living attempt, in ``state.json``.
+
+It is for processes that observe the replica, and for a supervisor that goes on after this one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class AttemptState:
-    """What is known of an attempt; the defaults are what is known of one that nobody has written about.
+    """The known facts about an attempt; the defaults are for one of which nothing is written.
 
     Attributes:
         attempt: Its number; 0 before the first.
@@ -26,8 +29,8 @@ class AttemptState:
         known: The processes that were seen in it.
         started_at: Unix seconds; 0 before the first start.
         stop: Why it is being ended; None if it is not.
-        deadline: When it has to be over, by ``time.monotonic``, which nobody sets; None if that is
-            not known.
+        deadline: The time at which it has to be over, by ``time.monotonic``, which cannot be set;
+            None if that is not known.
     """
 
     attempt: int = 0
@@ -40,11 +43,11 @@ class AttemptState:
 
     @property
     def processes(self) -> list[ProcessId]:
-        """All that were seen."""
+        """Return all processes that were seen."""
         return [*self.known, *([] if self.runner is None else [self.runner])]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the state as JSON values."""
         return {
             "attempt": self.attempt,
             "phase": self.phase,
@@ -57,10 +60,10 @@ class AttemptState:
 
 
 def read_state(path: Path) -> AttemptState:
-    """What is written there; the defaults if nothing is.
+    """Return the state that is written in a file; the defaults if there is none.
 
     Raises:
-        DamagedFileError: It is something else.
+        DamagedFileError: The file holds something else.
     """
     data = read_json(path)
     if data is None:
