@@ -6,11 +6,11 @@ lock already held on an inherited descriptor and its orders on stdin. It forks t
     launcher ── waits for ── [exits at once]
                                 └─ guardian ── waits for ── supervisor ── runner of rank 0, 1, ...
 
-Both hold the lock, so "nobody holds the lock" means that both are gone. Both are subreapers: an
-orphan of a replica falls to the supervisor; when the supervisor dies, its runners fall to the
-guardian, which goes on in its place with their exit codes still to be read. When both are killed
-the runners go on by themselves (they enforce the timeout and write their outcomes), and the next
-`cancel` starts a new supervisor that finishes what it finds.
+Both hold the lock, so a lock that is free means that both are gone. Both are subreapers: an orphan
+of a replica falls to the supervisor; when the supervisor dies, its runners fall to the guardian,
+which goes on in its place with their exit codes still to be read. When both are killed, the runners
+go on by themselves (they enforce the timeout and write their outcomes), and the next `cancel`
+starts a new supervisor that finishes what it finds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Supervisor:
         self._wakers = _open_wakers(run, self)
 
     def terminate(self) -> None:
-        """Somebody told the supervisor itself to end: so must the replicas."""
+        """Have all replicas ended, since the supervisor itself was told to end."""
         self._terminated = True
 
     def start_all(self) -> None:
@@ -143,9 +143,10 @@ class Supervisor:
         return self._statuses.pop(pid, None)
 
     def _strays(self, table: Mapping[int, ProcessEntry]) -> dict[int, ProcessEntry]:
-        """What has slipped out of every net (a double fork with a cleared environment) and fallen to us.
+        """Return processes that escaped by a double fork with a cleared environment.
 
-        Nobody can tell whose it was, so no replica ends, or is started again, before it is gone.
+        They have fallen to this process, their subreaper. It is not known to which replica they
+        belonged, so no replica ends, or is started again, before they are gone.
         """
         me = os.getpid()
         living = [replica for replica in self.replicas if not replica.done]
@@ -158,7 +159,7 @@ class Supervisor:
 
 
 def _open_wakers(run: RunDir, supervisor: Supervisor) -> list[int]:
-    """What ends a rest early: the pipe that signals write to, and the FIFO that others write to, if it is still there."""
+    """Open what ends a rest early: a pipe for signals, and the run's FIFO if it still exists."""
     reader, writer = os.pipe()
     wakers = [reader]
     # Opened for reading and writing, so that it never reports an end when the last writer closes.
@@ -169,14 +170,17 @@ def _open_wakers(run: RunDir, supervisor: Supervisor) -> list[int]:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
-    # Handlers and not SIG_IGN, which the replicas would inherit.
+    # Handlers instead of SIG_IGN, which the replicas would inherit.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     return wakers
 
 
 class _Ready:
-    """Tells the launcher, once, how the start went; a launcher that is gone does not stop anything."""
+    """A channel that tells the launcher, once, how the start went.
+
+    A launcher that is gone does not stop anything.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -232,9 +236,9 @@ def _identity() -> dict[str, Any]:
 def _guard(
     run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, recover: bool
 ) -> int:
-    """The guardian: forks the supervisor, and becomes it if it dies before its work is done."""
+    """Run the guardian: fork the supervisor, and become it if it dies before its work is done."""
     adopt_orphans()
-    # Blocked over the fork, so that a signal meets a handler on either side.
+    # Blocked during the fork, so that a signal meets a handler in either process.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:
@@ -263,7 +267,7 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 def _forward(child: int) -> None:
-    # The supervisor is our child and not yet reaped, so its pid cannot belong to anybody else.
+    # The supervisor is our child and not yet reaped, so its pid cannot belong to another process.
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
 
@@ -273,21 +277,24 @@ def _log(message: str) -> None:
 
 
 def _forget_signals() -> None:
-    """Ignore and block nothing because the launcher does: a guardian waits for its child, and replicas are told to end."""
+    """Ignore and block no signal only because the launcher does.
+
+    A guardian waits for its child, and replicas are told to end.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Python itself ignores these, and lets programs that it starts have them.
+    # Python itself ignores these, and resets them for programs that it starts.
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
 def main(lock: int, ready_descriptor: int) -> None:
-    """The program of the supervisor; orders come on stdin.
+    """Run the program of the supervisor; its orders come on stdin.
 
     Args:
         lock: The run's lock, held by the launcher on this shared descriptor, or to be taken in a
             recovery.
-        ready_descriptor: Where the launcher waits for one line of JSON.
+        ready_descriptor: The descriptor on which the launcher waits for one line of JSON.
     """
     _forget_signals()
     job = json.loads(sys.stdin.buffer.read())
@@ -303,15 +310,15 @@ def main(lock: int, ready_descriptor: int) -> None:
         if record is None or record.uid != run.uid:
             ready.tell(f"the run at {run.path} was removed from outside")
         elif not try_lock(lock, wait=1.0 if job["recover"] else 10.0):
-            ready.tell(None)  # somebody else supervises already
+            ready.tell(None)  # another process supervises already
         else:
             orders = [Order.from_dict(order) for order in job["orders"]]
             code = _guard(run, record, orders, ready, recover=job["recover"])
-    except BaseException as error:  # noqa: BLE001  # nobody above would say it
+    except BaseException as error:  # noqa: BLE001  # no caller would report it
         say(traceback.format_exc())
         if job[
             "recover"
-        ]:  # or whoever tries again at once would take this process for a supervisor
+        ]:  # or a caller that tries again at once would take this process for a supervisor
             fcntl.flock(lock, fcntl.LOCK_UN)
         ready.tell(f"{type(error).__name__}: {error}")
     finally:

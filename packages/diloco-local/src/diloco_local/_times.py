@@ -1,4 +1,4 @@
-"""When each byte of a log was written: samples of the file sizes, taken without touching the data."""
+"""Samples of the sizes of logs, which tell when each byte was written without touching the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ SAMPLE_SECONDS = 0.5
 
 
 class Sampler:
-    """Appends ``[unix seconds, bytes of stdout, bytes of stderr]`` whenever one of them has grown."""
+    """A sampler that appends ``[unix seconds, bytes of stdout, bytes of stderr]`` to a file.
+
+    It does so whenever one of the logs has grown.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[object, int, int] | None = None
@@ -33,7 +36,7 @@ class Sampler:
 
 
 def size_of(path: Path) -> int:
-    """The bytes in a file; 0 if there is none that can be looked at."""
+    """Return the number of bytes in a file; 0 if there is none that can be looked at."""
     try:
         return path.stat().st_size
     except OSError:
@@ -41,7 +44,10 @@ def size_of(path: Path) -> int:
 
 
 def read_sample(text: str) -> tuple[float, int, int] | None:
-    """The inverse of a line that `Sampler` writes; None if it is something else, for which no log is withheld."""
+    """Return the sample in a line that `Sampler` wrote; None if it is something else.
+
+    No log is withheld because of that.
+    """
     try:
         moment, out, err = json.loads(text)
         moment, out, err = float(moment), int(out), int(err)

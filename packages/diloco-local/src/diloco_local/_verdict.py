@@ -1,4 +1,7 @@
-"""How an attempt ended, from the evidence alone: a pure function, so that every observer reports the same."""
+"""Judge how an attempt ended, from the evidence alone.
+
+The function is pure, so that every observer reports the same.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import read_wait_status, shown
 
 LATEST = 253_402_300_799
-"""The last second that dates can say, in Unix seconds."""
+"""The last second that dates can express, in Unix seconds."""
 
 
 def unix_seconds(value: object) -> float:
-    """A time that was written down.
+    """Return a time that was written down, as a number.
 
     Raises:
-        ValueError: It is none, or after the year 9999, which is the last that dates can say.
+        ValueError: It is not a time, or is after the year 9999, which is the last that dates can
+            express.
     """
     if type(value) not in {int, float} or not 0 <= value <= LATEST:  # type: ignore[operator]
         raise ValueError(f"{shown(value)} is no time")
@@ -25,12 +29,13 @@ def unix_seconds(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why and when (unix seconds) the supervisor began to end a living attempt.
+    """The reason and the time (Unix seconds) of the supervisor's order to end a living attempt.
 
     Attributes:
         reason: CANCEL_REQUESTED, STOPPED_EXTERNALLY (the supervisor itself was told to end) or
             TIMEOUT.
-        at: Written down before the first signal, so what ended earlier ended by itself.
+        at: The time, written down before the first signal, so that what ended earlier ended by
+            itself.
     """
 
     reason: Reason
@@ -38,7 +43,7 @@ class Stop:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any] | None) -> Stop | None:
-        """The inverse of `to_dict`; None stays None.
+        """Make a stop from what `to_dict` returned; None stays None.
 
         Raises:
             ValueError: Supervisors do not end attempts for such a reason, or at such a time.
@@ -51,7 +56,7 @@ class Stop:
         return cls(reason, unix_seconds(data["at"]))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the stop as JSON values."""
         return {"reason": str(self.reason), "at": self.at}
 
 
@@ -72,15 +77,15 @@ def verdict(
     started_at: float | None = None,
     finished_at: float | None = None,
 ) -> ReplicaStatus:
-    """The terminal status of an attempt whose processes are all gone.
+    """Return the terminal status of an attempt whose processes are all gone.
 
     Args:
         attempt: Its number.
-        outcome: What the runner reported, None if it could not.
-        wait_status: What ``waitpid`` said about the runner, None if nobody was there to ask.
+        outcome: The outcome that the runner reported, None if it could not.
+        wait_status: The status of the runner by ``waitpid``, None if no process waited for it.
         stop: The supervisor's order to end it, None if there was none.
-        problem: What is wrong with an outcome that cannot be read.
-        oom: There is evidence that the kernel killed it for lack of memory.
+        problem: The fault of an outcome that cannot be read.
+        oom: Whether there is evidence that the kernel killed it for lack of memory.
         started_at: Unix seconds.
         finished_at: Unix seconds.
     """
@@ -115,11 +120,11 @@ def verdict(
         )
 
     if outcome is not None and outcome.exit_code == 0 and outcome.signal is None:
-        # Also under a stop: a success that won the race is a success.
+        # This holds for a stop, too: a success that won the race is a success.
         return status(ReplicaState.SUCCEEDED, Reason.COMPLETED, message)
     ended_before = None if outcome is None else outcome.finished_at
     told = outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED
-    # What a runner was told is our order if there is one, also if the clock was set back in
+    # If there is an order of ours, the runner was told by us, even if the clock was set back in
     # between.
     ours = told and stop is not None and stop.reason in _STOPPED
     if stop is not None and (ours or ended_before is None or ended_before >= stop.at):
@@ -127,7 +132,7 @@ def verdict(
             return status(ReplicaState.FAILED, Reason.TIMEOUT, message or "the timeout passed")
         return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])
     if told:
-        # The runner was told to end, and not by us: that is the evidence of a stop from outside.
+        # The runner was told to end, but not by us: that is the evidence of a stop from outside.
         return status(
             ReplicaState.CANCELLED,
             Reason.STOPPED_EXTERNALLY,
