@@ -1,4 +1,4 @@
-"""Stand-ins of clouds on this machine, to rehearse launches and to test launchers against."""
+"""Stand-ins for clouds on this machine, to rehearse launches and to test launchers."""
 
 from . import _start  # noqa: F401
 

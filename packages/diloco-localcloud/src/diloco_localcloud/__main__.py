@@ -28,11 +28,11 @@ _MOST_SECONDS = 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for.
+    """Run the stand-in that the arguments name.
 
     Returns:
-        The exit code: 0 after Ctrl-C or SIGTERM, 1 if it could not start (2 for wrong arguments, by
-        argparse).
+        The exit code: 0 after Ctrl-C or SIGTERM, 1 if the stand-in could not start (argparse exits
+        with 2 for wrong arguments).
     """
     options = _parser().parse_args(arguments)
     over = threading.Event()
@@ -78,7 +78,8 @@ def _aws(options: argparse.Namespace, _: Path, over: threading.Event) -> None:
         what = (
             "Ctrl-C ends it and all that it has started"
             if seconds is None
-            else f"its training jobs run no program, and succeed after {seconds:g} s; Ctrl-C ends it"
+            else f"its training jobs run no program, and succeed after {seconds:g} s; "
+            "Ctrl-C ends it"
         )
         sys.stdout.write(f"# {stand_in.url} runs; {what}\n")
         sys.stdout.flush()
@@ -96,11 +97,11 @@ def _training(options: argparse.Namespace) -> SageMakerStandIn:
 def _make_buckets(stand_in: SageMakerStandIn, names: Sequence[str]) -> None:
     if not names:
         return
-    import boto3  # slow to import
+    import boto3  # imported here because it is slow to import
 
     s3 = boto3.client("s3", **stand_in.client_options)
     region = s3.meta.region_name
-    # The home of S3 is the one region that must not be named.
+    # S3's home region is the one region that a request must not name.
     place = (
         {}
         if region == "us-east-1"
@@ -160,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="diloco-localcloud",
         description="Run a stand-in of a cloud until Ctrl-C.",
-        epilog="It runs no file of the folder in which it is started. With python -m diloco_localcloud Python itself may: "
+        epilog="It runs no file of the folder in which it is started. "
+        "With python -m diloco_localcloud Python itself may: "
         "start it as python -P -m diloco_localcloud then. Nothing helps if PYTHONPATH names that "
         "folder, as an empty element of it does.",
     )

@@ -1,1 +1,1 @@
-"""The stand-ins of SageMaker, with the services of AWS that its jobs and launchers use."""
+"""The stand-ins for SageMaker, with the other AWS services that its jobs and launchers use."""

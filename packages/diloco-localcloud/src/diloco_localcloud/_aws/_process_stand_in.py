@@ -1,4 +1,4 @@
-"""The stand-in of SageMaker that really runs training jobs."""
+"""The stand-in for SageMaker that really runs training jobs."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class SageMakerProcesses(SageMakerStandIn):
 
     A job runs its ContainerEntrypoint with its ContainerArguments, in a folder of its own, with the
     Python of this process first on the PATH; images are not pulled. ``/opt/ml`` in them and in its
-    Environment is replaced by where that folder is: there are the hyperparameters, the channels,
-    the model (uploaded at the end if CompressionType is NONE), ``output/failure`` and the
+    Environment is replaced by the path of that folder, which holds the hyperparameters, the
+    channels, the model (uploaded at the end if CompressionType is NONE), ``output/failure`` and the
     checkpoints, which are copied to S3 once a second and brought back after an interruption.
-    Programs find the stand-in by AWS's usual variables. When it stops, or is killed, all processes
-    end. Needs ``diloco-localcloud[aws]``.
+    Programs find the stand-in by AWS's usual variables. When the stand-in stops, or is killed, all
+    processes end. Needs ``diloco-localcloud[aws]``.
 
     Args:
-        port: to listen on; 0 for a free one.
-        region: of AWS, which clients have to name.
+        port: the port to listen on; 0 for a free one.
+        region: the AWS region, which clients have to name.
         account: twelve digits.
-        env: what the "image" gives every container; None for PATH (with this Python first), HOME,
-            PYTHONPATH and a few more variables of this process.
-        start_seconds: from a create, or an interruption, until a job trains.
-        kill_seconds: between SIGTERM and SIGKILL; SageMaker's are 120.
+        env: the variables that the "image" gives every container; None for PATH (with this Python
+            first), HOME, PYTHONPATH and a few more variables of this process.
+        start_seconds: the time from a create, or an interruption, until a job trains.
+        kill_seconds: the time between SIGTERM and SIGKILL; SageMaker waits 120.
 
     Attributes:
-        world: the jobs, to be interrupted or stopped on demand, and the habits of the region. What
-            programs do is theirs.
-        faults: what goes wrong over HTTP; see :class:`SageMakerStandIn`.
-        calls: what was called, named in the same way, the calls of programs among them.
+        world: the jobs, which a test may interrupt or stop, and the habits of the region. The
+            programs themselves decide how they run.
+        faults: the faults that requests over HTTP meet; see :class:`SageMakerStandIn`.
+        calls: the requests so far, named in the same way, including those of the programs.
 
     Raises:
         StandInError: no such port, or negative seconds.
 
-    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    Use ``start`` and ``stop``, or a ``with`` block; it can be started once. Thread-safe.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class SageMakerProcesses(SageMakerStandIn):
         """Begin to listen, and to run jobs.
 
         Raises:
-            StandInError: it runs or ran already, the port is taken, or the extra ``aws`` is not
-                installed.
+            StandInError: it runs or ran already, the port is taken, or the extra ``aws`` is
+                not installed.
         """
         if self._machines is not None:
             raise StandInError("the stand-in is running or has been stopped; make a new one")
@@ -95,13 +95,13 @@ class SageMakerProcesses(SageMakerStandIn):
         return self
 
     def stop(self) -> None:
-        """End every process, close the port and take the files away; may be called twice."""
+        """End every process, close the port and delete the files; may be called twice."""
         if self._machines is not None:
             self._machines.close()
         super().stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def pid(self, name: str) -> int | None:
-        """The first process of a job that runs; None otherwise."""
+        """Return the process ID of the first process of a job that runs; None otherwise."""
         with self._region.lock:
             return None if self._machines is None else self._machines.pid(name)

@@ -1,1 +1,1 @@
-"""From a request to an answer: the operations, and the protocols in which they are asked for."""
+"""The path from a request to its answer: the operations, and the protocols that carry them."""

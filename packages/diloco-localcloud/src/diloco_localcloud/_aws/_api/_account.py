@@ -1,4 +1,4 @@
-"""What an account tells before a launch: its quotas, and the images of its registry."""
+"""The facts about an account that a launcher reads first: its quotas and its registry's images."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _USES = ("training job usage", "spot training job usage")
 
 
 class Quotas:
-    """Service Quotas; called under the region's lock.
+    """The operations of Service Quotas; called under the region's lock.
 
     Attributes:
-        operations: by name.
+        operations: the operations by name.
     """
 
     def __init__(self, region: Region) -> None:
@@ -41,10 +41,10 @@ class Quotas:
 
 
 class Registry:
-    """ECR; called under the region's lock.
+    """The operations of ECR; called under the region's lock.
 
     Attributes:
-        operations: by name.
+        operations: the operations by name.
     """
 
     def __init__(self, region: Region) -> None:

@@ -1,4 +1,4 @@
-"""The endpoint of all services: who asks, for what, and how it is answered."""
+"""The endpoint of all services: identifies the caller and the operation, and answers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _TARGETS = {
     "ServiceQuotasV20190624": "service-quotas",
     "AmazonEC2ContainerRegistry": "ecr",
 }
-_GLOBAL = "iam"  # its requests are signed for another region
-_MOST_BYTES = 5 << 30  # of an object that is put at once; S3's own limit
-_MOST_BYTES_OF_JSON = 1 << 20  # a CreateTrainingJob with all that it may have takes a third of it
+_GLOBAL = "iam"  # requests to IAM are signed for another region
+_MOST_BYTES = 5 << 30  # in an object that is put in one request; S3's own limit
+_MOST_BYTES_OF_JSON = 1 << 20  # the largest possible CreateTrainingJob takes a third of it
 
 
 @dataclass
 class _Asked:
-    """What a request asks for, as far as it is known."""
+    """The operation that a request asks for, as far as it has been read."""
 
     service: str = ""
     operation: str = ""
@@ -54,7 +54,7 @@ class _Asked:
 
     @property
     def xml(self) -> bool:
-        """Whether its errors are in XML."""
+        """Return whether the service sends its errors as XML."""
         return self.service in {"s3", "sts", "iam"}
 
 
@@ -62,8 +62,8 @@ class Api:
     """Answers requests; thread-safe.
 
     Attributes:
-        faults: what goes wrong.
-        calls: what was called; the verb is the operation, the resource is the service.
+        faults: the faults that requests meet.
+        calls: the requests so far; the verb is the operation, the resource is the service.
         s3: the objects.
     """
 
@@ -82,7 +82,10 @@ class Api:
         self.s3 = _s3.S3()
 
     def admit(self, head: Request) -> Response | None:
-        """Return the refusal of a request whose sender has no key or whose body is too large, before that is read; or None."""
+        """Return the refusal of a request without the key or with too large a body, or None.
+
+        It needs only the head, so that the body of a refused request is never read.
+        """
         call = _Asked()
         try:
             self._authenticate(head, call)
@@ -93,15 +96,15 @@ class Api:
                 raise RefusedError(f"{code}EntityTooLarge", words, status)
         except RefusedError as refused:
             answer = _refused(call, refused)
-            self.calls.note(Call("", "", "", answer.status))  # nothing that a stranger has sent
+            self.calls.note(Call("", "", "", answer.status))  # nothing from an unknown sender
             return answer
         return None
 
     def handle(self, request: Request) -> Response:
-        """The answer to a request that was admitted.
+        """Return the answer to a request that was admitted.
 
         Raises:
-            CutError: a fault has the connection dropped.
+            CutError: a fault requires that the connection be dropped.
         """
         call = _Asked()
         try:
@@ -117,7 +120,7 @@ class Api:
         return replace(answer, headers={mark: str(uuid.uuid4()), **answer.headers})
 
     def _authenticate(self, request: Request, call: _Asked) -> None:
-        """Find out which service is asked, and whether by somebody with the key."""
+        """Read which service the request is for, and refuse a sender without the key."""
         access_key, region, call.service = self._credential(request)
         if access_key != self._access_key:
             raise RefusedError(
@@ -133,7 +136,7 @@ class Api:
             )
 
     def _identify(self, request: Request, call: _Asked) -> None:
-        """Find out what is asked for."""
+        """Read which operation the request is for, on which object."""
         self._authenticate(request, call)
         if call.service == "s3":
             call.operation, call.name = _s3.operation(request), request.path.lstrip("/")
@@ -156,9 +159,9 @@ class Api:
             call.name = str(call.body.get("TrainingJobName", ""))
 
     def _credential(self, request: Request) -> tuple[str, str, str]:
-        """The access key, the region and the service for which a request is signed."""
+        """Return the access key, the region and the service for which a request is signed."""
         named = _HEADER.match(request.headers.get("authorization", ""))
-        # A presigned URL has them in its query; an old one has only the key.
+        # A presigned URL has them in its query; one of the older kind has only the key.
         named = named or _QUERY.fullmatch(request.query.get("X-Amz-Credential", ""))
         if named is not None:
             return named[1], named[2], named[3]

@@ -1,4 +1,4 @@
-"""Faults on demand, in AWS's words."""
+"""Faults that a test asks for, in AWS's words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from ..._server._faults import Fault
 
-# All but ``forbidden``, whose words name the operation; and what cuts the connection has no words.
+# All but ``forbidden``, whose message names the operation, and the faults that cut the connection,
+# which send no message.
 REFUSALS: Mapping[str, Callable[[Fault], RefusedError]] = {
     "throttle": lambda _: throttled(),
     "server_error": lambda _: RefusedError("InternalFailure", "Internal service error.", 500),
@@ -26,12 +27,12 @@ REFUSALS: Mapping[str, Callable[[Fault], RefusedError]] = {
 
 
 def forbidden(caller: str, service: str, operation: str) -> RefusedError:
-    """The caller has no right to it."""
+    """Return the refusal of a caller that has no right to an operation."""
     action = f"{service}:{operation}"
     return RefusedError(
         "AccessDeniedException",
         (
-            f"User: {caller} is not authorized to perform: {action} because no identity-based policy "
-            f"allows the {action} action"
+            f"User: {caller} is not authorized to perform: {action} because no "
+            f"identity-based policy allows the {action} action"
         ),
     )

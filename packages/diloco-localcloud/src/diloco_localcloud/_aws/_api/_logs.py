@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _ANSWER_BYTES = 1 << 20
-# What an event counts besides its text when it is put; how AWS counts what it gives is not
-# documented
+# The bytes that an event counts beyond its text when it is put. AWS does not document how it counts
+# the events that it returns.
 _EVENT_BYTES = 26
 
 
 class CloudWatchLogs:
-    """Requests that keep to the model, to answers; called under the region's lock.
+    """Answers requests that keep to the service model; called under the region's lock.
 
     Attributes:
-        operations: by name.
+        operations: the operations by name.
     """
 
     def __init__(self, region: Region) -> None:
@@ -70,7 +70,7 @@ class CloudWatchLogs:
             begin, end = place - _fitting(events[max(0, place - size) : place][::-1]), place
         shown = events[begin:end]
         if shown and self._region.habits.empty_log_pages and not waited:
-            # As AWS does: a page may be empty though more follows, and only its token tells.
+            # As AWS does: a page may be empty though more follows, which only its token shows.
             begin, end = (place, place)
             shown, waited = [], "-on"
         else:
@@ -136,7 +136,8 @@ class CloudWatchLogs:
             "creationTime": stream.created,
             "firstEventTimestamp": stream.events[0][0],
             "lastEventTimestamp": stream.events[-1][0],
-            "arn": f"arn:aws:logs:{region.name}:{region.account}:log-group:{GROUP}:log-stream:{name}",
+            "arn": f"arn:aws:logs:{region.name}:{region.account}"
+            f":log-group:{GROUP}:log-stream:{name}",
         }
 
 
@@ -156,7 +157,7 @@ def _in_time(moment: int, request: Json) -> bool:
 
 
 def _read(token: str) -> tuple[bool, int, str]:
-    """Whether it goes forward, the place, and whether the empty page before it has been given."""
+    """Return the direction (True: forward), the place, and the mark that an empty page was sent."""
     way, _, rest = token.partition("/")
     place, waited, _ = rest.partition("-")
     if way not in {"f", "b"} or not (place.isascii() and place.isdecimal() and len(place) < 16):

@@ -1,4 +1,4 @@
-"""Answers in pages."""
+"""Answers that are split into pages."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def page(
     token: str | None,
     refusal: Callable[[str], RefusedError] = invalid,
 ) -> tuple[Sequence[Item], str | None]:
-    """One page, and the token of the next; None after the last.
+    """Return one page, and the token of the next page (None after the last).
 
     Raises:
-        RefusedError: the token is none of ours; made by ``refusal``.
+        RefusedError: the token was not made here; the error is made by ``refusal``.
     """
     begin = 0 if token is None else _read(token, int, refusal)
     end = begin + size
@@ -38,17 +38,19 @@ def page(
 def page_behind(
     items: Sequence[Item], keys: Sequence[Key], size: int, token: str | None, *, falling: bool
 ) -> tuple[Sequence[Item], str | None]:
-    """As :func:`page`, of a list that others change: the next page begins behind the last item of this one.
+    """Return one page of a list that changes between requests, and the token of the next page.
+
+    It does what :func:`page` does, but the next page begins behind the last item of this one.
 
     Args:
-        items: In the order of their keys.
-        keys: A moment or text, and a name, of each item.
-        size: Of a page.
-        token: Of the page before.
-        falling: The keys fall.
+        items: The items, in the order of their keys.
+        keys: The key of each item: a moment or a text, and a name.
+        size: The size of a page.
+        token: The token that came with the page before.
+        falling: Whether the keys fall.
 
     Raises:
-        RefusedError: the token is none of ours.
+        RefusedError: the token was not made here.
     """
     if token is None:
         begin = 0

@@ -1,4 +1,4 @@
-"""S3, by moto: objects in memory, with conditional writes."""
+"""S3, served by moto: objects in memory, with conditional writes."""
 
 from __future__ import annotations
 
@@ -28,23 +28,26 @@ _OF_BUCKETS = {
     "PUT": "CreateBucket",
     "DELETE": "DeleteBucket",
 }
-# What the server writes by itself.
+# The headers that the server writes by itself.
 _OWN_HEADERS = {"connection", "content-type", "date", "server"}
 
 
 def operation(request: Request) -> str:
-    """The operation of a request; for those that are rare, the method."""
+    """Return the operation of a request, or its HTTP method if the operation is a rare one."""
     _, _, key = request.path.lstrip("/").partition("/")
     return (_OF_OBJECTS if key else _OF_BUCKETS).get(request.method, request.method)
 
 
-# Moto keeps one world per process, which is put in its place for each request. It also fails where
-# one key is written by two at once.
+# Moto keeps one set of buckets per process; each request swaps in the buckets of its stand-in. Moto
+# also fails if two threads write one key at once.
 _MOTO = threading.Lock()
 
 
 class S3:
-    """Hands requests on to moto, with buckets of its own: neither other stand-ins nor other users of moto see them."""
+    """Hands requests on to moto, with buckets of its own.
+
+    Neither other stand-ins nor other users of moto in this process see these buckets.
+    """
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -53,9 +56,9 @@ class S3:
 
     @staticmethod
     def check() -> None:
-        """Raise StandInError if moto is not there.
+        """Raise StandInError if moto is not installed.
 
-        It is imported only when it is needed, since that takes a second.
+        It does not import moto, since that takes a second; the first request does.
         """
         if any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "flask_cors")):
             raise StandInError(
@@ -64,7 +67,7 @@ class S3:
             )
 
     def answer(self, request: Request) -> Response:
-        """Moto's answer."""
+        """Return moto's answer to a request."""
         from werkzeug.test import EnvironBuilder, run_wsgi_app
 
         with self._world():
@@ -95,7 +98,7 @@ class S3:
         return Response(code, body, headers.get("Content-Type", "application/xml"), kept)
 
     def write(self, bucket: str, key: str, data: bytes) -> bool:
-        """Put an object, as SageMaker does for a job; False if there is no such bucket."""
+        """Put an object, as SageMaker does for a job; return False if there is no such bucket."""
         with self._world() as backend:
             if bucket not in backend.buckets:
                 return False
@@ -103,7 +106,7 @@ class S3:
             return True
 
     def read(self, bucket: str, prefix: str) -> dict[str, bytes]:
-        """The objects below a prefix by their keys; none if there is no such bucket."""
+        """Return the objects below a prefix by their keys; none if there is no such bucket."""
         with self._world() as backend:
             found = backend.buckets.get(bucket)
             if found is None:
@@ -112,7 +115,7 @@ class S3:
 
     @contextlib.contextmanager
     def _world(self) -> Iterator[Any]:
-        """Moto with these buckets, for one request at a time."""
+        """Swap these buckets into moto, for one request at a time."""
         with _MOTO:
             from moto.core import DEFAULT_ACCOUNT_ID
             from moto.s3.models import s3_backends
@@ -126,13 +129,13 @@ class S3:
                 _put(s3_backends, *others)
 
     def forget(self) -> None:
-        """Drop all buckets; moto's own reset would close the files of all others, too."""
+        """Drop all buckets; moto's own reset would also close the files of other users of moto."""
         if not self._backends:
             return
         with self._world() as backend:
             for bucket in backend.buckets.values():
                 for each in (*bucket.keys.values(), *bucket.multiparts.values()):
-                    if hasattr(each, "dispose"):  # the mark of a deleted version has no file
+                    if hasattr(each, "dispose"):  # the marker of a deleted version has no file
                         each.dispose()
         self._app, self._backends, self._owners = None, {}, {}
 

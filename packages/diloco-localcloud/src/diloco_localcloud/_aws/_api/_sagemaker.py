@@ -19,10 +19,10 @@ Json = dict[str, Any]
 
 
 class SageMaker:
-    """Requests that keep to the model, to answers; called under the region's lock.
+    """Answers requests that keep to the service model; called under the region's lock.
 
     Attributes:
-        operations: by name.
+        operations: the operations by name.
     """
 
     def __init__(self, region: Region) -> None:
@@ -75,7 +75,7 @@ class SageMaker:
         keys = [(told[by], told["TrainingJobName"]) for told in listed]
         size = request.get("MaxResults", 10)
         part, token = page_behind(listed, keys, size, request.get("NextToken"), falling=falling)
-        # AWS filters by status only what is on the page, so that a page may be empty though others
+        # AWS filters by status only the jobs of the page, so that a page may be empty though more
         # follow.
         status = request.get("StatusEquals")
         kept = [told for told in part if status in (None, told["TrainingJobStatus"])]
@@ -100,7 +100,7 @@ class SageMaker:
         return {"Results": results, "TotalHits": hits, **_next(token)}
 
     def _told(self, moment: float, *, tags: bool = False) -> list[Json]:
-        """What was told at a moment of all jobs there were."""
+        """Return the description, as of that moment, of every job that existed then."""
         found = []
         for job in self._region.lives:
             told = job.at(moment)
@@ -141,7 +141,7 @@ def _next(token: str | None) -> Json:
 
 
 def _in_list(told: Json, request: Json) -> bool:
-    """Whether a job is in a list, but for its status."""
+    """Return whether a job passes all filters of a list request but the one by status."""
     if request.get("NameContains", "").lower() not in told["TrainingJobName"].lower():
         return False
     for word, member in (("Creation", "CreationTime"), ("LastModified", "LastModifiedTime")):

@@ -1,4 +1,4 @@
-"""Whether a job is what a search looks for."""
+"""The test of a job against the filters of a search."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTi
 
 
 def matches(told: Json, request: Json) -> bool:
-    """Whether a job, with its tags, meets the request's SearchExpression.
+    """Return whether a job, with its tags, meets the request's SearchExpression.
 
     Raises:
-        RefusedError: the expression has something that is not supported.
+        RefusedError: the expression uses a feature that is not supported.
     """
     return _meets(told, request.get("SearchExpression") or {})
 

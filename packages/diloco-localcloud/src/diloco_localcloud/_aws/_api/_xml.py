@@ -1,4 +1,4 @@
-"""Answers of the services that speak XML: STS, and the refusals of S3."""
+"""Answers of the services that speak XML: those of STS and IAM, and the refusals of S3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN = {"sts": "GetCallerIdentity", "iam": "SimulatePrincipalPolicy"}
 
 
 def form_operation(request: Request, service: str) -> str:
-    """Which operation of STS or IAM a form asks for."""
+    """Return the operation of STS or IAM that a form asks for; refuse an unknown one."""
     operation = _form(request).get("Action", "")
     if operation != _KNOWN[service]:
         raise RefusedError(
@@ -32,15 +32,22 @@ def form_operation(request: Request, service: str) -> str:
 
 
 def simulated(request: Request, habits: TrainingHabits) -> Response:
-    """What IAM decides of one action: ``refused_roles`` may not be passed, and some roles may do nothing."""
+    """Return what IAM decides about one action.
+
+    A role of ``refused_roles`` may not be passed; one of ``roles_without_rights`` may do nothing.
+    """
     form = _form(request)
     action, resource = form.get("ActionNames.member.1", ""), form.get("ResourceArns.member.1", "*")
     refused = resource in habits.refused_roles if action == "iam:PassRole" else False
     refused |= form.get("PolicySourceArn", "") in habits.roles_without_rights
     decision = "implicitDeny" if refused else "allowed"
     body = (
-        f'<SimulatePrincipalPolicyResponse xmlns="{_IAM}"><SimulatePrincipalPolicyResult><IsTruncated>false</IsTruncated>'
-        f"<EvaluationResults><member><EvalActionName>{escape(action)}</EvalActionName><EvalResourceName>{escape(resource)}</EvalResourceName><EvalDecision>{decision}</EvalDecision></member></EvaluationResults></SimulatePrincipalPolicyResult>{_METADATA}</SimulatePrincipalPolicyResponse>"
+        f'<SimulatePrincipalPolicyResponse xmlns="{_IAM}"><SimulatePrincipalPolicyResult>'
+        "<IsTruncated>false</IsTruncated><EvaluationResults><member>"
+        f"<EvalActionName>{escape(action)}</EvalActionName>"
+        f"<EvalResourceName>{escape(resource)}</EvalResourceName>"
+        f"<EvalDecision>{decision}</EvalDecision></member></EvaluationResults>"
+        f"</SimulatePrincipalPolicyResult>{_METADATA}</SimulatePrincipalPolicyResponse>"
     )
     return Response(200, body.encode(), "text/xml")
 
@@ -51,17 +58,17 @@ def _form(request: Request) -> dict[str, str]:
 
 
 def caller_identity(caller: str, account: str) -> Response:
-    """Who calls."""
+    """Return the answer to GetCallerIdentity."""
     result = f"<Arn>{escape(caller)}</Arn><UserId>AIDASTANDIN</UserId><Account>{account}</Account>"
     body = (
-        f'<GetCallerIdentityResponse xmlns="{_NAMESPACE}"><GetCallerIdentityResult>{result}</GetCallerIdentityResult>'
-        f"{_METADATA}</GetCallerIdentityResponse>"
+        f'<GetCallerIdentityResponse xmlns="{_NAMESPACE}"><GetCallerIdentityResult>{result}'
+        f"</GetCallerIdentityResult>{_METADATA}</GetCallerIdentityResponse>"
     )
     return Response(200, body.encode(), "text/xml")
 
 
 def refusal(service: str, refused: RefusedError) -> Response:
-    """An error of STS, IAM or S3."""
+    """Return an error of STS, IAM or S3 as XML."""
     code, status = refused.code.removesuffix("Exception"), refused.status
     if service == "s3":
         code = {"UnrecognizedClient": "InvalidAccessKeyId", "InternalFailure": "InternalError"}.get(

@@ -1,1 +1,1 @@
-"""What AWS's own service model says of requests and answers, as shipped with botocore."""
+"""AWS's own model of requests and answers, as shipped with botocore."""

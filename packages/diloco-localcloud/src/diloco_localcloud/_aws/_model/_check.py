@@ -1,4 +1,4 @@
-"""Whether a request keeps to the service model, in the words in which AWS says that it does not."""
+"""The check of a request against the service model, with AWS's messages for what is wrong."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check(service: Service, operation: str, request: Json) -> None:
-    """Check a request against all that the model says: types, required members, lengths, ranges, patterns, enums.
+    """Check a request against the model: types, required members, lengths, ranges, patterns, enums.
 
-    Members that the model does not have are passed over, as AWS does.
+    Members that the model does not have are ignored, as AWS ignores them.
 
     Raises:
-        RefusedError: a ``ValidationException`` (of CloudWatch Logs an
-            ``InvalidParameterException``) that lists all that is wrong, or a
+        RefusedError: a ``ValidationException`` (for CloudWatch Logs an
+            ``InvalidParameterException``) that lists everything that is wrong, or a
             ``SerializationException``.
     """
     shape = service.input(operation)
@@ -64,7 +64,9 @@ def _violations(service: Service, shape: str, value: Any, path: str) -> Iterator
         for name in model.get("required", ()):
             if value.get(name) is None:
                 where = _below(path, name)
-                yield f"Value null at '{where}' failed to satisfy constraint: Member must not be null"
+                yield (
+                    f"Value null at '{where}' failed to satisfy constraint: Member must not be null"
+                )
         for name, member in model["members"].items():
             if value.get(name) is not None:
                 yield from _violations(service, member["shape"], value[name], _below(path, name))
@@ -77,12 +79,15 @@ def _violations(service: Service, shape: str, value: Any, path: str) -> Iterator
 
 def _is_a(value: object, kind: str) -> bool:
     if isinstance(value, int) and value.bit_length() > 63:
-        return False  # of no type of AWS's, and arithmetic would fail
+        return False  # no type of AWS holds it, and arithmetic would fail
     return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _map(service: Service, model: Json, value: Json, path: str) -> Iterator[str]:
-    """AWS names a map as a whole, and all constraints of its keys or values, where one of them breaks one."""
+    """Yield the violations of a map.
+
+    If one key or value breaks a rule, AWS names the whole map, and all rules of its keys or values.
+    """
     for constraint in _constraints(model, value):
         yield f"Value '{_shown(value)}' at '{path}' failed to satisfy constraint: {constraint}"
     for word, part, items in (
@@ -104,7 +109,7 @@ def _map(service: Service, model: Json, value: Json, path: str) -> Iterator[str]
 
 
 def _constraints(model: Json, value: Any) -> Iterator[str]:
-    """The rules of a shape that a value breaks."""
+    """Yield the rules of a shape that a value breaks."""
     kind = model["type"]
     size = value if kind in {"integer", "long", "float", "double"} else None
     if size is None and kind in {"string", "list", "map"}:
@@ -119,7 +124,7 @@ def _constraints(model: Json, value: Any) -> Iterator[str]:
 
 
 def _rules(model: Json) -> Iterator[str]:
-    """All rules of a shape."""
+    """Yield all rules of a shape."""
     for above in (True, False):
         yield from _bounds(model, above=above)
     if "enum" in model:
@@ -144,7 +149,7 @@ def _pattern(model: Json) -> str:
 
 
 def _below(path: str, name: str) -> str:
-    """A path as AWS writes it: every member begins with a small letter."""
+    """Return the path of a member as AWS writes it: every name begins with a small letter."""
     name = name[:1].lower() + name[1:]
     return f"{path}.{name}" if path else name
 

@@ -1,4 +1,4 @@
-"""Patterns of the service models, which are Java's, as Python has them."""
+"""Patterns of the service models, translated from Java's syntax to Python's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import sys
 import unicodedata
 
-# Java's dot matches none of these.
+# The characters that Java's dot does not match.
 _DOT = r"[^\n\r\u0085\u2028\u2029]"
 _POSIX = {"Alnum": "a-zA-Z0-9", "Alpha": "a-zA-Z", "Digit": "0-9", "ASCII": r"\x00-\x7f"}
 
 
 @functools.cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern, to be matched with ``fullmatch``.
+    """Return a compiled pattern, to be matched with ``fullmatch``.
 
     Raises:
-        ValueError: it has something of Java's that is not translated.
+        ValueError: the pattern uses a feature of Java's that is not translated.
     """
     try:
         return re.compile(translated(pattern), re.ASCII)
@@ -26,7 +26,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def translated(pattern: str) -> str:
-    """The same in Python's words: Unicode classes as ranges, and the dot as Java means it."""
+    """Return the pattern in Python syntax, with Unicode classes as ranges and the dot as in Java."""
     parts: list[str] = []
     place, inside = 0, False
     while place < len(pattern):
@@ -42,7 +42,7 @@ def translated(pattern: str) -> str:
             place += 2
             continue
         if char == "[" and inside:
-            parts.append(r"\[")  # a literal one in Python's words too, but without a warning
+            parts.append(r"\[")  # Python reads it as a literal, too, but warns if it is not escaped
         elif char == "." and not inside:
             parts.append(_DOT)
         else:
@@ -54,7 +54,7 @@ def translated(pattern: str) -> str:
 
 @functools.cache
 def _ranges(name: str) -> str:
-    """The characters of a class, as they stand between brackets."""
+    """Return the characters of a class, as they are written between brackets."""
     if name in _POSIX:
         return _POSIX[name]
     if name not in {"L", "M", "N", "P", "S", "Z", "C"}:

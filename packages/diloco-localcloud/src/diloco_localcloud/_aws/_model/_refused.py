@@ -1,4 +1,4 @@
-"""A request that AWS refuses."""
+"""The error for a request that AWS refuses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ class RefusedError(Exception):
     """One of AWS's errors, as its JSON services word it.
 
     Attributes:
-        code: such as ``ValidationException``; what botocore has as ``Error.Code``.
+        code: such as ``ValidationException``; botocore calls it ``Error.Code``.
         message: the text.
-        status: of HTTP.
+        status: the HTTP status.
     """
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
@@ -20,15 +20,15 @@ class RefusedError(Exception):
 
 
 def invalid(message: str) -> RefusedError:
-    """A ``ValidationException``: SageMaker's word for bad requests and for jobs that do not exist."""
+    """Return a ``ValidationException``: SageMaker's error for a bad request or an unknown job."""
     return RefusedError("ValidationException", message)
 
 
 def wrong_parameter(message: str) -> RefusedError:
-    """An ``InvalidParameterException``: CloudWatch Logs' word for bad requests."""
+    """Return an ``InvalidParameterException``: CloudWatch Logs' error for a bad request."""
     return RefusedError("InvalidParameterException", message)
 
 
 def throttled() -> RefusedError:
-    """Too many requests."""
+    """Return the error for too many requests."""
     return RefusedError("ThrottlingException", "Rate exceeded")

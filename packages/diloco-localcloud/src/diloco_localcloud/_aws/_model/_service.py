@@ -16,7 +16,7 @@ class Service:
     """One service of AWS.
 
     Attributes:
-        name: as botocore has it, such as ``sagemaker``.
+        name: botocore's name for it, such as ``sagemaker``.
         shapes: the shapes by name.
         operations: the operations by name.
     """
@@ -26,19 +26,19 @@ class Service:
     operations: Json
 
     def input(self, operation: str) -> str | None:
-        """The name of the shape of an operation's request; None if it takes nothing."""
+        """Return the name of the shape of an operation's request; None if it takes nothing."""
         name = self.operations[operation].get("input", {}).get("shape")
         return None if name is None else str(name)
 
     def members(self, shape: str) -> Json:
-        """The members of a structure."""
+        """Return the members of a structure."""
         members: Json = self.shapes[shape]["members"]
         return members
 
 
 @functools.cache
 def load(name: str) -> Service:
-    """A service's model; read once per process.
+    """Return a service's model; it is read once per process.
 
     Raises:
         StandInError: botocore is not installed, or is too old to know the service.

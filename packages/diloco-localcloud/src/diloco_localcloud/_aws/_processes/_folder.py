@@ -1,4 +1,7 @@
-"""What is below ``/opt/ml`` of a job: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.html."""
+"""The files below ``/opt/ml`` of a job.
+
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.html describes them.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,18 @@ _REASON_BYTES = 1024
 
 
 def place(uri: str) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``; the prefix has no slash at its ends."""
+    """Return the bucket and the prefix of ``s3://bucket/prefix``, without slashes at its ends."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     return bucket, prefix.strip("/")
 
 
 class JobFolder:
-    """The folder of one life of a job. Not thread-safe.
+    """The folder of one run of a job on a machine. Not thread-safe.
 
     Args:
-        job: whose.
-        home: where it is; nothing is there yet.
-        s3: where its data come from, and where they go.
+        job: the job.
+        home: where the folder is made; nothing is there yet.
+        s3: the store that its data come from and go to.
     """
 
     def __init__(self, job: Job, home: Path, s3: S3) -> None:
@@ -44,7 +47,7 @@ class JobFolder:
         self.work.mkdir()
 
     def fill(self) -> None:
-        """Write what SageMaker writes before the program starts."""
+        """Write the files that SageMaker writes before the program starts."""
         request = self._job.request
         config = self.root / "input/config"
         (config / "hyperparameters.json").write_text(json.dumps(request.get("HyperParameters", {})))
@@ -62,7 +65,7 @@ class JobFolder:
             self._synced = {name: _state(path) for name, path in _files(self.root / "checkpoints")}
 
     def rewritten(self, text: str) -> str:
-        """A text of the request with the place where ``/opt/ml`` really is."""
+        """Return a text of the request with the real path in place of ``/opt/ml``."""
         return text.replace(ROOT, str(self.root))
 
     def sync(self) -> None:
@@ -77,11 +80,11 @@ class JobFolder:
                 self._synced[name] = state
 
     def upload(self) -> str:
-        """Copy the model to S3; returns why it failed, if it did."""
+        """Copy the model to S3; return why that failed, or an empty text."""
         output = self._job.request["OutputDataConfig"]
         bucket, prefix = place(output["S3OutputPath"])
         if output.get("CompressionType") != "NONE":
-            return ""  # nobody has asked for the archive that SageMaker would make of it
+            return ""  # the archive that SageMaker would make of it is not supported
         for name, path in _files(self.root / "model"):
             key = "/".join(filter(None, (prefix, self._job.name, "output/model", name)))
             if not self._s3.write(bucket, key, _content(path)):
@@ -89,7 +92,7 @@ class JobFolder:
         return ""
 
     def reason(self, code: int) -> str:
-        """The FailureReason of a program that has exited with another code than 0."""
+        """Return the FailureReason of a program that has exited with a code other than 0."""
         end = f", exit code: {code}"
         try:
             with open_regular(self.root / "output/failure") as file:

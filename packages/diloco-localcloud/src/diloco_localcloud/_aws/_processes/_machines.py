@@ -1,4 +1,4 @@
-"""Runs each training job as a process, below a shim that ends all that it has started."""
+"""Runs each training job as a process, below a shim that ends all processes that it started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SYNC_SECONDS = 1.0
 
 
 class _Life:
-    """One life of a job on a machine."""
+    """One run of a job on a machine."""
 
     def __init__(self, folder: JobFolder) -> None:
         self.folder = folder
@@ -34,15 +34,15 @@ class _Life:
 
 
 class LocalMachines:
-    """The machines of a region; called under its lock, unless it says otherwise.
+    """The machines of a region; called under the region's lock, unless a method says otherwise.
 
     Args:
-        region: whose jobs they run.
-        s3: where the jobs' data are.
-        folder: for the files of the jobs; it exists as long as they do.
+        region: the region whose jobs they run.
+        s3: the store of the jobs' data.
+        folder: the folder for the jobs' files; it exists as long as they do.
         base: the environment that the "image" gives every container.
         connect: the variables with which a program finds the stand-in.
-        kill_seconds: between SIGTERM and SIGKILL.
+        kill_seconds: the time between SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class LocalMachines:
         """Start a job's program."""
         if self._closed:
             return
-        # Not by its name alone: the name of a job that was deleted may live again.
+        # The name alone would not do: a new job may have the name of a deleted one.
         home = self._folder / f"{job.name}-{next(self._number)}"
         home.mkdir(parents=True)
         life = self._lives[job.name] = _Life(JobFolder(job, home, self._s3))
         try:
             self._begin(job, life)
-        except Exception as error:  # noqa: BLE001 - the job has to end, whatever it was
+        except Exception as error:  # noqa: BLE001 - the job has to end, whatever went wrong
             life.over.set()
             self._ended(job, life, {"event": "refused", "message": str(error)})
 
@@ -103,7 +103,7 @@ class LocalMachines:
             **given,
         }
         nothing = os.open(os.devnull, os.O_RDONLY)
-        # One log for both, but each by whole lines of its own, as a container runtime keeps them.
+        # Both share one log, but each adds only whole lines, as with a container runtime.
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         streams = (nothing, out_end, err_end)
         stream = f"{job.name}/algo-1-{int(self._region.timeline.now())}"
@@ -117,11 +117,11 @@ class LocalMachines:
             life.container = Container(command, lambda event: self._told(job, life, output, event))
         finally:
             for descriptor in streams:
-                with contextlib.suppress(OSError):  # nothing may hide a container that runs
+                with contextlib.suppress(OSError):  # must not hide a container that runs
                     os.close(descriptor)
 
     def end(self, job: Job, gone: Callable[[], None]) -> None:
-        """SIGTERM to its first process, and SIGKILL to all after a while."""
+        """Send SIGTERM to a job's first process, and SIGKILL to all of them after a while."""
         life = self._lives.get(job.name)
         if life is None or life.container is None:
             gone()
@@ -134,12 +134,12 @@ class LocalMachines:
             self._region.lock.notify_all()
 
     def pid(self, name: str) -> int | None:
-        """The first process of a job; None before it has one and after its end."""
+        """Return the PID of a job's first process; None before it has one and after its end."""
         life = self._lives.get(name)
         return None if life is None or life.container is None else life.container.pid
 
     def close(self) -> None:
-        """End every job's processes, and wait until nothing is left of them; not under the lock."""
+        """End every job's processes, and wait until none is left; not called under the lock."""
         with self._region.lock:
             self._closed = True
             lives = list(self._lives.values())
@@ -162,11 +162,11 @@ class LocalMachines:
     def _told(
         self, job: Job, life: _Life, output: list[threading.Thread], event: Mapping[str, Any]
     ) -> None:
-        """From the thread of a container: it has started, or ended."""
+        """Record that a container has started or ended; called from the container's thread."""
         if event["event"] == "started":
             return
         for thread in output:
-            thread.join()  # nothing that could write is left, so this is soon
+            thread.join()  # soon over, as no process is left that could write
         life.over.set()
         life.folder.sync()
         with self._region.lock:
@@ -182,7 +182,7 @@ class LocalMachines:
         else:
             failure = life.folder.reason(event["code"]) if event["code"] else ""
         if life.gone is not None:
-            life.folder.upload()  # what a job that is stopped has written is kept, too
+            life.folder.upload()  # the output of a stopped job is kept, too
             life.gone()
             self._region.lock.notify_all()
             return
@@ -190,7 +190,7 @@ class LocalMachines:
 
     def _sync(self, life: _Life) -> None:
         while not life.over.wait(_SYNC_SECONDS):
-            with contextlib.suppress(OSError):  # a file that was just there
+            with contextlib.suppress(OSError):  # a file vanished meanwhile
                 life.folder.sync()
 
     def _write(self, stream: str, text: str) -> None:
