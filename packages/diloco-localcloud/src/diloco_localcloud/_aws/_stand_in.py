@@ -1,4 +1,4 @@
-"""The scripted stand-in of SageMaker."""
+"""The scripted stand-in for SageMaker."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ EPOCH = 1767225600.0
 class SageMakerStandIn:
     """An endpoint of AWS on loopback, with training jobs that a test moves on a virtual clock.
 
-    It also serves what such jobs and their launchers need: CloudWatch Logs, S3 (by moto) and the
-    caller's identity of STS. Needs ``diloco-localcloud[aws]``: requests are checked against the
-    service models that botocore ships.
+    It also serves the other services that such jobs and their launchers need: CloudWatch Logs, S3
+    (by moto) and the caller's identity of STS. Needs ``diloco-localcloud[aws]``: requests are
+    checked against the service models that botocore ships.
 
     Args:
-        port: to listen on; 0 for a free one.
-        region: of AWS, which clients have to name.
+        port: the port to listen on; 0 for a free one.
+        region: the AWS region, which clients have to name.
         account: twelve digits.
         start: where the virtual clock begins, in seconds since the epoch.
-        real_time: the clock is that of the wall instead, and nobody moves it.
+        real_time: use the wall clock, which a test cannot move, instead of a virtual one.
 
     Attributes:
-        world: the training jobs and the clock, in the hands of the test.
-        faults: what goes wrong over HTTP. The verb is an operation, such as ``CreateTrainingJob``;
-            the resource is a service, such as ``sagemaker``.
-        calls: what was called, named in the same way.
+        world: the training jobs and the clock, which the test moves.
+        faults: the faults that requests over HTTP meet. The verb is an operation, such as
+            ``CreateTrainingJob``; the resource is a service, such as ``sagemaker``.
+        calls: the requests so far, named in the same way.
 
     Raises:
         StandInError: no such port.
 
-    ``start``, ``stop`` or a ``with`` block; everything about it is thread-safe.
+    Use ``start`` and ``stop``, or a ``with`` block; everything about it is thread-safe.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SageMakerStandIn:
 
     @property
     def url(self) -> str:
-        """Where it is, such as ``http://127.0.0.1:40123``.
+        """Return its URL, such as ``http://127.0.0.1:40123``.
 
         Raises:
             StandInError: it is not started.
@@ -84,7 +84,7 @@ class SageMakerStandIn:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which any client of AWS finds it.
+        """Return the variables with which any client of AWS finds it.
 
         Raises:
             StandInError: it is not started.
@@ -98,7 +98,7 @@ class SageMakerStandIn:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """Keyword arguments for ``boto3.client`` and ``Session.client``.
+        """Return keyword arguments for ``boto3.client`` and ``Session.client``.
 
         Raises:
             StandInError: it is not started.
@@ -124,7 +124,10 @@ class SageMakerStandIn:
         try:
             self._server = Server(self._api.handle, self._port, None, admit=self._api.admit)
         except OSError as wrong:
-            message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
+            message = (
+                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
+                "choose another, or 0 for a free one"
+            )
             raise StandInError(message) from None
         self._server.start()
         if not self._region.timeline.virtual:

@@ -1,1 +1,1 @@
-"""The stand-in of the Kubernetes API."""
+"""The stand-ins for the Kubernetes API."""

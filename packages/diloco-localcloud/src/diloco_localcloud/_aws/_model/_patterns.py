@@ -26,7 +26,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def translated(pattern: str) -> str:
-    """Return the pattern in Python syntax, with Unicode classes as ranges and the dot as in Java."""
+    """Return the pattern in Python syntax: Unicode classes become ranges, the dot stays Java's."""
     parts: list[str] = []
     place, inside = 0, False
     while place < len(pattern):

@@ -1,4 +1,4 @@
-"""One training job in the hands of a test."""
+"""One training job that a test moves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Json = dict[str, Any]
 
 
 class ScriptedTrainingJob:
-    """What a test may do with a training job.
+    """A test's hold on a training job.
 
-    What does not fit its state (a start after the end) does nothing.
+    A call that does not fit the job's state (a start after the end) does nothing.
 
     Thread-safe.
     """
@@ -27,45 +27,48 @@ class ScriptedTrainingJob:
 
     @property
     def name(self) -> str:
-        """TrainingJobName."""
+        """Return its TrainingJobName."""
         return self._job.name
 
     @property
     def json(self) -> Json:
-        """What DescribeTrainingJob tells, with times in seconds since the epoch."""
+        """Return the answer of DescribeTrainingJob, with times in seconds since the epoch."""
         with self._region.lock:
             return self._job.description()
 
     @property
     def status(self) -> tuple[str, str]:
-        """Its TrainingJobStatus and its SecondaryStatus."""
+        """Return its TrainingJobStatus and its SecondaryStatus."""
         with self._region.lock:
             return self._job.status, self._job.secondary
 
     def wait_for_capacity(self) -> None:
-        """It waits for instances, and says so: secondary status Pending."""
+        """Make the job wait for instances, with the secondary status Pending."""
         with self._region.lock:
             if self.status[0] == "InProgress" and self._job.secondary != "Pending":
                 self._job.move(self._region.timeline.now(), "Pending")
 
     def download(self) -> None:
-        """It has instances, and downloads its image."""
+        """Give the job its instances, on which it downloads its image."""
         with self._region.lock:
             if self.status[0] == "InProgress" and self._job.secondary != "Downloading":
                 self._job.move(self._region.timeline.now(), "Downloading")
 
     def start(self) -> None:
-        """It trains from now on."""
+        """Make the job train from now on."""
         with self._region.lock:
             self._region.start(self._job)
 
     def succeed(self) -> None:
-        """Its program exits with 0; the job is Completed after its upload."""
+        """Make its program exit with 0; the job is Completed after its upload."""
         with self._region.lock:
             self._region.finish(self._job)
 
     def fail(self, exit_code: int = 1, message: str = "") -> None:
-        """Its program exits with another code; ``message`` is what it wrote to ``/opt/ml/output/failure``."""
+        """Make its program exit with a code other than 0.
+
+        ``message`` is what the program wrote to ``/opt/ml/output/failure``.
+        """
         end = f", exit code: {exit_code}"
         with self._region.lock:
             self._region.finish(self._job, f"AlgorithmError: {message[: 1008 - len(end)]}{end}")
@@ -74,33 +77,36 @@ class ScriptedTrainingJob:
         self,
         reason: str = "InternalServerError: We encountered an internal error. Please try again.",
     ) -> None:
-        """SageMaker fails it with a FailureReason of its own; after an internal error it begins again, if it may."""
+        """Fail the job as SageMaker does, with a FailureReason of SageMaker's own.
+
+        After an internal error it begins again, if its RetryStrategy allows another attempt.
+        """
         with self._region.lock:
             self._region.finish(self._job, reason)
 
     def capacity_error(self) -> None:
-        """There are no instances for it."""
+        """Fail the job because there are no instances for it."""
         with self._region.lock:
             self._region.lack_capacity(self._job)
 
     def interrupt(self) -> None:
-        """Its spot instances are taken away; ``start``, or ``world.auto_start``, has it run again.
+        """Take its spot instances away; ``start``, or ``world.auto_start``, makes it run again.
 
         Raises:
-            ValueError: it does not run on spot.
+            ValueError: the job does not run on spot.
         """
         with self._region.lock:
             self._region.interrupt(self._job)
 
     def restart(self) -> None:
-        """SageMaker begins it again after an error of its own: secondary status Restarting."""
+        """Begin the job again after an error of SageMaker's: secondary status Restarting."""
         with self._region.lock:
             self._region.restart(self._job)
 
     def log(self, text: str) -> None:
         """Write lines to its log, now.
 
-        Each attempt has a stream of its own, named after the moment in which it began.
+        Each attempt has a stream of its own, named after the moment at which it began.
         """
         with self._region.lock:
             starts = [
@@ -111,16 +117,16 @@ class ScriptedTrainingJob:
             self._region.logs.write(f"{self.name}/algo-1-{began}", now, text)
 
     def on_term(self, after: float = 1.0) -> None:
-        """How long its program takes to end after SIGTERM, in seconds; after 120 it is killed."""
+        """Set how many seconds its program takes to end after SIGTERM; after 120 it is killed."""
         with self._region.lock:
             self._job.term_seconds = after
 
     def ignore_term(self) -> None:
-        """Its program does not answer SIGTERM."""
+        """Make its program ignore SIGTERM."""
         self.on_term(KILL_SECONDS)
 
     def stop(self) -> None:
-        """Somebody stops it, as with the console; nothing if it has ended."""
+        """Stop the job as a user with the console does; do nothing if it has ended."""
         with self._region.lock:
             if self._job.status == "InProgress":
                 self._region.stop(self._job)

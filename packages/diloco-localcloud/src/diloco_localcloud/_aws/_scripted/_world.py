@@ -1,4 +1,4 @@
-"""The training jobs and the clock in the hands of a test."""
+"""The training jobs and the clock that a test moves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class TrainingWorld:
-    """What a test moves; thread-safe.
+    """The jobs and the clock of a stand-in, as a test moves them; thread-safe.
 
-    In real time nobody moves the clock: ``advance``, ``settle`` and ``step`` raise ValueError.
+    In real time the clock cannot be moved: ``advance``, ``settle`` and ``step`` raise ValueError.
 
     Attributes:
         habits: how SageMaker behaves: quotas, capacity, rates, lags, delays.
@@ -25,18 +25,21 @@ class TrainingWorld:
         self.habits: TrainingHabits = region.habits
 
     def now(self) -> float:
-        """Seconds since the epoch, on the virtual clock."""
+        """Return the time of the virtual clock, in seconds since the epoch."""
         with self._region.lock:
             return self._region.timeline.now()
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, and happen what is due in them."""
+        """Let ``seconds`` pass, and do whatever falls due meanwhile."""
         with self._region.lock:
             timeline = self._virtual()
             timeline.run_until(timeline.now() + seconds)
 
     def settle(self, within: float = 2.0, most: float = 600.0) -> None:
-        """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all."""
+        """Let time pass until nothing is due within the next ``within`` seconds.
+
+        At most ``most`` seconds pass in all.
+        """
         with self._region.lock:
             timeline = self._virtual()
             end = timeline.now() + most
@@ -46,7 +49,7 @@ class TrainingWorld:
                 timeline.run_until(due)
 
     def step(self) -> bool:
-        """Let the next due thing happen, whenever it is; False if nothing is due at all."""
+        """Do the next thing that is due, however late; return False if nothing is due at all."""
         with self._region.lock:
             return self._virtual().step()
 
@@ -56,16 +59,16 @@ class TrainingWorld:
         return self._region.timeline
 
     def jobs(self, contains: str = "") -> list[ScriptedTrainingJob]:
-        """The training jobs that exist, oldest first; of those names alone that contain a text."""
+        """Return the training jobs that exist and whose names contain a text, oldest first."""
         with self._region.lock:
             kept = [job for name, job in self._region.jobs.items() if contains in name]
             return [ScriptedTrainingJob(self._region, job) for job in kept]
 
     def job(self, name: str) -> ScriptedTrainingJob:
-        """A training job by its name.
+        """Return a training job by its name.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such job.
         """
         with self._region.lock:
             job = self._region.jobs.get(name)

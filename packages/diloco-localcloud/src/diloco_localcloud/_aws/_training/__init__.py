@@ -1,1 +1,1 @@
-"""Training jobs: their states, what is told of them, and the region that keeps them."""
+"""Training jobs: their states, their descriptions, and the region that keeps them."""

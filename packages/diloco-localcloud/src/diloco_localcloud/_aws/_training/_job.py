@@ -1,4 +1,4 @@
-"""One training job: what was asked, what has become of it, and what SageMaker tells of it."""
+"""One training job: its request, its state, and its description by SageMaker."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Job:
     """A job of a region; only the region changes it, under its lock.
 
     Attributes:
-        request: as it was sent.
+        request: the request as it was sent.
         arn: its ARN.
-        created: when, in seconds since the epoch.
+        created: when it was created, in seconds since the epoch.
         status: TrainingJobStatus.
         secondary: SecondaryStatus.
-        seen: every state that it has had, with the moment, as Describe tells it.
-        deleted: when, if it was.
-        retries: how often it has begun again after an internal error.
-        life: counts the moves, so that what was planned for a state finds out that it is over.
+        seen: every description that Describe has given of it, with the moment since when.
+        deleted: when it was deleted, if it was.
+        retries: how many times it has begun again after an internal error.
+        life: counts the moves, so that an action planned for one state is dropped after it.
     """
 
     request: Json
@@ -71,45 +71,45 @@ class Job:
 
     @property
     def name(self) -> str:
-        """TrainingJobName."""
+        """Return its TrainingJobName."""
         return str(self.request["TrainingJobName"])
 
     @property
     def spot(self) -> bool:
-        """Whether it may be interrupted."""
+        """Return whether it runs on spot instances, so that it may be interrupted."""
         return bool(self.request.get("EnableManagedSpotTraining"))
 
     @property
     def limits(self) -> Json:
-        """StoppingCondition."""
+        """Return its StoppingCondition."""
         limits: Json = self.request.get("StoppingCondition") or {}
         return limits
 
     @property
     def instance(self) -> str:
-        """The type that it runs on; the first that is preferred, if there is a choice."""
+        """Return its instance type; the first preferred one if there is a choice."""
         resources = self.request["ResourceConfig"]
         choice = resources.get("InstancePreferences") or resources.get("InstanceGroups") or [{}]
         return str(resources.get("InstanceType") or choice[0].get("InstanceType", ""))
 
     @property
     def instances(self) -> int:
-        """How many instances it takes."""
+        """Return how many instances it takes."""
         return int(self.request["ResourceConfig"].get("InstanceCount") or 1)
 
     @property
     def most_retries(self) -> int:
-        """How often it may begin again after an internal error of SageMaker."""
+        """Return how many times it may begin again after an internal error of SageMaker."""
         return int((self.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts") or 0)
 
     @property
     def keep_alive(self) -> int:
-        """For how many seconds after a success its instances are kept warm."""
+        """Return for how many seconds after a success its instances are kept warm."""
         return int(self.request["ResourceConfig"].get("KeepAlivePeriodInSeconds") or 0)
 
     @property
     def kind(self) -> list[Any]:
-        """What two jobs must have in common for one to run on the warm instances of the other.
+        """Return the values that two jobs must share for one to run on the other's warm instances.
 
         https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
         """
@@ -120,7 +120,7 @@ class Job:
         ]
 
     def move(self, now: float, secondary: str, *, status: str = "", message: str = "") -> None:
-        """Go to a secondary status, and on to a status if one is given."""
+        """Go to a secondary status, and also to a status if one is given."""
         if self.secondary == "Training":
             self.trained += now - self.transitions[-1]["StartTime"]
         if self.transitions:
@@ -140,17 +140,17 @@ class Job:
         self.note(now)
 
     def note(self, now: float) -> None:
-        """Keep what is told of it from now on."""
+        """Record its description, which holds from now on."""
         self.seen.append((now, self.description()))
 
     def at(self, moment: float) -> Json | None:
-        """What was told of it then; None before its create and after its delete."""
+        """Return its description at that moment; None before its create and after its delete."""
         if self.deleted is not None and self.deleted <= moment:
             return None
         return next((told for since, told in reversed(self.seen) if since <= moment), None)
 
     def description(self) -> Json:
-        """What Describe tells."""
+        """Return its description, as Describe answers it."""
         asked = {key: value for key, value in self.request.items() if key != "Tags"}
         told = {
             **asked,
@@ -181,7 +181,7 @@ class Job:
 
 
 def summary(told: Json) -> Json:
-    """What a list has of what Describe tells."""
+    """Return the part of a description that a list shows."""
     members = (
         "TrainingJobName",
         "TrainingJobArn",

@@ -1,4 +1,4 @@
-"""What jobs have written, as CloudWatch Logs keeps it."""
+"""The output of jobs, as CloudWatch Logs keeps it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Stream:
     """One log stream.
 
     Attributes:
-        created: in milliseconds since the epoch.
+        created: when it was created, in milliseconds since the epoch.
         events: (moment in milliseconds, message), oldest first.
     """
 
@@ -29,7 +29,7 @@ class Logs:
         self.group_exists = False
 
     def write(self, name: str, now: float, text: str) -> None:
-        """Add lines to a stream, which is made if need be: one event each."""
+        """Add the lines of a text to a stream, which is made if need be: one event per line."""
         self.group_exists = True
         moment = int(now * 1000)
         stream = self.streams.setdefault(name, Stream(moment))

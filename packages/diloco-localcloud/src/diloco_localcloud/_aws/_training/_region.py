@@ -1,4 +1,4 @@
-"""The training jobs of an account in a region, and what happens to them in time."""
+"""The training jobs of an account in a region, and what happens to them over time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# What SageMaker gives a program between SIGTERM and SIGKILL.
+# The seconds that SageMaker gives a program between SIGTERM and SIGKILL.
 KILL_SECONDS = 120.0
 _DAY = 86400
-# The only failure after which a RetryStrategy has a job begin again.
+# The only failure after which a RetryStrategy lets a job begin again.
 _INTERNAL = "InternalServerError"
 _REASON_BYTES = 1024
 _NO_CAPACITY = (
@@ -36,22 +36,22 @@ class TrainingHabits:
     """How the region behaves; everything may be changed at any time.
 
     Attributes:
-        auto_start: after so many seconds jobs begin to train by themselves; None leaves it to
+        auto_start: the seconds after which jobs begin to train by themselves; None leaves it to
             ``start``.
-        auto_succeed: after so many seconds of training programs exit with 0 by themselves; None
+        auto_succeed: the seconds of training after which programs exit with 0 by themselves; None
             leaves it to the test.
         upload_seconds: from the end of a program to the end of its job.
         quota_release_seconds: how long an ended job keeps its part of the quota.
-        delete_seconds: how long a job that is deleted is there with status Deleting.
+        delete_seconds: how long a deleted job still exists, with status Deleting.
         quotas: how many instances of a type there may be; a type that is not named has no quota.
-        no_capacity: types of which there are no instances: jobs on demand fail, jobs on spot wait.
+        no_capacity: types without instances: jobs on demand fail, jobs on spot wait.
         list_lag: how far ListTrainingJobs is behind, in seconds.
-        search_lag: the same of Search.
+        search_lag: how far Search is behind, in seconds.
         rates: calls per second that are let through, by operation; those beyond are throttled.
         refused_roles: ARNs that the caller may not pass.
-        missing_images: images of ECR, as ``repository:tag``, that are not there.
-        roles_without_rights: ARNs of roles that no policy lets do anything.
-        empty_log_pages: GetLogEvents gives an empty page before each that has events.
+        missing_images: images that ECR does not have, as ``repository:tag``.
+        roles_without_rights: ARNs of roles that no policy allows anything.
+        empty_log_pages: GetLogEvents gives an empty page before each page that has events.
     """
 
     def __init__(self) -> None:
@@ -72,13 +72,16 @@ class TrainingHabits:
 
 
 class Machines(Protocol):
-    """What really runs jobs; called under the region's lock, and calls the region under it."""
+    """The machines that really run jobs; called under the region's lock, and call it under it."""
 
     def start(self, job: Job) -> None:
-        """Run a job's program; its end is told by ``Region.finish``, unless it is being ended."""
+        """Run a job's program; report its end to ``Region.finish``, unless ``end`` was called."""
 
     def end(self, job: Job, gone: Callable[[], None]) -> None:
-        """SIGTERM, and SIGKILL after a while; ``gone`` is called when nothing of it is left, at once if nothing runs."""
+        """Send a job's processes SIGTERM, and SIGKILL after a while.
+
+        Call ``gone`` when none of them is left; at once if none runs.
+        """
 
 
 class Region:
@@ -87,11 +90,11 @@ class Region:
     Attributes:
         lock: guards everything; notified when something is planned.
         timeline: the clock.
-        habits: how it behaves.
-        jobs: those that exist, by name.
-        lives: all jobs that there ever were, oldest first.
-        logs: what they have written.
-        machines: what runs them; None if nobody does.
+        habits: how the region behaves.
+        jobs: the jobs that exist, by name.
+        lives: all jobs that ever existed, oldest first.
+        logs: the output of the jobs.
+        machines: the machines that run the jobs; None if no programs are run.
     """
 
     def __init__(self, timeline: Timeline, name: str, account: str) -> None:
@@ -107,14 +110,15 @@ class Region:
 
     @property
     def caller(self) -> str:
-        """The ARN of whoever calls."""
+        """Return the ARN of the caller."""
         return f"arn:aws:iam::{self.account}:user/stand-in"
 
     def get(self, name: str) -> Job:
-        """A job that exists.
+        """Return a job that exists.
 
         Raises:
-            RefusedError: there is none; the documented ResourceNotFound is not what AWS answers.
+            RefusedError: there is no such job. AWS does not answer with the documented ResourceNotFound
+                then.
         """
         job = self.jobs.get(name)
         if job is None:
@@ -122,7 +126,7 @@ class Region:
         return job
 
     def create(self, request: Json) -> Job:
-        """A new job, which waits for instances.
+        """Return a new job, which waits for instances.
 
         Raises:
             RefusedError: the name is taken, the quota is used up, or the role may not be passed.
@@ -150,7 +154,7 @@ class Region:
         return job
 
     def start(self, job: Job) -> None:
-        """It has its instances: it downloads, and trains from now on."""
+        """Give the job its instances: it downloads its image, and trains from now on."""
         if job.status != "InProgress" or job.secondary in {"Training", "Uploading"}:
             return
         now = self.timeline.now()
@@ -167,7 +171,7 @@ class Region:
         self._unless_moved(left, job, lambda: self._overdue(job, "MaxRuntimeExceeded"))
 
     def finish(self, job: Job, failure: str = "") -> None:
-        """Its program has ended, or SageMaker has failed it; with a reason if it failed."""
+        """End the job because its program ended or SageMaker failed it; a failure has a reason."""
         if job.status != "InProgress":
             return
         if failure.startswith(_INTERNAL) and job.retries < job.most_retries:
@@ -182,11 +186,11 @@ class Region:
             self._end(job, failure)
 
     def lack_capacity(self, job: Job) -> None:
-        """There are no instances for it."""
+        """Fail the job because there are no instances for it."""
         self.finish(job, _NO_CAPACITY)
 
     def interrupt(self, job: Job) -> None:
-        """Its spot instances are taken away; it starts again when there are others."""
+        """Take the job's spot instances away; it starts again when there are others."""
         if not job.spot:
             raise ValueError(
                 f"{job.name} does not run on spot: it was made without EnableManagedSpotTraining"
@@ -196,13 +200,13 @@ class Region:
             self._leave_machine(job, lambda: self._await_instances(job))
 
     def restart(self, job: Job) -> None:
-        """An internal error of SageMaker, after which it begins again."""
+        """Begin the job again, as after an internal error of SageMaker."""
         if job.status == "InProgress":
             job.move(self.timeline.now(), "Restarting")
             self._leave_machine(job, lambda: self._await_instances(job))
 
     def stop(self, job: Job) -> None:
-        """What StopTrainingJob does.
+        """Stop the job, as StopTrainingJob does.
 
         Raises:
             RefusedError: it has ended, or is being stopped.
@@ -216,7 +220,7 @@ class Region:
         self._end_by(seconds, job, "Stopped")
 
     def delete(self, job: Job) -> None:
-        """What DeleteTrainingJob does.
+        """Delete the job, as DeleteTrainingJob does.
 
         Raises:
             RefusedError: it has not ended, or has a warm pool.
@@ -245,7 +249,7 @@ class Region:
         job.deleted = self.timeline.now()
         del self.jobs[job.name]
 
-    # -- what comes by itself
+    # -- events that come without a call
     # ------------------------------------------------------------------------------------------
 
     def _await_instances(self, job: Job) -> None:
@@ -257,7 +261,7 @@ class Region:
             self._unless_moved(habits.auto_start, job, lambda: self.start(job))
 
     def _watch_waiting(self, job: Job) -> None:
-        """End what waits for too long; spot jobs whether or not they run."""
+        """Plan the end of a job that waits for too long; spot jobs end even while they run."""
         pending = job.limits.get("MaxPendingTimeInSeconds")
         if pending is not None:
             self._after(pending, lambda: None if job.started else self._overdue(job, "Stopped"))
@@ -273,14 +277,14 @@ class Region:
         self._end_by(seconds, job, secondary)
 
     def _end_by(self, seconds: float, job: Job, secondary: str) -> None:
-        """It has been told to end: after so long it has, or when its machine says so."""
+        """End the job after so many seconds or, if there are machines, when they say so."""
         if self.machines is None:
             self._unless_moved(seconds, job, lambda: self._stopped(job, secondary))
         else:
             self.machines.end(job, lambda: self._stopped(job, secondary))
 
     def _leave_machine(self, job: Job, then: Callable[[], None]) -> None:
-        """Go on when nothing of it runs any more, unless it has been stopped by then."""
+        """Do ``then`` when no process of the job is left, unless it has been stopped by then."""
         if self.machines is None:
             then()
             return
@@ -303,7 +307,7 @@ class Region:
         self._free_quota(job)
 
     def _take_pool(self, job: Job) -> None:
-        """Run on the instances of a job that has ended and is like this one, if their pool is still warm."""
+        """Use the instances of a similar job that has ended, if their pool is still warm."""
         if job.keep_alive:
             job.warm_pool = {"Status": "InUse"}
         for other in self.jobs.values():

@@ -1,4 +1,4 @@
-"""What the server asks of a pod before it keeps it: classes, limits, quotas, the Pod Security Standards.
+"""The rules for a new pod: classes, limits, quotas, the Pod Security Standards.
 
-Pure, but for reads.
+Pure functions, apart from reads of the store.
 """

@@ -1,4 +1,4 @@
-"""One pod before it is kept: what it lacks is filled in, and what may not be is refused."""
+"""The admission of one pod: adds the defaults that it lacks, and refuses what is not allowed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BUILT_IN = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2
 
 
 def admit(store: Store, pod: Json) -> Json:
-    """The pod as it is kept.
+    """Return the pod as it is kept.
 
-    Seen on a real server: which of these are asked of pods and not of their Jobs, and the words of
-    quotas and of PodSecurity. The words of the others are those of the server's source.
+    It was seen on a real server which of these rules apply to pods and not to their Jobs, and how
+    quotas and PodSecurity are worded. The other messages are those of the server's source.
 
     Raises:
-        ApiError: 403, as the reasons are worded for a pod.
+        ApiError: 403, with the reason as the server words it for a pod.
     """
     namespace = pod["metadata"]["namespace"]
     try:
@@ -50,7 +50,7 @@ def admit(store: Store, pod: Json) -> Json:
 
 
 def warnings(store: Store, namespace: str, spec: Json) -> list[str]:
-    """What the server warns of when it is given the template of a Job, which it does not refuse for that."""
+    """Return the warnings about a Job's template, for which the server does not refuse it."""
     labels = _labels(store, namespace)
     mode = "warn" if "pod-security.kubernetes.io/warn" in labels else "enforce"  # as observed
     level = _pod_security.level(labels, mode)
@@ -83,7 +83,7 @@ def _priority(store: Store, pod: Json) -> Json:
 
 
 def _tolerations(pod: Json) -> Json:
-    """Pods leave nodes that do not answer after five minutes, unless they say otherwise."""
+    """Add the default tolerations: pods leave nodes that do not answer after five minutes."""
     given = pod["spec"].get("tolerations") or []
     added = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}

@@ -1,4 +1,4 @@
-"""LimitRange: defaults for containers, and what each of them may ask for."""
+"""LimitRange: defaults for containers, and bounds on the resources that each asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def with_defaults(ranges: list[Json], pod: Json) -> Json:
-    """The pod with the limits and requests that its containers do not give themselves."""
+    """Return the pod with defaults for the limits and requests that its containers lack."""
     items = [item for item in _items(ranges) if item.get("type") == "Container"]
     if not items:
         return pod
@@ -33,7 +33,7 @@ def check(ranges: list[Json], pod: Json) -> None:
     """Refuse a pod that asks for too much or too little.
 
     Raises:
-        RefusedError: with all that is against it.
+        RefusedError: with everything that is wrong.
     """
     found: list[str] = []
     for item in _items(ranges):

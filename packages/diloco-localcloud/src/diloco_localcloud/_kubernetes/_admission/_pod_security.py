@@ -1,6 +1,6 @@
-"""The Pod Security Standards, as far as launchers meet them.
+"""The part of the Pod Security Standards that launchers meet.
 
-https://kubernetes.io/docs/concepts/security/pod-security-standards/; the words are those of the
+https://kubernetes.io/docs/concepts/security/pod-security-standards/; the messages are those of the
 server.
 """
 
@@ -49,7 +49,10 @@ _VOLUMES = frozenset(
 
 
 def level(labels: Mapping[str, str], mode: str) -> str | None:
-    """``baseline:latest`` or ``restricted:latest``, if a namespace has such a label for a mode (enforce, warn, audit)."""
+    """Return ``baseline:latest`` or ``restricted:latest``, if a namespace has such a label.
+
+    The label is the one for the mode: enforce, warn or audit.
+    """
     name = labels.get(f"{_PREFIX}{mode}", "privileged")
     if name not in ("baseline", "restricted"):
         return None
@@ -60,7 +63,7 @@ def check(wanted: str, spec: Json) -> None:
     """Refuse a pod that does not comply.
 
     Raises:
-        RefusedError: with all that is against it.
+        RefusedError: with everything that is wrong.
     """
     words = problems(wanted, spec)
     if words:
@@ -68,7 +71,7 @@ def check(wanted: str, spec: Json) -> None:
 
 
 def problems(wanted: str, spec: Json) -> str:
-    """What is against a pod, from ``violate PodSecurity`` on; empty if it complies."""
+    """Return what is wrong with a pod, from ``violate PodSecurity`` on; empty if it complies."""
     found = list(_baseline(spec))
     if wanted.startswith("restricted"):
         found += _restricted(spec)
@@ -114,7 +117,8 @@ def _restricted(spec: Json) -> Iterator[str]:
     ]
     if names:
         yield (
-            f'unrestricted capabilities ({_named(names)} must set securityContext.capabilities.drop=["ALL"])'
+            f"unrestricted capabilities ({_named(names)} must set "
+            'securityContext.capabilities.drop=["ALL"])'
         )
     names = [
         name

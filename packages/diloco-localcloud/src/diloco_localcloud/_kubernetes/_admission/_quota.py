@@ -1,4 +1,4 @@
-"""ResourceQuota: what the pods of a namespace may take together."""
+"""ResourceQuota: the resources that the pods of a namespace may take together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(store: Store, pod: Json) -> None:
     """Refuse a pod for which a quota has no room.
 
     Raises:
-        RefusedError: names the quota, and what is asked, used and allowed of each resource.
+        RefusedError: names the quota, and the requested, used and allowed amounts.
     """
     namespace = pod["metadata"]["namespace"]
     for quota in store.list(_resources.QUOTAS, namespace):
@@ -50,7 +50,7 @@ def check(store: Store, pod: Json) -> None:
 
 
 def refresh(store: Store, namespace: str) -> None:
-    """Write into the quotas of a namespace what is used of them."""
+    """Write the used amounts into the quotas of a namespace."""
     for quota in store.list(_resources.QUOTAS, namespace):
         hard = (quota.get("spec") or {}).get("hard") or {}
         total = _used(store, namespace)
@@ -72,7 +72,7 @@ def _used(store: Store, namespace: str) -> dict[str, float]:
 
 
 def _amounts(pod: Json) -> dict[str, float]:
-    """What one pod takes, by the quota's names for it."""
+    """Return the amounts that one pod takes, by the names that quotas have for them."""
     total = {"pods": 1.0, "count/pods": 1.0}
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
@@ -88,7 +88,7 @@ def _amounts(pod: Json) -> dict[str, float]:
 
 
 def _text(name: str, value: float) -> str:
-    """A quantity as the server writes it: thousandths of a CPU, binary units of bytes."""
+    """Return a quantity as the server writes it: thousandths of a CPU, binary units of bytes."""
     if name.endswith("cpu") and value != int(value):
         return f"{round(value * 1000)}m"
     if name.endswith(("memory", "storage")):

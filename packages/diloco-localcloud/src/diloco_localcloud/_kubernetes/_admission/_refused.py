@@ -1,5 +1,5 @@
-"""Why a pod is not kept."""
+"""The reason why a pod is refused."""
 
 
 class RefusedError(Exception):
-    """What stands behind ``pods "x" is forbidden:``."""
+    """The part of the message after ``pods "x" is forbidden:``."""

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens and rules as in a Role."""
+"""The permissions of the user: bearer tokens, and rules as in a Role."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Json = dict[str, Any]
 
 
 class Access:
-    """The rules of the one user; thread-safe.
+    """The rules for the one user; thread-safe.
 
     Attributes:
-        user: as refusals name it.
+        user: the name that refusals give the user.
         token: the bearer token that is accepted; None accepts every request.
     """
 
@@ -29,7 +29,10 @@ class Access:
         self._denied: set[tuple[str, str]] = set()
 
     def only(self, rules: Iterable[Mapping[str, Any]] | None) -> None:
-        """Allow what these rules allow (``rules`` of a Role: apiGroups, resources, verbs, resourceNames); None allows all."""
+        """Allow only what these rules allow; None allows all.
+
+        They are written like ``rules`` of a Role: apiGroups, resources, verbs, resourceNames.
+        """
         kept = None if rules is None else [dict(rule) for rule in rules]
         with self._lock:
             self._rules = kept
@@ -76,7 +79,7 @@ class Access:
     def allows(
         self, verb: str, group: str, plural: str, subresource: str = "", name: str = ""
     ) -> bool:
-        """Whether the user may."""
+        """Return whether the user may do this."""
         what = f"{plural}/{subresource}" if subresource else plural
         with self._lock:
             if (verb, what) in self._denied:

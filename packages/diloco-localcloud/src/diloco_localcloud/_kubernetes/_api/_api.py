@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .._control._cluster import Cluster
 
 
-# As the API server's own limit.
+# The API server's own limit.
 _MOST_BYTES = 3 << 20
 _LOG = logging.getLogger("diloco_localcloud")
 
@@ -31,7 +31,7 @@ class Api:
         self._verbs = _verbs.Verbs(cluster, access)
 
     def admit(self, head: Request) -> Response | None:
-        """Who asks, and how much is to be read; the refusal, or None."""
+        """Return the refusal of a request without the token or with too large a body, or None."""
         try:
             if head.path not in ("/healthz", "/livez", "/readyz", "/version"):
                 self.access.authenticate(head.headers.get("authorization", ""))
@@ -39,13 +39,13 @@ class Api:
                 raise _refusals.too_large(_MOST_BYTES)
         except _refusals.ApiError as refusal:
             route, verb, what, _ = self._meant(head)
-            # Nothing that a stranger has sent.
+            # It records nothing that an unknown sender has chosen.
             self.calls.note(Call(verb, "" if route is None else what, "", refusal.code))
             return as_json(refusal.code, refusal.body, refusal.headers)
         return None
 
     def _meant(self, request: Request) -> tuple[_route.Route | None, str, str, str]:
-        """The route, the verb, the resource and the name."""
+        """Return the route, the verb, the resource and the name."""
         route = _route.parse(request.path)
         if route is not None and route.resource.api_version in self._cluster.absent:
             route = None
@@ -72,7 +72,7 @@ class Api:
         except RecursionError:
             status = 400
             return as_json(400, _refusals.bad_request("json: exceeded max depth").body)
-        except Exception as wrong:  # noqa: BLE001 - a server answers, whatever it is
+        except Exception as wrong:  # noqa: BLE001 - a server answers, whatever went wrong
             _LOG.exception("%s %s", request.method, request.path)
             status = 500
             message = f"the stand-in has a fault: {type(wrong).__name__}: {wrong}"

@@ -1,1 +1,1 @@
-"""What the API server adds to an object that was sent, and what it refuses."""
+"""The defaults that the API server adds to an object that was sent, and its refusals."""

@@ -1,4 +1,4 @@
-"""The fields of a Job and of a pod; what is none of them is not decoded, as by the real server."""
+"""The fields of a Job and of a pod; like the real server, it does not decode any others."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ CONTAINER, POD, JOB, TOP = (frozenset(text.split()) for text in (_CONTAINER, _PO
 
 
 def known(kind: str, obj: Json, validation: str) -> tuple[Json, list[str]]:
-    """A Job or Pod without its unknown fields.
+    """Return a Job or Pod without its unknown fields.
 
     Args:
         kind: ``Job`` or ``Pod``.
-        obj: as sent.
-        validation: ``Strict`` refuses, ``Warn`` tells, ``Ignore`` drops without a word.
+        obj: the object as it was sent.
+        validation: ``Strict`` refuses unknown fields, ``Warn`` drops them with a warning,
+            ``Ignore`` drops them silently.
 
     Returns:
         The object, and the warnings.
@@ -66,7 +67,8 @@ def known(kind: str, obj: Json, validation: str) -> tuple[Json, list[str]]:
     words = [f'unknown field "{field}"' for field in unknown]
     if words and validation == "Strict":
         raise _refusals.bad_request(
-            f'{kind} in version "v1" cannot be handled as a {kind}: strict decoding error: {", ".join(words)}'
+            f'{kind} in version "v1" cannot be handled as a {kind}: '
+            f"strict decoding error: {', '.join(words)}"
         )
     return obj, words if validation == "Warn" else []
 

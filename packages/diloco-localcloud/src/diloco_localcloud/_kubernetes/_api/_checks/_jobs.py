@@ -1,4 +1,4 @@
-"""What the API server adds to a Job, and what it refuses."""
+"""The defaults that the API server adds to a Job, and its refusals."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _IMMUTABLE = (
     "managedBy",
     "successPolicy",
 )
-# What may still change in the template of a Job that is suspended and has never started.
+# The fields that may still change in the template of a suspended Job that has never started.
 _SCHEDULING = ("nodeSelector", "affinity", "tolerations", "schedulingGates")
 
 
 def new(job: Json) -> Json:
-    """A Job that was just sent, with defaults, selector and labels; ``job`` has its uid already.
+    """Return a new Job with defaults, selector and labels; ``job`` has its uid already.
 
     Raises:
         ApiError: 422.
@@ -52,7 +52,7 @@ def new(job: Json) -> Json:
 
 
 def changed(old: Json, job: Json) -> Json:
-    """A Job whose spec somebody updates.
+    """Return a Job whose spec an update changes.
 
     Raises:
         ApiError: 422.
@@ -259,7 +259,10 @@ def _success_policy(spec: Json) -> list[Cause]:
             )
             continue
         if any(index >= spec["completions"] for index in indexes):
-            words = "error parsing succeededIndexes: the last index is out of the range of the completions"
+            words = (
+                "error parsing succeededIndexes: the last index is out of the range of the "
+                "completions"
+            )
             problems.append(invalid(f"{where}.succeededIndexes", listed, words))
     return problems
 
