@@ -117,8 +117,8 @@ class Region:
         """Return a job that exists.
 
         Raises:
-            RefusedError: there is no such job. AWS does not answer with the documented ResourceNotFound
-                then.
+            RefusedError: there is no such job; like AWS, not with the documented
+                ResourceNotFound.
         """
         job = self.jobs.get(name)
         if job is None:
@@ -234,8 +234,8 @@ class Region:
             raise RefusedError(
                 "ResourceInUse",
                 (
-                    f"Training job {job.arn} cannot be deleted because it has a warm pool in status "
-                    "Available."
+                    f"Training job {job.arn} cannot be deleted because it has a warm pool "
+                    "in status Available."
                 ),
             )
         if not self.habits.delete_seconds:

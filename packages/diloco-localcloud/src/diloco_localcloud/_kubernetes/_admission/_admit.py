@@ -67,7 +67,8 @@ def _service_account(store: Store, pod: Json) -> None:
     namespace, name = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
     if store.find(_resources.SERVICE_ACCOUNTS, namespace, name) is None:
         raise RefusedError(
-            f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+            f"error looking up service account {namespace}/{name}: "
+            f'serviceaccount "{name}" not found'
         )
 
 

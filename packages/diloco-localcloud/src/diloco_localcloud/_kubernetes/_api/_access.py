@@ -38,7 +38,7 @@ class Access:
             self._rules = kept
 
     def deny(self, verb: str, resource: str) -> None:
-        """Refuse one verb on a resource such as ``jobs`` or ``pods/log``, whatever the rules say."""
+        """Refuse one verb on a resource (``jobs``, ``pods/log``, …), whatever the rules say."""
         with self._lock:
             self._denied.add((verb, resource))
 

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 def one(cluster: Cluster, request: Request, route: Route) -> Json:
-    """DELETE of an object; under the lock.
+    """Delete one object, as DELETE does; under the lock.
 
     Raises:
         ApiError: 404, 409 for a precondition, 422 for a wrong policy.
@@ -35,7 +35,7 @@ def one(cluster: Cluster, request: Request, route: Route) -> Json:
 
 
 def many(cluster: Cluster, request: Request, route: Route) -> Json:
-    """DELETE of a collection; under the lock."""
+    """Delete the objects of a collection that are chosen, as DELETE does; under the lock."""
     options = _options(request)
     chosen = _lists.chosen(cluster.store, request, route)
     if not options.get("dryRun"):
@@ -45,7 +45,7 @@ def many(cluster: Cluster, request: Request, route: Route) -> Json:
 
 
 def evict(cluster: Cluster, route: Route) -> Json:
-    """POST of an eviction."""
+    """Evict a pod, as a POST to its eviction does."""
     pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
     now = cluster.timeline.stamp()
     cluster.put_pod(_states.disrupted(pod, "EvictionByEvictionAPI", "Eviction API: evicting", now))
@@ -82,7 +82,7 @@ def _policy(options: Json) -> str:
     policy = options.get("propagationPolicy")
     if policy is None:
         orphan = options.get("orphanDependents")
-        # The default of batch/v1: the pods keep running.
+        # The default of batch/v1, which lets the pods keep running.
         return "Background" if orphan is False else "Orphan"
     return str(policy)
 
@@ -120,5 +120,8 @@ def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:
     meta, resource = obj["metadata"], route.resource
     for field, words in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if wanted.get(field) not in (None, meta[field]):
-            cause = f"Precondition failed: {words} in precondition: {wanted[field]}, {words} in object meta: {meta[field]}"
+            cause = (
+                f"Precondition failed: {words} in precondition: {wanted[field]}, "
+                f"{words} in object meta: {meta[field]}"
+            )
             raise _refusals.conflict(resource.plural, resource.group, route.name, cause)

@@ -1,4 +1,4 @@
-"""Which APIs there are."""
+"""The documents that list the available APIs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _SUBRESOURCE_VERBS = {"log": ["get"], "eviction": ["create"], "exec": ["create",
 
 
 def answer(request: Request, absent: set[str]) -> Response | None:
-    """The answer for a path that names no objects, of all groups but the ``absent`` versions; None if there is nothing."""
+    """Return the answer for a path that names no objects; None if there is none.
+
+    It lists all API groups except the ``absent`` versions.
+    """
     if request.method not in ("GET", "HEAD"):
         return None
     path = request.path.rstrip("/")

@@ -1,4 +1,4 @@
-"""A command in a container of a pod, over a WebSocket: ``exec``."""
+"""The ``exec`` subresource: runs a command in a container of a pod, over a WebSocket."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 STDIN, STDOUT, STDERR, ERROR = range(4)  # the first byte of each message is its channel
-CLOSE = 255  # in v5: the second byte is a channel that ends
+CLOSE = 255  # in v5 a message of this channel names, in its second byte, a channel that ends
 V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
 PIECE_BYTES = 65536
-# Of each, the words that were observed are whole; what is before them is by the sources of
+# The observed part of each message is complete; the part before it follows the sources of
 # containerd and runc.
 _ENDED = itertools.cycle(
     (
@@ -39,14 +39,16 @@ _ENDED = itertools.cycle(
         "config to pipe: write init-p: broken pipe: unknown",
     )
 )
-MOST_INPUT_BYTES = 1 << 20  # that wait for the command to read them, before no more is read
+MOST_INPUT_BYTES = 1 << 20  # the most that may wait for the command to read it before reading stops
 
 
 def serve(cluster: Cluster, request: Request, route: Route) -> Response:
-    """Answer; what fails after the handshake is told on the channel for errors, as a real API server does with v5.
+    """Return the answer that upgrades to a WebSocket and runs the command.
+
+    Failures after the handshake go to the error channel, as a real API server does with v5.
 
     Raises:
-        ApiError: 404, or 400 for what cannot be done.
+        ApiError: 404, or 400 for a request that cannot be served.
     """
     command = request.every("command")
     if request.headers.get("upgrade", "").lower() != "websocket":
@@ -81,7 +83,10 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
 
 
 def _not_running(pod: Json, container: str) -> str:
-    """Return why nothing can run in a container; for one that has ended, the words observed take turns."""
+    """Return why nothing can run in a container.
+
+    For a container that has ended, the observed messages take turns.
+    """
     state = _facts.container_status(pod, container).get("state", {"waiting": {}})
     if "waiting" in state:
         return f'unable to upgrade connection: container not found ("{container}")'
@@ -89,7 +94,7 @@ def _not_running(pod: Json, container: str) -> str:
 
 
 class _Session:
-    """Passes on what a client and a command say to each other, in one thread."""
+    """Passes data between a client and a command, in one thread."""
 
     def __init__(self, web_socket: WebSocket, command: list[str]) -> None:
         self._web_socket = web_socket
@@ -97,7 +102,7 @@ class _Session:
         self._event: Json = {}
         self._input = bytearray()
         self._input_ends = False
-        self._gone = False  # the client
+        self._gone = False  # whether the client has gone
         (theirs, self._stdin), *outputs = os.pipe(), os.pipe(), os.pipe()
         self.streams = [theirs, *(writer for _, writer in outputs)]
         self._outputs = dict(zip((reader for reader, _ in outputs), (STDOUT, STDERR), strict=True))
@@ -106,12 +111,15 @@ class _Session:
         os.set_blocking(self._stdin, False)
 
     def told(self, event: Json) -> None:
-        """From another thread: the command has ended, or was never started."""
+        """Record that the command has ended, or was never started; called from another thread."""
         self._event = event
         os.write(self._say_over, b".")
 
     def relay(self, kill: Callable[[], None], *, stdin: bool) -> None:
-        """Until the command has ended and all that it wrote is sent, or the client has gone; the command has ended then."""
+        """Pass data on until the command has ended and its output is sent, or the client leaves.
+
+        The command has ended when this returns.
+        """
         for stream in self.streams:
             self._shut(stream)
         self._input_ends = not stdin
@@ -140,16 +148,16 @@ class _Session:
         self.end_with(_status(self._event, self._command))
 
     def end_with(self, status: Json) -> None:
-        """The last word on the channel for errors."""
+        """Send the final status on the error channel."""
         self._web_socket.send(bytes([ERROR]) + json.dumps(status).encode())
 
     def close(self) -> None:
-        """Give every descriptor back."""
+        """Close every descriptor."""
         for descriptor in list(self._open):
             self._shut(descriptor)
 
     def _listen(self, ready: selectors.BaseSelector) -> None:
-        """Read on from the client as long as the command reads what it has sent."""
+        """Read from the client only while the command keeps up with its input."""
         listening = self._web_socket in ready.get_map()
         wanted = not self._gone and len(self._input) < MOST_INPUT_BYTES
         if wanted and not listening:
@@ -164,14 +172,14 @@ class _Session:
             self._input_ends = True
 
     def _feed(self, ready: selectors.BaseSelector) -> None:
-        """Write to the command's stdin what it takes, and the rest when it takes more."""
+        """Write as much to the command's stdin as it takes now; the rest when it takes more."""
         if self._stdin not in self._open:
             return
         try:
             del self._input[: os.write(self._stdin, self._input)]
         except BlockingIOError:
             pass
-        except BrokenPipeError:  # nobody reads it any more
+        except BrokenPipeError:  # the command has closed its stdin
             self._input.clear()
             self._input_ends = True
         waiting = self._stdin in ready.get_map()
@@ -195,7 +203,7 @@ class _Session:
 
 
 def _status(event: Json, command: list[str]) -> Json:
-    """How it ended. The words are those of the sources of the kubelet and containerd."""
+    """Return the status of a command that ended, worded as in the kubelet's and containerd's code."""
     if event["event"] == "refused":
         return _refusals.internal_error(
             "error executing command in container: failed to exec in container: OCI runtime exec "

@@ -1,4 +1,4 @@
-"""Faults on demand, in the words of the API server."""
+"""Faults that a test asks for, in the words of the API server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TOO_OLD = (
     "start a new list without the continue parameter."
 )
 
-# All but ``forbidden``, whose words name the user and the objects; and what cuts the connection has
-# no words.
+# All but ``forbidden``, whose message names the user and the objects, and the faults that cut the
+# connection, which send no message.
 REFUSALS: Mapping[str, Callable[[Fault], _refusals.ApiError]] = {
     "throttle": lambda fault: _refusals.too_many_requests(fault.seconds),
     "server_error": lambda _: _refusals.ApiError(

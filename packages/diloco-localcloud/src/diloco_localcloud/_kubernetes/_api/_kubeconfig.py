@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def config(url: str, token: str, authority: str | None, namespace: str) -> Json:
-    """As an object; JSON is YAML, so it may be written as it is."""
+    """Return it as an object; written as JSON it is valid, since JSON is YAML."""
     cluster: Json = {"server": url}
     if authority is not None:
         cluster["certificate-authority-data"] = base64.b64encode(authority.encode()).decode()
@@ -40,8 +40,8 @@ def write(path: str | Path, content: Json) -> Path:
     """
     target = Path(path)
     try:
-        # Not in place: whoever has opened a file that was there would read the token. A link stays
-        # one.
+        # Not in place: a process that has an existing file open would read the token. A link stays
+        # a link.
         replace(Path(os.path.realpath(target)), (json.dumps(content, indent=2) + "\n").encode())
     except OSError as wrong:
         raise StandInError(

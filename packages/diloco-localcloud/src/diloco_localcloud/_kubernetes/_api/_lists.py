@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# How long a watch without timeoutSeconds is kept open.
+# The seconds for which a watch without timeoutSeconds is kept open.
 WATCH_SECONDS = 1800.0
-# How often an open watch looks whether its server was stopped.
+# The seconds between two looks of an open watch at whether its server was stopped.
 _LOOK_SECONDS = 0.5
 
 
 def one(request: Request, route: Route, obj: Json) -> Response:
-    """GET of an object."""
+    """Return the answer to a GET of an object."""
     if _tables.wanted(request):
         return as_json(
             200,
@@ -41,7 +41,7 @@ def one(request: Request, route: Route, obj: Json) -> Response:
 
 
 def listed(store: Store, request: Request, route: Route) -> Response:
-    """GET of a collection; under the lock."""
+    """Return the answer to a GET of a collection; under the lock."""
     items = chosen(store, request, route)
     limit = whole(request.query, "limit") or 0
     items, meta = _paging.page(items, limit, request.query.get("continue", ""), store.version)
@@ -51,7 +51,7 @@ def listed(store: Store, request: Request, route: Route) -> Response:
 
 
 def wrap(resource: Resource, items: list[Json], meta: Json) -> Json:
-    """A list object; its items carry neither kind nor apiVersion, as the real ones do not."""
+    """Return a list object; like real ones, its items carry neither kind nor apiVersion."""
     bare = [
         {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
         for item in items
@@ -65,7 +65,7 @@ def wrap(resource: Resource, items: list[Json], meta: Json) -> Json:
 
 
 def chosen(store: Store, request: Request, route: Route) -> list[Json]:
-    """The objects of a collection that its selectors choose."""
+    """Return the objects of a collection that its selectors choose."""
     test = _test(request, route)
     return [obj for obj in store.list(route.resource, route.namespace) if test(obj)]
 
@@ -82,9 +82,9 @@ def _test(request: Request, route: Route) -> Callable[[Json], bool]:
 
 
 def watched(cluster: Cluster, request: Request, route: Route) -> Response:
-    """GET with ``watch=true``; under the lock.
+    """Return the answer to a GET with ``watch=true``; under the lock.
 
-    Without a resource version it begins with what there is.
+    Without a resource version it begins with the objects that exist.
     """
     store, test = cluster.store, _test(request, route)
     given = request.query.get("resourceVersion", "")
@@ -150,7 +150,7 @@ def _since(store: Store, version: int) -> list[Change]:
 
 
 def _seen(change: Change, resource: Resource, test: Callable[[Json], bool]) -> Json | None:
-    """What this watch is told of a change: to leave its selection is to be deleted."""
+    """Return the event of a change for this watch; an object that its selectors lose is DELETED."""
     if change.resource is not resource:
         return None
     before = change.old is not None and test(change.old)

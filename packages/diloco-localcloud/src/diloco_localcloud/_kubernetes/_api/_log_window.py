@@ -1,4 +1,4 @@
-"""The part of a log that is asked for, as it is shown."""
+"""The part of a log that a request asks for, as it is shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """Which part of a log is asked for."""
+    """The part of a log that a request asks for."""
 
     tail: int | None = None
     since: float | None = None  # seconds since the epoch
@@ -33,9 +33,10 @@ class Window:
         return start
 
     def show(self, entries: list[tuple[float, bytes]], *, begun: bool) -> bytes:
-        """Return the text of these entries; ``begun`` if the one before the first was a part of its line.
+        """Return the text of these entries.
 
-        As in the source of the kubelet, a time is before what is the first entry of a line here.
+        ``begun`` says that the entry before the first one was part of the same line. As in the
+        source of the kubelet, a time stands before the first entry of each line shown here.
         """
         text = []
         for moment, entry in entries:
@@ -47,6 +48,6 @@ class Window:
 
 
 def _stamp(moment: float) -> str:
-    """Seconds since the epoch with nine digits of a second, as logs carry it."""
+    """Return seconds since the epoch as a time with nine digits of a second, as in logs."""
     whole = datetime.fromtimestamp(moment, UTC)
     return whole.strftime("%Y-%m-%dT%H:%M:%S.") + f"{whole.microsecond:06d}000Z"

@@ -1,4 +1,4 @@
-"""GET of a pod's log."""
+"""The answer to a GET of a pod's log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _LOOK_SECONDS = 0.2
-_PIECE_ENTRIES = 64  # of at most 16 KiB each
+_PIECE_ENTRIES = 64  # each of at most 16 KiB
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
 
 
@@ -49,10 +49,10 @@ def serve(cluster: Cluster, request: Request, route: Route) -> Response:
 
 
 def container_of(pod: Json, name: str) -> str:
-    """The name of the container that is meant by ``name``, which may be "".
+    """Return the name of the container that ``name``, which may be "", refers to.
 
     Raises:
-        ApiError: 400, there is none of this name, or several without one.
+        ApiError: 400, there is no such container, or there are several and no name is given.
     """
     known = [container["name"] for container in pod["spec"]["containers"]]
     where = pod["metadata"]["name"]
@@ -67,11 +67,11 @@ def container_of(pod: Json, name: str) -> str:
 
 
 def _taken_away(pod: Json, container: str) -> bytes | None:
-    """Return the kubelet's words, as observed, for a deleted pod that has ended and is still there.
+    """Return the kubelet's observed message for a deleted pod that has ended but still exists.
 
-    They were seen of evicted pods and of those of a gang that had ended. Of those of a cancelled
-    Job they were not seen, but the controller deletes these in the same way, so nothing here tells
-    them apart.
+    It was seen for evicted pods and for pods of a gang that had ended. It was not seen for pods of
+    a cancelled Job, but the controller deletes these in the same way, so nothing here tells them
+    apart.
     """
     status = _facts.container_status(pod, container)
     identity = status.get("containerID")
@@ -82,7 +82,7 @@ def _taken_away(pod: Json, container: str) -> bytes | None:
 
 
 def _life(pod: Json, container: str, *, previous: bool) -> int | None:
-    """The number of the container's life; None for a pod that no kubelet has yet."""
+    """Return the number of the container's run; None for a pod that no kubelet has yet."""
     where = pod["metadata"]["name"]
     status = _facts.container_status(pod, container)
     if previous:
@@ -119,7 +119,7 @@ def _window(request: Request, now: float) -> Window:
 def _pieces(
     cluster: Cluster, log: Log, window: Window, start: int, end: int | None
 ) -> Iterator[bytes]:
-    """Give what there is up to ``end``, or all until the container has ended; never much at once."""
+    """Yield the entries up to ``end``, or all until the container has ended, in small pieces."""
     left, begun = window.limit, False
     while (end is None or start < end) and (left is None or left > 0):
         upto = start + _PIECE_ENTRIES

@@ -1,4 +1,4 @@
-"""Just enough OpenAPI for kubectl to learn that the server validates fields by itself."""
+"""Just enough OpenAPI for kubectl to learn that the server itself validates fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARAMETERS = [
 
 
 def answer(path: str) -> Json | None:
-    """The document of a path below ``/openapi``; None if there is no such document."""
+    """Return the document of a path below ``/openapi``; None if there is no such document."""
     folders = {_folder(resource): resource.group for resource in _resources.ALL}
     if path == "/openapi/v3":
         return {

@@ -1,4 +1,4 @@
-"""``limit`` and ``continue``."""
+"""Lists in pages, by ``limit`` and ``continue``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Json = dict[str, Any]
 
 
 def page(items: list[Json], limit: int, token: str, version: int) -> tuple[list[Json], Json]:
-    """One page of a sorted list.
+    """Return one page of a sorted list.
 
-    The token names the last object shown, so that a list that changes in between loses nothing of
-    what stays.
+    The token names the last object shown, so that no object that stays is lost if the list changes
+    between two pages.
 
     Returns:
         The items of the page, and the list's metadata.
 
     Raises:
-        ApiError: 400: the token is not one of ours.
+        ApiError: 400: the token was not made here.
     """
     if token:
         try:

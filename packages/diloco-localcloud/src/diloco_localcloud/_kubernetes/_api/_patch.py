@@ -14,7 +14,7 @@ JSON = "application/json-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
-# The key by which a strategic merge knows the entries of a list, by the name of the list.
+# The key by which a strategic merge identifies the entries of a list, by the name of the list.
 _KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -34,7 +34,7 @@ _SETS = {"finalizers"}
 
 
 def apply(kind: str, document: Json, patch: Any) -> Json:
-    """The object with a patch of this media type applied; the object itself stays as it is.
+    """Return the object with a patch of this media type applied; the object itself stays as it is.
 
     Raises:
         ApiError: 400, 415 or 422.
@@ -51,7 +51,7 @@ def apply(kind: str, document: Json, patch: Any) -> Json:
 
 
 def merge(document: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Apply a merge patch as in RFC 7396."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     result = dict(document) if isinstance(document, dict) else {}
@@ -134,7 +134,10 @@ def _json(document: Json, operations: Any) -> Json:
         try:
             result = _operate(result, operation)
         except (KeyError, IndexError, OverflowError, ValueError, TypeError) as wrong:
-            message = f"the server rejected our request due to an error in our request: {operation}: {wrong}"
+            message = (
+                "the server rejected our request due to an error in our request: "
+                f"{operation}: {wrong}"
+            )
             raise _refusals.ApiError(422, "Invalid", message, {}) from None
     if not isinstance(result, dict):
         raise _refusals.ApiError(422, "Invalid", "the patch leaves no object", {})

@@ -1,6 +1,7 @@
-"""The few bodies that kubectl sends as protobuf, whatever the server prefers: decoded to what JSON would say.
+"""A decoder for the few bodies that kubectl always sends as protobuf.
 
-The envelope and the field numbers are those of the ``generated.proto`` files of Kubernetes.
+The result is what the same body would be as JSON. The envelope and the field numbers are those of
+the ``generated.proto`` files of Kubernetes.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _TEMPLATE: Fields = {
     2: ("spec", {2: ("containers", [_CONTAINER]), 3: ("restartPolicy", "text")}),
 }
 _STATUS: Fields = {3: ("status", "ignored")}
-# What `kubectl create KIND` and other commands of kubectl send.
+# The bodies that `kubectl create KIND` and other commands of kubectl send.
 _KINDS: dict[str, Fields] = {
     "DeleteOptions": _DELETE_OPTIONS,
     "Eviction": {**_OBJECT, 2: ("deleteOptions", _DELETE_OPTIONS)},
@@ -87,11 +88,11 @@ _KINDS: dict[str, Fields] = {
 
 
 def decode(body: bytes) -> Json:
-    """The object in a body.
+    """Return the object in a body.
 
     Raises:
-        ApiError: 400 if it is not such a message, 415 for a kind or a field that is understood as
-            JSON only.
+        ApiError: 400 if it is not such a message, 415 for a kind or a field that is understood only
+            as JSON.
     """
     if not body.startswith(_MAGIC):
         raise _refusals.bad_request("the body has not the prefix of a protobuf object")
@@ -123,7 +124,7 @@ def _message(data: bytes, fields: Fields) -> Json:
             raise IndexError(f"no field has the wire type {wire}")
         if number in fields:
             _put(document, *fields[number], value)
-        elif value:  # Go also sends what is empty
+        elif value:  # Go also sends empty fields
             raise _refusals.unsupported_media_type(MEDIA_TYPE, ["application/json"])
     return document
 

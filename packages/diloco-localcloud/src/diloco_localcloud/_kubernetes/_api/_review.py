@@ -1,4 +1,4 @@
-"""SelfSubjectAccessReview: may I?"""
+"""SelfSubjectAccessReview: tells users which verbs they may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def answer(access: Access, body: Json) -> Json:
-    """The review with its status."""
+    """Return the review with its status."""
     wanted = (body.get("spec") or {}).get("resourceAttributes") or {}
     allowed = access.allows(
         wanted.get("verb", ""),

@@ -10,7 +10,7 @@ from .._objects._resources import Resource
 
 @dataclass(frozen=True)
 class Route:
-    """What a path names."""
+    """The objects that a path names."""
 
     resource: Resource
     namespace: str = ""
@@ -19,10 +19,10 @@ class Route:
 
 
 def parse(path: str) -> Route | None:
-    """The objects that a path names; None if none.
+    """Return the objects that a path names; None if it names none.
 
-    ``/api/v1/namespaces/a/pods/b/log`` and the like; ``/apis/<group>/<version>/…`` for named
-    groups.
+    Paths are ``/api/v1/namespaces/a/pods/b/log`` and the like; ``/apis/<group>/<version>/…`` for
+    named groups.
     """
     steps = [step for step in path.split("/") if step]
     if steps[:1] == ["api"] and len(steps) >= 3:

@@ -36,7 +36,7 @@ _FIELDS = {
 
 
 def by_labels(selector: str) -> Callable[[Json], bool]:
-    """A test of objects for ``a=b,c!=d,e in (f,g),h,!i``.
+    """Return a test of objects for ``a=b,c!=d,e in (f,g),h,!i``.
 
     Raises:
         ApiError: 400, the selector cannot be parsed.
@@ -46,10 +46,10 @@ def by_labels(selector: str) -> Callable[[Json], bool]:
 
 
 def by_fields(selector: str, kind: str) -> Callable[[Json], bool]:
-    """A test of objects for ``status.phase=Running,metadata.name!=x``.
+    """Return a test of objects for ``status.phase=Running,metadata.name!=x``.
 
     Raises:
-        ApiError: 400, a field of which this kind has no selector.
+        ApiError: 400, this kind cannot be selected by one of the fields.
     """
     allowed = _FIELDS.get(kind, ("metadata.name", "metadata.namespace"))
     tests: list[tuple[str, bool, str]] = []

@@ -1,4 +1,4 @@
-"""Tables, as kubectl asks for them."""
+"""Tables, in the form that kubectl asks for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 
 
 def wanted(request: Request) -> bool:
-    """Whether the client prefers a table."""
+    """Return whether the client prefers a table."""
     return "as=Table" in request.headers.get("accept", "")
 
 
 def table(resource: Resource, items: list[Json], meta: Json, now: float | None = None) -> Json:
-    """The objects as rows; ages count up to ``now`` (seconds since the epoch)."""
+    """Return the objects as rows; ages count up to ``now`` (seconds since the epoch)."""
     moment = time.time() if now is None else now
     columns, cells = _COLUMNS.get(resource.plural, (("Name", "Age"), _plain))
     rows = [{"cells": cells(item, moment), "object": _partial(item)} for item in items]
@@ -63,7 +63,7 @@ def _age(item: Json, now: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """``42s``, ``3m7s``, ``5h``."""
+    """Return an age as kubectl writes it: ``42s``, ``3m7s``, ``5h``."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"
@@ -89,7 +89,7 @@ def _pod(item: Json, now: float) -> list[Any]:
 
 
 def _pod_word(item: Json) -> str:
-    """The STATUS of ``kubectl get pods``."""
+    """Return the STATUS of ``kubectl get pods``."""
     if _facts.deleting(item) and not _facts.ended(item):
         return "Terminating"
     if item["status"].get("reason"):

@@ -1,4 +1,4 @@
-"""What the verbs do to the objects."""
+"""The effects of the verbs on the objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Verbs:
         """Answer one call.
 
         Raises:
-            ApiError: it is refused.
+            ApiError: the call is refused.
         """
         resource = route.resource
         if verb not in resource.verbs:
@@ -149,7 +149,10 @@ class Verbs:
         if given and given != old["metadata"]["resourceVersion"]:
             raise _refusals.conflict(resource.plural, resource.group, route.name)
         if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
-            cause = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {old['metadata']['uid']}"
+            cause = (
+                f"Precondition failed: UID in precondition: {meta['uid']}, "
+                f"UID in object meta: {old['metadata']['uid']}"
+            )
             raise _refusals.conflict(resource.plural, resource.group, route.name, cause)
         new = {**new, "metadata": _kept(old["metadata"], meta)}
         new = self._allowed(resource, route, old, new)
@@ -172,7 +175,8 @@ class Verbs:
         if resource is _resources.PODS and new.get("spec") != old["spec"]:
             words = (
                 "Forbidden: pod updates may not change fields other than "
-                "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` "
+                "`spec.containers[*].image`,`spec.initContainers[*].image`,"
+                "`spec.activeDeadlineSeconds`,`spec.tolerations` "
                 "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` "
                 "(allow it to be set to 1 if it was previously negative)"
             )
@@ -186,7 +190,7 @@ def _data_keys(resource: Resource, obj: Json) -> list[_names.Cause]:
 
 
 def _kept(old: Json, new: Json) -> Json:
-    """The new metadata with what a client cannot change."""
+    """Return the new metadata with the old values of the fields that a client cannot change."""
     meta = {key: value for key, value in new.items() if value is not None}
     for field in (
         "name",

@@ -1,1 +1,1 @@
-"""What happens behind the API: the cluster and its controllers."""
+"""The part behind the API: the cluster and its controllers."""

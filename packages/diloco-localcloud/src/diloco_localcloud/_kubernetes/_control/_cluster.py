@@ -1,4 +1,4 @@
-"""The cluster: store and clock; and whatever runs the pods."""
+"""The cluster: the store, the clock, and the runtime of the pods."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# A pod whose last delete is written is seen so for a moment: of 30, 4 were.
+# A pod stays visible for a moment after its last delete is written: 4 of 30 were seen so.
 LAST_DELETE = Delay(0.0, 0.0, 0.4)
-UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made Failed
+UNSCHEDULED_SECONDS = 20.0  # from the delete of a pod that never had a node until it is made Failed
 
 
 class Cluster:
-    """What the API, the controllers and the pods share; ``changed`` is the lock that guards all of it.
+    """The state that the API, the controllers and the pods share.
 
-    It knows none of them: a controller (of Jobs, Kueue) is made with the cluster and listens to the
-    changes of its store, and what runs the pods makes itself its ``runtime``.
+    ``changed`` is the lock that guards all of it. The cluster knows none of them: a controller (of
+    Jobs, Kueue) is made with the cluster and listens to the changes of its store, and the part that
+    runs the pods sets itself as its ``runtime``.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class Cluster:
         self.store = Store(timeline.stamp, seed)
         self.events = Recorder(self.store, timeline)
         self.stopped = False
-        self.admission: Callable[[Json], Json] = lambda job: job  # what a webhook does to new Jobs
-        # Versions of groups that are not installed.
+        self.admission: Callable[[Json], Json] = lambda job: job  # a webhook's change to new Jobs
+        # Versions of API groups that are not installed.
         self.absent = {f"{KUEUE}/{version}" for version in KUEUE_VERSIONS}
         self.lost: set[str] = set()  # nodes whose kubelet does not answer
         self.runtime: Runtime
@@ -69,12 +70,12 @@ class Cluster:
                 self.add_node(node)
 
     def add_node(self, body: Json) -> None:
-        """A node, which answers."""
+        """Add a node, whose kubelet answers."""
         self.lost.discard(body["metadata"]["name"])
         self.store.add(NODES, self.store.prepare(NODES, body))
 
     def add_namespace(self, body: Json) -> Json:
-        """A namespace with its default service account."""
+        """Add a namespace with its default service account."""
         name = body["metadata"]["name"]
         labels = {"kubernetes.io/metadata.name": name, **(body["metadata"].get("labels") or {})}
         meta = {**body["metadata"], "labels": labels}
@@ -90,12 +91,12 @@ class Cluster:
         return made
 
     def is_terminating(self, name: str) -> bool:
-        """Whether a namespace was deleted and is still there: nothing is made in it any more."""
+        """Return whether a namespace is being deleted: no object can be made in it any more."""
         namespace = self.store.find(NAMESPACES, "", name)
         return namespace is not None and "deletionTimestamp" in namespace["metadata"]
 
     def job(self, namespace: str, name: str) -> Json:
-        """The Job as stored, which is not to be changed.
+        """Return the Job as stored, which must not be changed.
 
         Raises:
             LookupError: there is no such Job.
@@ -110,12 +111,12 @@ class Cluster:
     # ----------------------------------------------------------------------------------------------------------
 
     def pod(self, namespace: str, name: str, uid: str) -> Json | None:
-        """The pod if it is still this one."""
+        """Return the pod of this name if its uid is still the same; None otherwise."""
         pod = self.store.find(PODS, namespace, name)
         return pod if pod is not None and pod["metadata"]["uid"] == uid else None
 
     def pods_of(self, namespace: str, job: str | None) -> list[Json]:
-        """The pods of a Job by name, or all pods, by index and then age."""
+        """Return the pods of a Job by name, or all pods, by index and then age."""
         with self.changed:
             listed = self.store.by_age(PODS, namespace)
         label = "batch.kubernetes.io/job-name"
@@ -127,20 +128,20 @@ class Cluster:
         return sorted(chosen, key=lambda pod: _facts.index_of(pod) or 0)
 
     def put_pod(self, pod: Json) -> None:
-        """Write a pod that a pure step made from the stored one."""
+        """Store a pod that a pure function made from the stored one."""
         self.store.replace(PODS, {**pod, "metadata": dict(pod["metadata"])})
 
     def out_of_reach(self, pod: Json) -> bool:
-        """Whether its node is lost."""
+        """Return whether the pod's node is lost."""
         return pod["spec"].get("nodeName") in self.lost
 
     def disrupt(self, pod: Json, reason: str, message: str) -> None:
-        """Mark a pod with DisruptionTarget, and tell it to go."""
+        """Mark a pod with DisruptionTarget, and delete it."""
         self.put_pod(_states.disrupted(pod, reason, message, self.timeline.stamp()))
         self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
 
     def release(self, pod: Json) -> None:
-        """Take the Job controller's finalizer off."""
+        """Take the Job controller's finalizer off a pod."""
         meta = pod["metadata"]
         stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
         if stored is None or not _facts.tracked(stored):
@@ -152,12 +153,12 @@ class Cluster:
         self.store.replace(PODS, {**stored, "metadata": new_meta})
 
     def delete_pod(self, namespace: str, name: str, grace: int | None = None) -> Json | None:
-        """Tell a pod to go, as the API does.
+        """Delete a pod, as the API does.
 
         Args:
-            namespace: of the pod.
-            name: of the pod.
-            grace: seconds it may take; None for its own ``terminationGracePeriodSeconds``.
+            namespace: the namespace of the pod.
+            name: the name of the pod.
+            grace: the seconds that it may take; None for its own ``terminationGracePeriodSeconds``.
 
         Returns:
             The pod as it is now, or None if it went at once.
@@ -188,7 +189,7 @@ class Cluster:
             self.put_pod(_states.with_status(stored, phase="Failed"))
 
     def gone(self, pod: Json) -> None:
-        """The kubelet is done with a deleted pod: it goes as soon as nothing holds it.
+        """Take out a deleted pod that the kubelet is done with, as soon as no finalizer holds it.
 
         As observed, the kubelet's last delete writes the time of the deletion anew, a second after
         the end, with no grace.
@@ -222,12 +223,12 @@ class Cluster:
         """Delete a Job.
 
         Args:
-            namespace: of the Job.
-            name: of the Job.
+            namespace: the namespace of the Job.
+            name: the name of the Job.
             policy: ``Background``, ``Foreground`` or ``Orphan``.
 
         Returns:
-            The Job as it was last.
+            The Job in its last state.
         """
         job = self.store.get(JOBS, namespace, name)
         finalizer = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(policy)

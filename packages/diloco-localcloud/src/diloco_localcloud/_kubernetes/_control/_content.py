@@ -1,4 +1,4 @@
-"""What ConfigMaps and Secrets give to a pod, and what a kubelet says of those that are not there."""
+"""The contents of ConfigMaps and Secrets for a pod, and a kubelet's messages for missing ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Json = dict[str, Any]
 
 
 class ConfigError(Exception):
-    """A container whose configuration refers to something that is not there (CreateContainerConfigError)."""
+    """A reference of a container to an object that does not exist (CreateContainerConfigError)."""
 
 
 class MountError(ConfigError):
-    """A volume of which something is not there: the pod waits for it (ContainerCreating)."""
+    """A volume whose object or key does not exist: the pod waits for it (ContainerCreating)."""
 
 
 def content(
     store: Store, resource: _resources.Resource, pod: Json, reference: Json
 ) -> dict[str, bytes]:
-    """The data of a ConfigMap or Secret.
+    """Return the data of a ConfigMap or Secret.
 
     Raises:
         ConfigError: it is missing, and not optional.
@@ -46,7 +46,9 @@ def content(
 
 
 def files(store: Store, pod: Json) -> dict[str, dict[str, bytes]]:
-    """The files of each volume by their paths in it; none for volumes that are not made of a ConfigMap or a Secret.
+    """Return the files of each volume by their paths in it.
+
+    Volumes that are not made of a ConfigMap or a Secret have none.
 
     Raises:
         MountError: a ConfigMap, a Secret or a key of one is missing.

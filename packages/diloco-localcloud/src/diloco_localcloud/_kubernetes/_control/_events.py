@@ -1,4 +1,4 @@
-"""Events: what the cluster says about its objects."""
+"""Events: the messages of the cluster about its objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class Recorder:
-    """Writes events; the same thing said again counts up."""
+    """Writes events; an event that repeats is counted up."""
 
     def __init__(self, store: Store, timeline: Timeline) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class Recorder:
     def say(
         self, about: Json, reason: str, message: str, *, source: str, warning: bool = False
     ) -> None:
-        """One event about an object, whose kind and apiVersion it must carry."""
+        """Write one event about an object, which must carry its kind and apiVersion."""
         meta, now = about["metadata"], self._timeline.stamp()
         namespace = meta.get("namespace") or "default"
         key = (meta["uid"], reason, message)

@@ -1,4 +1,4 @@
-"""The garbage collector: a Job that is deleted, or whose TTL is over, takes along what it owns."""
+"""The garbage collector: deletes the objects of a Job that is deleted, or whose TTL is over."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-COLLECT = Delay(0.1, 0.05, 0.5)  # from the end of an owner to the delete of what it owned
+COLLECT = Delay(0.1, 0.05, 0.5)  # from the end of an owner to the delete of its objects
 FOREGROUND = Delay(0.3, 0.1, 0.8)
 
 
 class GarbageCollector:
-    """Looks after what Jobs own from now on. All methods run under the cluster's lock."""
+    """Looks after the objects that Jobs own. All methods run under the cluster's lock."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -48,14 +48,14 @@ class GarbageCollector:
         self._watch_ttl(new)
 
     def _collect(self, uid: str) -> None:
-        """Take out what a Job owned that is gone."""
+        """Take out the objects of a Job that no longer exists."""
         self._end_pods(uid)
         owned = [obj["metadata"] for kind, obj in self._store.owned(uid) if kind == "configmaps"]
         for meta in owned:
             self._store.remove(CONFIG_MAPS, meta["namespace"], meta["name"])
 
     def _delete(self, job: Json) -> None:
-        """Do for a Job that is held while it is deleted what it is held for."""
+        """Do what the finalizers of a Job that is being deleted are there for."""
         meta = job["metadata"]
         if "orphan" in meta["finalizers"]:
             self._orphan(meta["namespace"], meta["name"], meta["uid"])
@@ -88,8 +88,7 @@ class GarbageCollector:
         for pod in self._owned_pods(uid):
             meta = pod["metadata"]
             self._cluster.release(pod)
-            # A pod that was being deleted already, and was held by nothing else, has gone with its
-            # finalizer.
+            # A pod that was already being deleted, and that no other finalizer held, is gone now.
             if self._cluster.pod(meta["namespace"], meta["name"], meta["uid"]) is not None:
                 self._cluster.delete_pod(meta["namespace"], meta["name"])
 

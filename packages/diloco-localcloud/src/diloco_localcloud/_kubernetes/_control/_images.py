@@ -1,4 +1,4 @@
-"""Images that cannot be pulled, on demand."""
+"""Images whose pull fails when a test says so."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# By the kubelet's source; ErrImagePull, ImagePullBackOff and ErrImagePull again after about 14 s
-# were seen.
-BACK_OFF_SECONDS = 1.0  # from a pull that failed to the kubelet's next look
+# From the kubelet's source; ErrImagePull, ImagePullBackOff and ErrImagePull again after about
+# 14 s were seen.
+BACK_OFF_SECONDS = 1.0  # from a failed pull to the kubelet's next look
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 300.0  # between two pulls; doubled each time
 
 PULL_REASONS = ("ErrImagePull", "ImagePullBackOff")
@@ -27,7 +27,7 @@ NOT_FOUND = (
 
 
 class Images:
-    """All images can be pulled, but for those that are refused. Thread-safe.
+    """The images of a cluster: all can be pulled, except the refused ones. Thread-safe.
 
     Attributes:
         first_seconds: from the first pull that fails to the next one; doubled each time, up to five
@@ -40,19 +40,19 @@ class Images:
         self._refused: dict[str, str] = {}
 
     def refuse(self, image: str, message: str = NOT_FOUND) -> None:
-        """Let no kubelet pull an image from now on; ``{0}`` in the message is its name."""
+        """Make every pull of an image fail from now on; ``{0}`` in the message is its name."""
         with self._cluster.changed:
             self._refused[image] = message.replace("{0}", image)
 
     def allow(self, image: str) -> None:
-        """Take a ``refuse`` back: the next pull of a pod that waits succeeds."""
+        """Take a ``refuse`` back: the next pull of a waiting pod succeeds."""
         with self._cluster.changed:
             self._refused.pop(image, None)
 
     def pull(self, meta: Json, pulled: Callable[[], None], wait: float = 0.0) -> None:
-        """Pull the images of a pod, and call ``pulled``; until then try again as a kubelet does.
+        """Pull the images of a pod, trying again as a kubelet does, and then call ``pulled``.
 
-        Under the cluster's lock.
+        Called under the cluster's lock.
         """
         pod = self._waiting(meta)
         if pod is None:

@@ -1,4 +1,7 @@
-"""The Job controller: looks when something has changed, with the lags of the real one, and does what the plan says."""
+"""The Job controller: does what the plan says when a Job or its pods have changed.
+
+It looks with the delays of the real one.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ Key = tuple[str, str]
 
 NEW_JOB = Delay(0.1, 0.02, 0.5)  # from a create to the first look
 BATCH = Delay(1.0, 0.5, 1.2)  # from a change of a pod to the look that takes all changes together
-FLUSH = Delay(0.02, 0.0, 0.3)  # between the write of the uncounted pods and that of the counts
+FLUSH = Delay(0.02, 0.0, 0.3)  # between the write of the uncounted pods and the write of the counts
 MAX_PER_LOOK = 500
 SOURCE = "job-controller"
 
 
 class JobController:
-    """Looks after the Jobs of a cluster from now on. All methods run under the cluster's lock.
+    """Looks after the Jobs of a cluster. All methods run under the cluster's lock.
 
     Attributes:
         backoff_seconds: the first wait before a failed pod is replaced.
@@ -43,7 +46,7 @@ class JobController:
         cluster.store.listeners.append(self._heard)
 
     def poke(self, key: Key, seconds: float) -> None:
-        """Have a look at a Job ``seconds`` from now, or earlier if one is due by then."""
+        """Look at a Job ``seconds`` from now, unless a look is due before that."""
         moment = self._cluster.timeline.now() + seconds
         if self._due.get(key, moment + 1) <= moment:
             return
@@ -94,9 +97,7 @@ class JobController:
             plan.status["active"] = plan.status.get("active", 0) - len(rest)
             self.poke(key, self.batch_seconds)
         made = self._create(job, create)
-        if made < len(
-            create
-        ):  # refused: nothing is active that was not made, and it is tried again
+        if made < len(create):  # pods were refused: they are not active, and are tried again
             plan.status["active"] = plan.status.get("active", 0) - len(create) + made
             if plan.status["active"] <= 0:
                 del plan.status["active"]
@@ -110,7 +111,7 @@ class JobController:
         if plan.again is not None:
             self.poke(key, plan.again)
         self._busy.add(key)
-        # Pods are made before the status says so.
+        # The pods are made before the status counts them.
         self._cluster.timeline.after(
             self._delay(FLUSH) if create else 0.0, lambda: self._told(key, uid, plan)
         )
@@ -145,7 +146,7 @@ class JobController:
     def _create(self, job: Json, wanted: list[tuple[int | None, dict[str, str]]]) -> int:
         store = self._cluster.store
         if self._cluster.is_terminating(job["metadata"]["namespace"]):
-            return 0  # it is refused, and no event can be written there either
+            return 0  # creates are refused there, and no event can be written there either
         for made, (index, notes) in enumerate(wanted):
             new = store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes))
             try:

@@ -1,4 +1,4 @@
-"""Kueue as far as a launcher sees it: queued Jobs are suspended until they are admitted."""
+"""The part of Kueue that a launcher sees: queued Jobs are suspended until they are admitted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Kueue:
         cluster.admission = suspend_queued
 
     def add_queue(self, name: str, namespace: str) -> None:
-        """A LocalQueue."""
+        """Add a LocalQueue."""
         body = {
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"clusterQueue": "cluster"},
@@ -42,7 +42,7 @@ class Kueue:
         self._store.add(self._queues, self._store.prepare(self._queues, body))
 
     def admit(self, job: Json) -> None:
-        """There is room for it now.
+        """Admit a Job, as when there is room for it.
 
         Raises:
             LookupError: it is not queued.
@@ -61,7 +61,7 @@ class Kueue:
         self._store.replace(self._workloads, new)
 
     def preempt(self, job: Json) -> None:
-        """Its room is given to another; it is queued again.
+        """Take a Job's room for another one; it is queued again.
 
         Raises:
             LookupError: it is not admitted.
@@ -110,7 +110,7 @@ class Kueue:
                 self._store.replace(self._workloads, self._evicted(workload, "Deactivated"))
             self._suspend(job, suspend=True)
             return
-        # Whoever else sets suspend is overruled, both ways.
+        # Kueue overrules any other client that sets suspend, both ways.
         self._suspend(job, suspend=not _status.true_condition(workload["status"], "Admitted"))
 
     def _suspend(self, job: Json, *, suspend: bool) -> None:
@@ -179,10 +179,10 @@ class Kueue:
 
 
 def is_queued(job: Json) -> bool:
-    """Whether a Job has a queue."""
+    """Return whether a Job has a queue."""
     return QUEUE in (job["metadata"].get("labels") or {})
 
 
 def suspend_queued(job: Json) -> Json:
-    """What the webhook does to a new Job."""
+    """Return a new Job as the webhook changes it: suspended if it is queued."""
     return {**job, "spec": {**(job.get("spec") or {}), "suspend": True}} if is_queued(job) else job

@@ -1,4 +1,4 @@
-"""The namespace controller: of a deleted namespace, the pods go first, and then the rest."""
+"""The namespace controller: empties a deleted namespace, its pods first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 EMPTY = Delay(0.1, 0.05, 1.0)  # from the delete of a namespace to the first look at it
-HELD_SECONDS = 15.0  # what the controller expects of objects that a finalizer holds
+HELD_SECONDS = 15.0  # the time that the controller expects of objects that a finalizer holds
 _OTHERS = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
 
 
@@ -39,7 +39,7 @@ class NamespaceController:
         self._cluster.timeline.after(seconds, lambda: self._empty(name))
 
     def _empty(self, name: str) -> None:
-        """Tell the pods to go, and take out all the rest once they have gone."""
+        """Delete the pods, and everything else once they have gone."""
         cluster, store = self._cluster, self._cluster.store
         if not cluster.is_terminating(name):
             return
@@ -61,7 +61,7 @@ class NamespaceController:
 
 
 def _patience(pods: list[Json]) -> float:
-    """Return how long it waits: half of what it expects and a second, as its source says."""
+    """Return how long to wait: half of the expected time and a second, as in the source."""
     graces = [
         float(pod["spec"].get("terminationGracePeriodSeconds", 30))
         for pod in pods

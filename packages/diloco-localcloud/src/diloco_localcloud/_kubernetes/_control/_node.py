@@ -1,4 +1,4 @@
-"""A node, as it is declared and as the API shows it."""
+"""A node, as a user declares it and as the API shows it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a stand-in, on which pods are placed by their requests, selectors, node affinity and tolerations.
+    """A node of a stand-in.
+
+    Pods are placed on it by their requests, selectors, node affinity and tolerations.
 
     Args:
-        name: of the node, and its label ``kubernetes.io/hostname``.
+        name: the node's name, also its label ``kubernetes.io/hostname``.
         labels: more labels, such as ``{"karpenter.sh/capacity-type": "spot"}``.
         taints: as kubectl writes them: ``key=value:NoSchedule`` or ``key:NoExecute``.
-        resources: what it has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and
+        resources: its resources, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and
             2000 pods.
 
     Raises:
@@ -49,7 +51,7 @@ class Node:
             _taint(text)
 
     def manifest(self) -> Json:
-        """The node, ready, as an object of the API."""
+        """Return the node, ready, as an object of the API."""
         has = {**RESOURCES, **self.resources}
         taints = [_taint(text) for text in self.taints]
         return {
@@ -70,7 +72,7 @@ class Node:
                     {"type": "InternalIP", "address": "127.0.0.1"},
                     {"type": "Hostname", "address": self.name},
                 ],
-                # All of it: clients of Python cannot read a node without.
+                # All fields: Python clients cannot read a node that lacks one.
                 "nodeInfo": {
                     "kubeletVersion": "v1.34.0-diloco",
                     "kubeProxyVersion": "",

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 # "About 50 s nothing, then DeletionByTaintManager" was seen with tolerationSeconds 2.
 NOT_READY_SECONDS = 50.0
-# From the removal of a node to the end of its pods; by the source of the pod garbage collector
+# From the removal of a node to the end of its pods; from the source of the pod garbage collector.
 GC_SECONDS = 40.0
 KEY = "node.kubernetes.io/unreachable"
 SILENT = {
@@ -30,12 +30,11 @@ SOURCE = "node-controller"
 
 
 class Nodes:
-    """What becomes of nodes, with the delays of a real cluster. Thread-safe.
+    """The nodes of a cluster, which change with the delays of a real one. Thread-safe.
 
-    A node that is lost says nothing any more, but its pods run on. After a while it is tainted as
-    unreachable. Its pods are not ready from then on, and are told to go when they no longer
-    tolerate the taint (after 300 s, unless they say otherwise). They stay until the node is found
-    or removed.
+    A lost node no longer answers, but its pods run on. After a while it is tainted as unreachable.
+    From then on its pods are not ready, and they are deleted when they no longer tolerate the taint
+    (after 300 s, unless they say otherwise). They stay until the node is found or removed.
 
     Attributes:
         not_ready_seconds: from the loss of a node to the taint.
@@ -50,12 +49,12 @@ class Nodes:
 
     @property
     def names(self) -> list[str]:
-        """The names of all nodes, in order."""
+        """Return the names of all nodes, in order."""
         with self._cluster.changed:
             return [node["metadata"]["name"] for node in self._cluster.store.list(NODES)]
 
     def add(self, node: Node) -> None:
-        """One node more.
+        """Add a node.
 
         Pods are placed by its labels, taints and resources only if the stand-in was made with
         ``nodes``.
@@ -67,7 +66,7 @@ class Nodes:
             self._cluster.add_node(node.manifest())
 
     def lose(self, name: str) -> None:
-        """Its kubelet does not answer from now on.
+        """Lose a node: its kubelet does not answer from now on.
 
         Raises:
             LookupError: there is no such node.
@@ -76,10 +75,10 @@ class Nodes:
             self._node(name)
             self._cluster.lost.add(name)
             self._cluster.timeline.after(self.not_ready_seconds, lambda: self._unreachable(name))
-            self._cluster.changed.notify_all()  # there is more to come now
+            self._cluster.changed.notify_all()  # more is due now
 
     def found(self, name: str) -> None:
-        """It answers again: pods that were told to go meanwhile end now.
+        """Let a lost node answer again: pods that were deleted meanwhile end now.
 
         Raises:
             LookupError: there is no such node.
@@ -96,7 +95,7 @@ class Nodes:
             self._cluster.runtime.found(name)
 
     def remove(self, name: str) -> None:
-        """Its object goes, as with ``kubectl delete node``; its pods follow after ``gc_seconds``.
+        """Remove a node, as ``kubectl delete node`` does; its pods follow after ``gc_seconds``.
 
         Raises:
             LookupError: there is no such node.

@@ -1,4 +1,4 @@
-"""What runs the pods, as the cluster sees it."""
+"""The interface to the part that runs the pods."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-ENTRY_BYTES = 16384  # of a log, at most; the default of containerd, and seen
+ENTRY_BYTES = 16384  # the most in one entry of a log; containerd's default, which was also seen
 
 
 class Log(Protocol):
-    """The output of one life of one container, in the entries of a container runtime; read under the cluster's lock.
+    """The output of one run of one container, in the entries of a container runtime.
 
-    An entry is a line with its newline, without a carriage return before it. Of a line longer than
-    ``ENTRY_BYTES``, every entry but the last is a part without a newline.
+    Read under the cluster's lock. An entry is a line with its newline, without a carriage return
+    before it. A line longer than ``ENTRY_BYTES`` is split: each of its entries but the last has no
+    newline.
     """
 
     ended: bool
 
     def times(self) -> list[float]:
-        """When each entry came."""
+        """Return the time at which each entry came."""
 
     def entries(self, start: int, end: int) -> list[tuple[float, bytes]]:
-        """Return (time, text) of those from ``start`` up to ``end``."""
+        """Return (time, text) of the entries from ``start`` up to ``end``."""
 
 
 class Runtime(Protocol):
-    """Whatever runs the pods: the script of a test, or real processes.
+    """The part that runs the pods: the script of a test, or real processes.
 
     Called under the cluster's lock.
     """
 
     def added(self, pod: Json) -> None:
-        """A pod was made."""
+        """Take note of a new pod."""
 
     def deleting(self, pod: Json) -> None:
-        """A pod on a node was told to go; end its containers, then call ``Cluster.gone``."""
+        """End the containers of a pod that was deleted, then call ``Cluster.gone``."""
 
     def removed(self, pod: Json) -> None:
-        """A pod is out of the store."""
+        """Take note that a pod is out of the store."""
 
     def found(self, node: str) -> None:
-        """A node that was lost answers again: tell what became of its pods, and end those that were told to go."""
+        """Report the pods of a lost node that answers again, and end those that were deleted."""
 
     def log_of(self, pod: Json, container: str, life: int) -> Log:
-        """The log of one life of a container, its restart count being ``life``."""
+        """Return the log of one run of a container, whose restart count is ``life``."""
 
     def execute(
         self,
@@ -60,7 +61,7 @@ class Runtime(Protocol):
         """Start a command in a container, as ``exec`` does.
 
         Args:
-            pod: as stored.
+            pod: the pod as stored.
             container: its name.
             command: program and arguments.
             streams: descriptors for stdin, stdout and stderr.
@@ -68,7 +69,7 @@ class Runtime(Protocol):
                 ``{"event": "ended", "code": ...}`` or ``{"event": "refused", "message": ...}``.
 
         Returns:
-            What kills it; None if the container does not run.
+            A function that kills the command; None if the container does not run.
 
         Raises:
             ApiError: there are no processes.

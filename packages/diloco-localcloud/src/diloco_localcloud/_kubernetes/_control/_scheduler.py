@@ -1,4 +1,4 @@
-"""The scheduler: gives each pod a node, and says of those that fit nowhere why."""
+"""The scheduler: gives each pod a node, and reports why a pod fits on none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SOURCE = "default-scheduler"
 
 
 class Scheduler:
-    """Places the pods that it is told of. All methods run under the cluster's lock.
+    """Places the pods that are added to it. All methods run under the cluster's lock.
 
     Args:
-        cluster: whose nodes there are.
-        filters: what a node is asked for a pod; without any, every pod fits, and is held back by
-            nothing but ``held``.
+        cluster: the cluster with the nodes.
+        filters: the tests of a node for a pod; without any, every pod fits, and only ``held`` holds
+            it back.
         bound: called with each pod that was given a node.
-        held: words that keep all pods from being placed; None as long as nothing does.
+        held: returns the reason why no pod may be placed; None if there is none.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Scheduler:
         self._cluster.timeline.after(seconds, lambda: self.bind(pod["metadata"]))
 
     def bind(self, meta: Json, *, anyway: bool = False) -> None:
-        """Give a pod a node now, if it has none; ``anyway`` on whichever there is."""
+        """Give a pod a node now, if it has none; with ``anyway`` even one on which it does not fit."""
         cluster = self._cluster
         pod = cluster.pod(meta["namespace"], meta["name"], meta["uid"])
         if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
@@ -77,10 +77,12 @@ class Scheduler:
         self._bound(pod)
 
     def node_for(self, pod: Json) -> str:
-        """A node for a pod that is to run without having been placed: the first one, where every pod fits.
+        """Return the node for a pod that is to run without having been placed: the first one.
+
+        It is for stand-ins without filters, on whose nodes every pod fits.
 
         Raises:
-            ValueError: it has to be placed first.
+            ValueError: there are filters, so that the pod has to be placed first.
         """
         if self._filters:
             why = _facts.condition(pod, "PodScheduled").get("message", "it was not looked at yet")
@@ -91,7 +93,7 @@ class Scheduler:
         return self._first()
 
     def _missing_claim(self, pod: Json) -> str:
-        """Return what is said of a volume whose claim is not there; empty if there is none such."""
+        """Return the message for a volume whose claim does not exist; empty if there is none."""
         for volume in pod["spec"].get("volumes") or []:
             name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
             namespace = pod["metadata"]["namespace"]
@@ -114,7 +116,7 @@ class Scheduler:
             self._cluster.timeline.after(self._cluster.delays.of(BIND), self._again)
 
     def _again(self) -> None:
-        """There may be room now for pods that fitted nowhere."""
+        """Try again to place the pods that fitted nowhere, since there may be room now."""
         self._looking = False
         for pod in self._cluster.store.list(PODS):
             if _facts.condition(pod, "PodScheduled").get("reason") == "Unschedulable":

@@ -1,1 +1,1 @@
-"""Jobs, pure: what follows from the state of a Job and of its pods."""
+"""Jobs, as pure functions: the next steps from the state of a Job and of its pods."""

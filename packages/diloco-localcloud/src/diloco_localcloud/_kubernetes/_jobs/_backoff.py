@@ -1,4 +1,4 @@
-"""How long a Job waits before it replaces a failed pod."""
+"""The wait of a Job before it replaces a failed pod."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LONGEST_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Backoff:
-    """Failures since the last success, and when the last of them was: what the controller keeps per Job."""
+    """The controller's record per Job: the failures since the last success, and the last one's time."""
 
     failures: int = 0
     last: float = 0.0
 
     def after(self, succeeded: list[Json], failed: list[Json], now: float) -> Backoff:
-        """The record once these newly ended pods are taken in."""
+        """Return the record that also counts these newly ended pods."""
         good = max((finished(pod, now) for pod in succeeded), default=None)
         bad = sorted(finished(pod, now) for pod in failed)
         if good is not None:
@@ -31,12 +31,12 @@ class Backoff:
         return Backoff(self.failures + len(bad), bad[-1]) if bad else self
 
     def remaining(self, now: float, first: float) -> float:
-        """Seconds to wait before the next pod may be made."""
+        """Return the seconds to wait before the next pod may be made."""
         return wait(self.failures, self.last, now, first)
 
 
 def wait(failures: int, last: float, now: float, first: float) -> float:
-    """``first`` seconds, doubled with every failure up to 600 s, from the last failure on."""
+    """Return the seconds left of ``first``, doubled per failure up to 600 s, from the last failure."""
     if failures <= 0:
         return 0.0
     length: float = min(first * 2 ** min(failures - 1, 10), LONGEST_SECONDS)
@@ -44,7 +44,10 @@ def wait(failures: int, last: float, now: float, first: float) -> float:
 
 
 def finished(pod: Json, now: float) -> float:
-    """When the last container ended; for a pod that never ran, when it was told to go, or stopped being ready to run."""
+    """Return when the last container ended.
+
+    For a pod that never ran it is when the pod was deleted, or stopped being ready to run.
+    """
     ends: list[str] = [
         end["finishedAt"] for end in _facts.terminations(pod) if end.get("finishedAt")
     ]

@@ -1,4 +1,4 @@
-"""Rules for names and labels, with the API server's words."""
+"""Rules for names and labels, with the API server's messages."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ DATA_KEY_WORDS = (
 
 
 def invalid(field: str, value: object, words: str) -> Cause:
-    """A cause of a 422, the value shown as the server shows it."""
+    """Return the cause of a 422 for a wrong value, shown as the server shows it."""
     return field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {words}"
 
 
 def required(field: str, words: str = "") -> Cause:
-    """A field that is missing."""
+    """Return the cause for a missing field."""
     return field, "FieldValueRequired", "Required value" + (f": {words}" if words else "")
 
 
 def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
-    """A value that is not among those allowed."""
+    """Return the cause for a value that is not among the allowed ones."""
     listed = ", ".join(f'"{each}"' for each in allowed)
     return (
         field,
@@ -61,19 +61,19 @@ def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
 
 
 def shown(value: object) -> str:
-    """A string in quotes, a number plain, an object by its place only."""
+    """Return a value as messages show it: strings in quotes, booleans in lower case."""
     if isinstance(value, str):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_label(text: str) -> bool:
-    """Whether it is a DNS label."""
+    """Return whether a text is a DNS label."""
     return len(text) <= 63 and _LABEL.fullmatch(text) is not None
 
 
 def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
-    """What is wrong with an object's name, owners, labels and annotations."""
+    """Return what is wrong with an object's name, owners, labels and annotations."""
     name = str(meta.get("name", ""))
     causes = []
     if not name:
@@ -101,7 +101,7 @@ def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
 
 
 def data_keys(obj: Mapping[str, Any]) -> list[Cause]:
-    """What is wrong with the keys of a ConfigMap or a Secret, which may become names of files."""
+    """Return what is wrong with the keys of a ConfigMap or Secret, which may become file names."""
     causes = []
     for part in ("data", "binaryData", "stringData"):
         for key in obj.get(part) or {}:
@@ -120,7 +120,7 @@ def data_keys(obj: Mapping[str, Any]) -> list[Cause]:
 
 
 def labels(given: Mapping[str, str], field: str) -> list[Cause]:
-    """What is wrong with a set of labels."""
+    """Return what is wrong with a set of labels."""
     causes = keys(given, field)
     for value in given.values():
         if len(value) > 63:
@@ -131,7 +131,7 @@ def labels(given: Mapping[str, str], field: str) -> list[Cause]:
 
 
 def keys(given: Mapping[str, str], field: str) -> list[Cause]:
-    """What is wrong with the keys of labels or annotations."""
+    """Return what is wrong with the keys of labels or annotations."""
     causes = []
     for key in given:
         prefix, slash, name = key.rpartition("/")

@@ -1,4 +1,4 @@
-"""What the API server adds to a pod's spec, and what it refuses."""
+"""The defaults that the API server adds to a pod's spec, and its refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def with_defaults(spec: Json) -> Json:
-    """A pod spec with what the API server adds to it."""
+    """Return a pod spec with the API server's defaults."""
     new: Json = {
         "dnsPolicy": "ClusterFirst",
         "restartPolicy": "Always",
@@ -53,7 +53,7 @@ def _container_with_defaults(container: Json) -> Json:
 
 
 def causes(spec: Json, field: str) -> list[Cause]:
-    """What is wrong with it."""
+    """Return what is wrong with a pod spec."""
     problems: list[Cause] = []
     if not spec.get("containers"):
         problems.append(required(f"{field}.containers"))
@@ -97,7 +97,7 @@ def _volume(volume: Json, where: str) -> list[Cause]:
 
 
 def _inside(path: str, field: str) -> list[Cause]:
-    """A path that would leave its volume."""
+    """Return what is wrong with a path that must stay inside its volume."""
     if path.startswith("/"):
         return [invalid(field, path, "must be a relative path")]
     if ".." in path.split("/"):
@@ -118,7 +118,10 @@ def _container(container: Json, where: str, volumes: set[str]) -> list[Cause]:
         if not entry.get("name"):
             problems.append(required(f"{where}.env[{place}].name"))
         elif "=" in entry["name"]:
-            words = "a valid environment variable name must consist only of printable ASCII characters other than '='"
+            words = (
+                "a valid environment variable name must consist only of printable ASCII "
+                "characters other than '='"
+            )
             problems.append(invalid(f"{where}.env[{place}].name", entry["name"], words))
         if entry.get("value") and entry.get("valueFrom"):
             words = "may not be specified when `value` is not empty"

@@ -1,4 +1,7 @@
-"""The types of the fields that are looked at: what a real server could not decode is refused before it is used."""
+"""The types of the fields that the stand-in reads.
+
+Values that a real server could not decode are refused before they are used.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,7 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 
 
 def decode(kind: str, obj: Json) -> Json:
-    """The object without its nulls, every field of the type it must have.
+    """Return the object without its nulls; every field has the type that it must have.
 
     Raises:
         ApiError: 400, in the words of the real server's decoder.
