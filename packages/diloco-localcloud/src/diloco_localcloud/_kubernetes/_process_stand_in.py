@@ -1,4 +1,4 @@
-"""The stand-in that really runs the pods."""
+"""The stand-in for Kubernetes that really runs the pods."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ class KubernetesProcesses(Service):
     pulled. When the stand-in stops, or is killed, all processes end.
 
     Args:
-        port: to listen on; 0 for a free one.
+        port: the port to listen on; 0 for a free one.
         tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command
-            is there. The bearer token is asked for either way.
-        namespace: of the kubeconfig; it is made if it is not ``default``.
-        resources: what the one node has, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256
-            GiB and 2000 pods. Pods that ask for more stay unscheduled.
-        labels: of the one node, which takes pods whatever their selectors are.
-        env: what the "image" gives every container; None for PATH (with this Python first), HOME,
-            PYTHONPATH and a few more variables of this process.
+            exists. The bearer token is required either way.
+        namespace: the namespace of the kubeconfig; it is made if it is not ``default``.
+        resources: the resources of the one node, such as ``{"nvidia.com/gpu": "8"}``, added to 64
+            CPUs, 256 GiB and 2000 pods. Pods that ask for more stay unscheduled.
+        labels: the labels of the one node, which takes pods whatever their selectors are.
+        env: the variables that the "image" gives every container; None for PATH (with this Python
+            first), HOME, PYTHONPATH and a few more variables of this process.
         pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as
-            on a cluster: signals that it does not handle are ignored (SIGTERM too). Linux, by the
-            command ``unshare``.
-        backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the
-            real one has 10.
-        nodes: those that pods are placed on, by their requests, node selectors, required node
+            on a cluster: signals that it does not handle are ignored (SIGTERM too). Linux only, by
+            the command ``unshare``.
+        backoff_seconds: the first wait of the Job controller before it replaces a failed pod; a
+            real one waits 10.
+        nodes: the nodes on which pods are placed, by their requests, node selectors, required node
             affinity and tolerations; None for the one node.
         strict_timing: a seed from which the delays of a real control plane are drawn (0.5 to 3.4 s
             from an exit to the status of the Job, and more while the Job changes for other
-            reasons), and some answers arrive late. 0 has delays as short as possible; so has None,
-            unless pytest runs with ``--strict-timing``.
+            reasons), and some answers arrive late. 0 makes delays as short as possible; so does
+            None, unless pytest runs with ``--strict-timing``.
 
     Attributes:
-        pods: the pods, to be killed, evicted or lost on demand.
-        nodes: to be added, lost, found and removed.
-        images: which of them can be "pulled".
-        access: who may do what.
-        faults: what goes wrong over HTTP.
-        calls: what was called.
+        pods: the pods, which a test may kill, evict or lose.
+        nodes: the nodes, which a test may add, lose, find again and remove.
+        images: the images, which a test may refuse and allow.
+        access: the permissions of the user.
+        faults: the faults that requests over HTTP meet.
+        calls: the requests so far.
 
     Raises:
-        StandInError: no such port, resources that are not quantities, resources or labels beside
-            nodes, or PID namespaces where the machine has none.
+        StandInError: no such port, resources that are not quantities, resources or labels together
+            with nodes, or PID namespaces on a machine that has none.
 
-    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    Use ``start`` and ``stop``, or a ``with`` block; it can be started once. Thread-safe.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class KubernetesProcesses(Service):
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
         wrapper = _pid_namespaces.wrapper() if pid_namespaces else ()
-        offset = time.time() - time.monotonic()  # the wall clock may jump, and this one may not
+        offset = time.time() - time.monotonic()  # unlike the wall clock, this one must not jump
         clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
         cluster = Cluster(
             clock,
@@ -120,7 +120,7 @@ class KubernetesProcesses(Service):
         super().__init__(cluster, port=port, tls=tls, namespace=namespace)
 
     def start(self) -> Self:
-        """Begin to listen, and to run what is asked for.
+        """Begin to listen, and to run pods.
 
         Raises:
             StandInError: it runs or ran already, the port is taken, or no certificate can be made.
@@ -133,7 +133,7 @@ class KubernetesProcesses(Service):
         return self
 
     def stop(self) -> None:
-        """Close the port, end every process and take the files away; may be called twice."""
+        """Close the port, end every process and delete the files; may be called twice."""
         started = self._server is not None
         super().stop()
         if started:

@@ -203,7 +203,7 @@ class _Session:
 
 
 def _status(event: Json, command: list[str]) -> Json:
-    """Return the status of a command that ended, worded as in the kubelet's and containerd's code."""
+    """Return the status of a command that ended, worded as by the kubelet and containerd."""
     if event["event"] == "refused":
         return _refusals.internal_error(
             "error executing command in container: failed to exec in container: OCI runtime exec "

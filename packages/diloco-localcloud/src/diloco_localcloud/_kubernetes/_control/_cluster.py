@@ -108,7 +108,7 @@ class Cluster:
         return job
 
     # -- pods
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def pod(self, namespace: str, name: str, uid: str) -> Json | None:
         """Return the pod of this name if its uid is still the same; None otherwise."""
@@ -217,7 +217,7 @@ class Cluster:
             self.store.replace(PODS, {**stored, "metadata": dict(stored["metadata"])})
 
     # -- jobs
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def delete_job(self, namespace: str, name: str, policy: str) -> Json:
         """Delete a Job.
@@ -248,7 +248,7 @@ class Cluster:
         return self.store.get(JOBS, namespace, name)
 
     # -- changes
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _heard(self, change: Change) -> None:
         self.changed.notify_all()

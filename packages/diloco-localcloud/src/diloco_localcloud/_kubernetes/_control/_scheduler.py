@@ -53,7 +53,7 @@ class Scheduler:
         self._cluster.timeline.after(seconds, lambda: self.bind(pod["metadata"]))
 
     def bind(self, meta: Json, *, anyway: bool = False) -> None:
-        """Give a pod a node now, if it has none; with ``anyway`` even one on which it does not fit."""
+        """Give a pod a node now, if it has none; ``anyway`` takes one on which it does not fit."""
         cluster = self._cluster
         pod = cluster.pod(meta["namespace"], meta["name"], meta["uid"])
         if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):

@@ -16,7 +16,7 @@ LONGEST_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Backoff:
-    """The controller's record per Job: the failures since the last success, and the last one's time."""
+    """The controller's record per Job: failures since the last success, and the last one's time."""
 
     failures: int = 0
     last: float = 0.0
@@ -36,7 +36,7 @@ class Backoff:
 
 
 def wait(failures: int, last: float, now: float, first: float) -> float:
-    """Return the seconds left of ``first``, doubled per failure up to 600 s, from the last failure."""
+    """Return the seconds left of ``first``, doubled per failure up to 600 s, since the last one."""
     if failures <= 0:
         return 0.0
     length: float = min(first * 2 ** min(failures - 1, 10), LONGEST_SECONDS)

@@ -1,4 +1,4 @@
-"""When a Job is decided, and with which words."""
+"""The decision when a Job ends, and its reason and message."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Json = dict[str, Any]
 
 
 def complete() -> Json:
-    """Every index has succeeded."""
+    """Return the end of a Job of which every index has succeeded."""
     return _success("CompletionsReached", "Reached expected number of succeeded pods")
 
 
 def failure(
     job: Json, new_failed: list[Json], pods: list[Json], count: int, started: str | None, now: float
 ) -> Json | None:
-    """By pod failure policy, back-off limit or deadline; None if it goes on.
+    """Return the end by pod failure policy, back-off limit or deadline; None if the Job goes on.
 
     Args:
-        job: as stored.
+        job: the Job as stored.
         new_failed: failed pods that are not counted yet.
         pods: all pods.
-        count: failures that count, the new ones included.
+        count: the number of failures that count, including the new ones.
         started: ``status.startTime``.
         now: seconds since the epoch.
     """
@@ -43,7 +43,7 @@ def failure(
 
 
 def failure_by_index(spec: Json, done: set[int], failed: set[int]) -> Json | None:
-    """By failed indexes, with ``backoffLimitPerIndex``."""
+    """Return the end by failed indexes, with ``backoffLimitPerIndex``; None if the Job goes on."""
     most = spec.get("maxFailedIndexes")
     if most is not None and len(failed) > most:
         message = "Job has exceeded the specified maximal number of failed indexes"
@@ -54,7 +54,7 @@ def failure_by_index(spec: Json, done: set[int], failed: set[int]) -> Json | Non
 
 
 def success_by_policy(spec: Json, done: set[int]) -> Json | None:
-    """By ``successPolicy``."""
+    """Return the end by ``successPolicy``; None if the Job goes on."""
     for place, rule in enumerate((spec.get("successPolicy") or {}).get("rules", [])):
         listed = rule.get("succeededIndexes")
         wanted = _indexes.parse(listed) if listed else done  # without a list, all indexes count

@@ -1,4 +1,4 @@
-"""``podFailurePolicy``: what the end of a pod means for its Job."""
+"""``podFailurePolicy``: the meaning of a pod's end for its Job."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Match:
-    """What the first matching rule says."""
+    """The result of the first matching rule."""
 
     action: str | None = None
     message: str | None = None
 
     @property
     def counts(self) -> bool:
-        """Whether the failure counts towards the limits."""
+        """Return whether the failure counts towards the limits."""
         return self.action != "Ignore"
 
 
 def match(job: Json, pod: Json) -> Match:
-    """The rule that decides on this failed pod; the empty match if there is none."""
+    """Return the rule that decides on this failed pod; the empty match if there is none."""
     for place, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules", [])):
         cause = None
         if rule.get("onExitCodes"):
@@ -49,7 +49,10 @@ def _by_exit_code(wanted: Json, pod: Json) -> str | None:
         if wanted.get("containerName") not in (None, "", end["name"]) or end["exitCode"] == 0:
             continue
         if (end["exitCode"] in wanted["values"]) == (wanted["operator"] == "In"):
-            return f"Container {end['name']} for pod {_where(pod)} failed with exit code {end['exitCode']}"
+            return (
+                f"Container {end['name']} for pod {_where(pod)} failed "
+                f"with exit code {end['exitCode']}"
+            )
     return None
 
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-MOST = 10_000_000  # far above what any Job has
+MOST = 10_000_000  # far more than any Job has
 
 
 def text(indexes: Iterable[int]) -> str:
-    """Sorted, with three or more neighbours as a range: two stay ``1,2``."""
+    """Return the sorted list, with three or more neighbours as a range: two stay ``1,2``."""
     ordered = sorted(set(indexes))
     if not ordered:
         return ""
@@ -30,7 +30,7 @@ def text(indexes: Iterable[int]) -> str:
 
 
 def parse(listed: str) -> set[int]:
-    """The inverse of ``text``.
+    """Return the indexes of a list that ``text`` wrote.
 
     Raises:
         ValueError: it is not such a list.

@@ -1,4 +1,4 @@
-"""A pod as the Job controller makes it."""
+"""A pod, as the Job controller makes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def from_job(job: Json, index: int | None, suffix: str, annotations: dict[str, str]) -> Json:
-    """The pod of an index, as the controller sends it."""
+    """Return the pod for an index, as the controller sends it."""
     template = copy.deepcopy(job["spec"]["template"])
     meta = template.get("metadata", {})
     spec = template["spec"]
@@ -37,7 +37,7 @@ def from_job(job: Json, index: int | None, suffix: str, annotations: dict[str, s
         "blockOwnerDeletion": True,
     }
     prefix = f"{stem}-"
-    if len(prefix) > 58:  # room for the five letters: the job's name is cut, the index stays
+    if len(prefix) > 58:  # leaves room for the five letters: the Job's name is cut, the index stays
         tail = prefix[len(job["metadata"]["name"]) :]
         prefix = job["metadata"]["name"][: 58 - len(tail)] + tail
     return {

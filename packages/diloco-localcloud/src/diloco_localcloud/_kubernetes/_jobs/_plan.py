@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Plan:
-    """What follows from one look."""
+    """The result of one look."""
 
     status: Json | None = None
     backoff: _backoff.Backoff = field(default_factory=_backoff.Backoff)
@@ -29,9 +29,9 @@ class Plan:
     )  # pods to end, not to be counted (suspended, or too many)
     release: list[Json] = field(
         default_factory=list
-    )  # pods that are counted and lose their finalizer
+    )  # pods that are counted now and lose their finalizer
     create: list[tuple[int | None, dict[str, str]]] = field(default_factory=list)
-    ending: Json | None = None  # the terminal condition, to be set once all is counted and gone
+    ending: Json | None = None  # the terminal condition, set when all is counted and gone
     again: float | None = None  # look again after so many seconds
 
 
@@ -42,10 +42,10 @@ def plan(
     now: float,
     first: float = _backoff.FIRST_SECONDS,
 ) -> Plan:
-    """Decide.
+    """Decide what to do next for a Job.
 
     Args:
-        job: as stored.
+        job: the Job as stored.
         pods: all pods that this Job owns, ended and deleting ones too.
         record: the back-off so far.
         now: seconds since the epoch.
@@ -60,7 +60,7 @@ def plan(
 
 
 class _Look:
-    """The workings of one ``plan``; lives for one call."""
+    """The state of one call of ``plan``."""
 
     def __init__(
         self, job: Json, pods: list[Json], record: _backoff.Backoff, now: float, first: float
@@ -176,7 +176,11 @@ class _Look:
         return end
 
     def _manage(self, done: set[int], failed: set[int]) -> tuple[int, set[str]]:
-        """Make or end pods; returns how many are active now, and the uids of failed ones whose replacement must wait."""
+        """Make or end pods.
+
+        Returns:
+            How many are active now, and the uids of failed ones whose replacement must wait.
+        """
         if self.spec.get("suspend"):
             self._drop(self.active)
             return 0, set()
@@ -241,7 +245,10 @@ class _Look:
         return len(self.active) + len(self.plan.create) + len(held), held
 
     def _unreplaced(self, done: set[int], failed: set[int]) -> set[str]:
-        """Failed pods of indexes that are still to be tried again keep their finalizer until they are replaced."""
+        """Return the failed pods of indexes that will be tried again.
+
+        They keep their finalizer until they are replaced.
+        """
         if not self.per_index:
             return set()
         return {_uid(pod) for pod in self._last_failures(done, failed).values()}
@@ -256,9 +263,9 @@ class _Look:
         return last
 
     def _pending(self, done: set[int], failed: set[int], most: int) -> list[int]:
-        """The first indexes that want a pod.
+        """Return the first indexes that need a pod.
 
-        A Job may have two thousand million of them, so no more are looked at.
+        A Job may have two thousand million indexes, so the search ends after ``most``.
         """
         taken = {_facts.index_of(pod) for pod in self.active} | done | failed
         if self.spec.get("podReplacementPolicy") == "Failed":
@@ -272,7 +279,10 @@ class _Look:
         )
 
     def _surplus(self, at_least: int) -> list[Json]:
-        """Active pods with an index out of range or taken twice, then as many as are too many, unready ones first."""
+        """Return the active pods to end: those with a wrong index, then as many as are too many.
+
+        An index is wrong if it is out of range or taken twice. Of the others, unready ones go first.
+        """
         kept: dict[int | None, Json] = {}
         surplus = []
         for pod in self.active if self.indexed else []:
@@ -332,7 +342,7 @@ class _Look:
             self.status["failedIndexes"] = _indexes.text(failed)
 
     def _announce(self, end: Json | None) -> None:
-        """The interim condition now, the terminal one once all is counted and gone."""
+        """Set the interim condition now; the terminal one follows when all is counted and gone."""
         if end is None:
             return
         if not true_condition(self.status, end["type"]):

@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def true_condition(status: Json, kind: str) -> Json | None:
-    """The condition of this type if it is true."""
+    """Return the condition of this type if it is true; None otherwise."""
     for entry in status.get("conditions", []):
         if entry["type"] == kind and entry["status"] == "True":
             return dict(entry)
@@ -19,13 +19,13 @@ def true_condition(status: Json, kind: str) -> Json | None:
 
 
 def finished(job: Json) -> bool:
-    """Whether it is Complete or Failed."""
+    """Return whether the Job is Complete or Failed."""
     status = job.get("status", {})
     return bool(true_condition(status, "Complete") or true_condition(status, "Failed"))
 
 
 def finish_time(job: Json) -> float:
-    """When it became Complete or Failed, in seconds since the epoch.
+    """Return when the Job became Complete or Failed, in seconds since the epoch.
 
     Raises:
         ValueError: it is not finished.
@@ -59,7 +59,7 @@ def set_condition(
 
 
 def start_status(job: Json, now: float) -> Json:
-    """A copy of the status, with what the controller's first look adds."""
+    """Return a copy of the status with the additions of the controller's first look."""
     status: Json = copy.deepcopy(job.get("status", {}))
     status.setdefault("uncountedTerminatedPods", {})
     if "startTime" not in status and not job["spec"].get("suspend"):
@@ -77,7 +77,10 @@ def write_counts(status: Json, *, active: int, ready: int, terminating: int) -> 
 
 
 def settle(status: Json, released: set[str], ending: Json | None, now: float) -> Json:
-    """The status once the finalizers of ``released`` are off: counted, and finished if nothing is left to wait for."""
+    """Return the status after the finalizers of the ``released`` pods are taken off.
+
+    They are counted, and the Job is finished if there is nothing left to wait for.
+    """
     status = copy.deepcopy(status)
     uncounted = status.get("uncountedTerminatedPods", {}).get("failed", [])
     counted = [uid for uid in uncounted if uid in released]

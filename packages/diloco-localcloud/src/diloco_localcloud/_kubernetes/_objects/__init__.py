@@ -1,1 +1,1 @@
-"""The objects of the API: their kinds, and where they are kept."""
+"""The objects of the API: their kinds, and the store that keeps them."""

@@ -17,13 +17,13 @@ _UNITS = (
 
 
 def quantity(value: object) -> float:
-    """A quantity such as ``500m`` or ``2Gi`` as a number.
+    """Return a quantity such as ``500m`` or ``2Gi`` as a number.
 
     Raises:
         ValueError: it is not a quantity.
     """
     text = str(value)
-    # Beyond 64 characters no amount of anything is meant, and a float may not hold it.
+    # No real amount takes more than 64 characters, and a float may not hold such a number.
     if isinstance(value, bool) or len(text) > 64 or not _QUANTITY.fullmatch(text):
         raise ValueError(
             "quantities must match the regular expression "

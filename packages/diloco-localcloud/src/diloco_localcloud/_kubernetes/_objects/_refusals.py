@@ -1,4 +1,4 @@
-"""Refusals, worded as the API server words them."""
+"""Refusals, in the words of the API server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 def qualified(resource: str, group: str) -> str:
-    """``jobs.batch``, or ``pods`` in the core group."""
+    """Return ``jobs.batch``, or ``pods`` in the core group."""
     return f"{resource}.{group}" if group else resource
 
 
@@ -45,39 +45,42 @@ def _details(resource: str, group: str, name: str) -> Json:
 
 
 def not_found(resource: str, group: str, name: str) -> ApiError:
-    """404 for an object."""
+    """Return 404 for an object."""
     message = f'{qualified(resource, group)} "{name}" not found'
     return ApiError(404, "NotFound", message, _details(resource, group, name))
 
 
 def no_such_path(method: str, path: str) -> ApiError:
-    """404 for a path that no API serves; the real server names it less plainly."""
-    message = f"the server could not find the requested resource: the stand-in does not serve {method} {path}"
+    """Return 404 for a path that no API serves; the real server's message is less plain."""
+    message = (
+        "the server could not find the requested resource: "
+        f"the stand-in does not serve {method} {path}"
+    )
     return ApiError(404, "NotFound", message, {})
 
 
 def already_exists(resource: str, group: str, name: str) -> ApiError:
-    """409 of a create."""
+    """Return 409 for a create of an object that exists."""
     message = f'{qualified(resource, group)} "{name}" already exists'
     return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
 
 
 def being_deleted(resource: str, group: str, name: str) -> ApiError:
-    """409 of a create while the old one is being deleted."""
+    """Return 409 for a create while the old object is being deleted."""
     message = f'object is being deleted: {qualified(resource, group)} "{name}" already exists'
     return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
 
 
 def being_terminated(resource: str, group: str, name: str, namespace: str) -> ApiError:
-    """403 of a create in a namespace that is being deleted."""
+    """Return 403 for a create in a namespace that is being deleted."""
     cause = {
         "reason": "NamespaceTerminating",
         "message": f"namespace {namespace} is being terminated",
         "field": "metadata.namespace",
     }
     message = (
-        f'{qualified(resource, group)} "{name}" is forbidden: unable to create new content in namespace {namespace} '
-        "because it is being terminated"
+        f'{qualified(resource, group)} "{name}" is forbidden: unable to create new content '
+        f"in namespace {namespace} because it is being terminated"
     )
     return ApiError(
         403, "Forbidden", message, {**_details(resource, group, name), "causes": [cause]}
@@ -85,17 +88,18 @@ def being_terminated(resource: str, group: str, name: str, namespace: str) -> Ap
 
 
 def conflict(resource: str, group: str, name: str, cause: str | None = None) -> ApiError:
-    """409 of an update or a failed precondition."""
+    """Return 409 for an update or a failed precondition."""
     cause = (
         cause
-        or "the object has been modified; please apply your changes to the latest version and try again"
+        or "the object has been modified; please apply your changes to the latest version "
+        "and try again"
     )
     message = f'Operation cannot be fulfilled on {qualified(resource, group)} "{name}": {cause}'
     return ApiError(409, "Conflict", message, _details(resource, group, name))
 
 
 def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]) -> ApiError:
-    """422; a cause is (field, reason such as FieldValueInvalid, message)."""
+    """Return 422; a cause is (field, reason such as FieldValueInvalid, message)."""
     texts = [f"{field}: {message}" for field, _, message in causes]
     listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     details = {
@@ -111,30 +115,33 @@ def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]
 
 
 def bad_request(message: str) -> ApiError:
-    """400."""
+    """Return 400 with a message."""
     return ApiError(400, "BadRequest", message)
 
 
 def unauthorized() -> ApiError:
-    """401."""
+    """Return 401."""
     return ApiError(401, "Unauthorized", "Unauthorized")
 
 
 def too_large(limit: int) -> ApiError:
-    """413."""
+    """Return 413 for a body above the limit."""
     message = f"Request entity too large: limit is {limit}"
     return ApiError(413, "RequestEntityTooLarge", message)
 
 
 def method_not_allowed() -> ApiError:
-    """405."""
+    """Return 405."""
     message = "the server does not allow this method on the requested resource"
     return ApiError(405, "MethodNotAllowed", message, {})
 
 
 def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
-    """415."""
-    message = f"the body of the request was in an unknown format - accepted media types include: {', '.join(allowed)}"
+    """Return 415 for a body of another media type than the allowed ones."""
+    message = (
+        "the body of the request was in an unknown format - accepted media types include: "
+        f"{', '.join(allowed)}"
+    )
     return ApiError(
         415,
         "UnsupportedMediaType",
@@ -144,13 +151,13 @@ def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
 
 
 def internal_error(message: str) -> ApiError:
-    """500."""
+    """Return 500 with a message."""
     details = {"causes": [{"message": message}]}
     return ApiError(500, "InternalError", f"Internal error occurred: {message}", details)
 
 
 def too_many_requests(seconds: int) -> ApiError:
-    """429 with Retry-After."""
+    """Return 429 with Retry-After."""
     message = "Too many requests, please try again later."
     return ApiError(
         429,
@@ -162,7 +169,7 @@ def too_many_requests(seconds: int) -> ApiError:
 
 
 def gone(message: str) -> ApiError:
-    """410: a continue token or a resource version that is too old."""
+    """Return 410 for a continue token or a resource version that is too old."""
     return ApiError(410, "Expired", message)
 
 
@@ -175,16 +182,19 @@ def forbidden(
     name: str,
     subresource: str = "",
 ) -> ApiError:
-    """403 of the authorizer."""
+    """Return the authorizer's 403."""
     what = f"{resource}/{subresource}" if subresource else resource
     subject = f'{qualified(resource, group)} "{name}"' if name else qualified(resource, group)
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-    message = f'{subject} is forbidden: User "{user}" cannot {verb} resource "{what}" in API group "{group}" {where}'
+    message = (
+        f'{subject} is forbidden: User "{user}" cannot {verb} resource "{what}" '
+        f'in API group "{group}" {where}'
+    )
     return ApiError(403, "Forbidden", message, _details(resource, group, name))
 
 
 def success(resource: str, group: str, name: str, uid: str) -> Json:
-    """The Status that answers a delete which removed the object."""
+    """Return the Status that answers a delete which removed the object."""
     details = {**_details(resource, group, name), "uid": uid}
     return {
         "kind": "Status",

@@ -29,12 +29,12 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """``batch/v1`` or ``v1``."""
+        """Return ``batch/v1`` or ``v1``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def singular(self) -> str:
-        """The kind in lower case."""
+        """Return the kind in lower case."""
         return self.kind.lower()
 
 
@@ -64,7 +64,7 @@ KUEUE = "kueue.x-k8s.io"
 KUEUE_VERSIONS = (
     "v1beta1",
     "v1beta2",
-)  # an installation of Kueue serves one or both; a stand-in one
+)  # a real Kueue serves one or both of them; a stand-in one
 WORKLOADS = {
     version: Resource(
         "workloads", "Workload", KUEUE, version, subresources=("status",), short=("wl",)
@@ -97,7 +97,7 @@ ALL = (
 
 
 def find(group: str, version: str, plural: str) -> Resource | None:
-    """The resource of a path; None if the stand-in has none such."""
+    """Return the resource of a path; None if the stand-in has no such resource."""
     for resource in ALL:
         if (resource.group, resource.version, resource.plural) == (group, version, plural):
             return resource

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# The letters of generated names: no vowels, so that they form no words.
+# The letters of generated names: without vowels, so that no words can arise.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-# A watch from before the oldest kept change is told 410, as a compacted etcd would.
+# A watch from before the oldest kept change gets a 410, as with a compacted etcd.
 _HISTORY = 10_000
 
 
@@ -37,7 +37,7 @@ class Change:
 class Store:
     """All objects by kind, namespace and name.
 
-    Objects that went in or came out are never changed in place: an update puts a new one. Not
+    Objects that were put in or taken out are never changed in place: an update puts a new one. Not
     thread-safe: the cluster calls it under its lock.
     """
 
@@ -51,19 +51,19 @@ class Store:
         self.listeners: list[Callable[[Change], None]] = []
 
     def suffix(self) -> str:
-        """Five letters, as generated names end."""
+        """Return five letters for the end of a generated name."""
         return "".join(self._random.choices(_LETTERS, k=5))
 
     def uid(self) -> str:
-        """A new uid; the same ones for the same seed."""
+        """Return a new uid; equal seeds give equal uids."""
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     def find(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """The object, or None."""
+        """Return the object, or None."""
         return self._objects.get(_kind(resource), {}).get((namespace, name))
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json:
-        """The object.
+        """Return the object.
 
         Raises:
             ApiError: 404.
@@ -74,22 +74,22 @@ class Store:
         return obj
 
     def list(self, resource: Resource, namespace: str = "") -> list[Json]:
-        """The objects of a namespace, or of all, ordered by namespace and name."""
+        """Return the objects of a namespace, or of all, ordered by namespace and name."""
         table = self._objects.get(_kind(resource), {})
         return [table[key] for key in sorted(table) if not namespace or key[0] == namespace]
 
     def by_age(self, resource: Resource, namespace: str) -> Sequence[Json]:
-        """The objects of a namespace, the oldest first; creationTimestamp is too coarse for that."""
+        """Return a namespace's objects, oldest first; creationTimestamp is too coarse for that."""
         table = self._objects.get(_kind(resource), {})
         return [obj for (where, _), obj in table.items() if where == namespace]
 
     def owned(self, uid: str) -> Iterator[tuple[str, Json]]:
-        """(kind of table, object) for all that name ``uid`` as an owner."""
+        """Yield (kind of table, object) for all that name ``uid`` as an owner."""
         for kind, namespace, name in sorted(self._owned.get(uid, ())):
             yield kind, self._objects[kind][namespace, name]
 
     def prepare(self, resource: Resource, body: Json) -> Json:
-        """A copy of ``body`` with the metadata that the server gives a new object."""
+        """Return a copy of ``body`` with the metadata that the server gives a new object."""
         new = copy.deepcopy(body)
         meta = new.setdefault("metadata", {})
         if not meta.get("name") and meta.get("generateName"):
@@ -111,7 +111,7 @@ class Store:
         """Put a prepared object.
 
         Raises:
-            ApiError: 409, there is one of this name.
+            ApiError: 409, there is an object of this name.
         """
         meta = new["metadata"]
         old = self.find(resource, meta.get("namespace", ""), meta["name"])
@@ -122,7 +122,11 @@ class Store:
         return self._put(resource, None, new)
 
     def replace(self, resource: Resource, new: Json, *, keep: bool = False) -> Json | None:
-        """Put a new version; without ``keep`` the object goes (then None) if it is deleted and nothing holds it any more."""
+        """Put a new version of an object, and return the old or the new one.
+
+        Without ``keep`` the object is removed, and the result is None, if it is being deleted and
+        neither a finalizer nor a grace period holds it.
+        """
         meta = new["metadata"]
         old = self.get(resource, meta.get("namespace", ""), meta["name"])
         if new.get("spec") != old.get("spec"):

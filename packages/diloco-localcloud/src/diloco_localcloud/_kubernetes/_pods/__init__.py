@@ -1,1 +1,1 @@
-"""Pods, pure: what is read off one, and the steps of its state."""
+"""Pods, as pure functions: the facts about a pod, and the steps of its state."""

@@ -1,8 +1,8 @@
-"""On which node a pod fits, and why on none: pure.
+"""The choice of a node for a pod, and the reasons why it fits on none: pure functions.
 
-The words and the order of the checks are those of the scheduler of Kubernetes 1.34, by its source
-and by messages that users have published. The recordings that the stand-in is compared with have
-none of more than one node.
+The messages and the order of the checks are those of the scheduler of Kubernetes 1.34, from its
+source and from messages that users have published. The recordings that the stand-in is compared
+with are all of a single node.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedul
 
 @dataclass(frozen=True)
 class Lack:
-    """Why a node cannot take a pod; ``for_good`` if it could not even if it were empty."""
+    """The reason why a node cannot take a pod; ``for_good`` if it could not even when empty."""
 
     reason: str
     for_good: bool = True
 
 
-Taken = Mapping[str, float]  # what the pods of a node have asked for, by resource
-Filter = Callable[[Json, Taken, Json], list[Lack]]  # (node, what is taken of it, pod)
+Taken = Mapping[str, float]  # the requests of the pods on a node, by resource
+Filter = Callable[[Json, Taken, Json], list[Lack]]  # (node, amounts taken of it, pod)
 
 
 def choose(
@@ -39,14 +39,14 @@ def choose(
     filters: Sequence[Filter],
     lacking: str = "",
 ) -> tuple[str | None, str]:
-    """The node for a pod: the one with the fewest pods of those that pass all filters.
+    """Return the node for a pod: the one with the fewest pods of those that pass all filters.
 
     Args:
-        nodes: all of them.
+        nodes: all nodes.
         pods: all pods, ended ones too.
-        pod: the one that has no node.
-        filters: asked in this order; the first one that finds a lack speaks for its node.
-        lacking: why it fits on no node at all; empty for no such reason.
+        pod: the pod that has no node.
+        filters: called in this order; the first one that finds a lack decides for its node.
+        lacking: why it fits on no node at all; empty if there is no such reason.
 
     Returns:
         (name, ""), or (None, the message of the scheduler).
@@ -73,7 +73,10 @@ def choose(
 
 
 def tainted(node: Json, _: Taken, pod: Json) -> list[Lack]:
-    """Cordoned, or with a taint that the pod does not tolerate; the first such taint is named."""
+    """Reject a cordoned node and one with a taint that the pod does not tolerate.
+
+    The first such taint is named.
+    """
     spec = node.get("spec") or {}
     if spec.get("unschedulable") and not tolerates(pod, UNSCHEDULABLE):
         return [Lack("node(s) were unschedulable")]
@@ -85,7 +88,7 @@ def tainted(node: Json, _: Taken, pod: Json) -> list[Lack]:
 
 
 def unselected(node: Json, _: Taken, pod: Json) -> list[Lack]:
-    """Not one of those that the node selector and the required node affinity ask for."""
+    """Reject a node that does not match the node selector and the required node affinity."""
     labels = node["metadata"].get("labels") or {}
     selector = pod["spec"].get("nodeSelector") or {}
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
@@ -99,7 +102,7 @@ def unselected(node: Json, _: Taken, pod: Json) -> list[Lack]:
 
 
 def full(node: Json, taken: Taken, pod: Json) -> list[Lack]:
-    """Without room for what the pod requests."""
+    """Reject a node without room for the pod's requests."""
     has = (node.get("status") or {}).get("allocatable") or {}
     lacks = []
     for name, amount in {"pods": 1.0, **_requests(pod)}.items():
@@ -114,12 +117,15 @@ ALL: tuple[Filter, ...] = (tainted, unselected, full)
 
 
 def tolerates(pod: Json, taint: Mapping[str, Any]) -> bool:
-    """Whether a pod tolerates a taint, if only for a while."""
+    """Return whether a pod tolerates a taint, if only for a while."""
     return any(_matches(each, taint) for each in pod["spec"].get("tolerations") or [])
 
 
 def toleration_seconds(pod: Json, taints: Iterable[Json]) -> float | None:
-    """How long a pod may stay on a node with these taints of effect NoExecute; None for ever, 0 if not at all."""
+    """Return how many seconds a pod may stay on a node with these NoExecute taints.
+
+    None means for ever, 0 not at all.
+    """
     shortest: float | None = None
     for taint in taints:
         matching = [each for each in pod["spec"].get("tolerations") or [] if _matches(each, taint)]

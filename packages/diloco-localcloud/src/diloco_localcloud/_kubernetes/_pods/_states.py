@@ -1,4 +1,4 @@
-"""The steps of a pod's life, as changes of its status: pure functions from pod to pod."""
+"""The states of a pod, as changes of its status: pure functions from pod to pod."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Json = dict[str, Any]
 
 
 def with_status(pod: Json, **fields: Any) -> Json:
-    """The pod with these fields of its status set."""
+    """Return the pod with these fields of its status set."""
     return {**pod, "status": {**copy.deepcopy(pod["status"]), **fields}}
 
 
 def with_condition(
     pod: Json, kind: str, *, true: bool, now: str, reason: str = "", message: str = ""
 ) -> Json:
-    """The pod with a condition set; its transition time is kept if the status stays."""
+    """Return the pod with a condition set; its transition time is kept if the status stays."""
     status = "True" if true else "False"
     entries = copy.deepcopy(pod["status"].get("conditions", []))
     old = next((entry for entry in entries if entry["type"] == kind), None)
@@ -35,7 +35,7 @@ def with_condition(
 
 
 def unschedulable(pod: Json, message: str, now: str) -> Json:
-    """No node for it, for now."""
+    """Return the pod as one that fits on no node for now."""
     pod = with_status(pod, phase="Pending")
     return with_condition(
         pod, "PodScheduled", true=False, now=now, reason="Unschedulable", message=message
@@ -43,13 +43,13 @@ def unschedulable(pod: Json, message: str, now: str) -> Json:
 
 
 def bound(pod: Json, node: str, now: str) -> Json:
-    """On a node, whose kubelet has not looked yet."""
+    """Return the pod with a node whose kubelet has not looked at it yet."""
     pod = {**pod, "spec": {**pod["spec"], "nodeName": node}}
     return with_condition(pod, "PodScheduled", true=True, now=now)
 
 
 def waiting(pod: Json, reason: str, message: str, now: str) -> Json:
-    """The kubelet prepares its containers: pulls images, or fails to."""
+    """Return the pod while the kubelet prepares its containers: pulls images, or fails to."""
     statuses = []
     for container in pod["spec"]["containers"]:
         state: Json = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
@@ -68,7 +68,7 @@ def waiting(pod: Json, reason: str, message: str, now: str) -> Json:
 
 
 def running(pod: Json, now: str, address: str = "") -> Json:
-    """All its containers run and are ready."""
+    """Return the pod with all its containers running and ready."""
     statuses = []
     for container in pod["spec"]["containers"]:
         old = _old(pod, container["name"])
@@ -94,7 +94,7 @@ def terminated(
     message: str = "",
     signal: int | None = None,
 ) -> Json:
-    """One container has ended; the phase follows later, by ``ended``."""
+    """Return the pod with one container ended; the phase follows later, by ``ended``."""
     old = _old(pod, container)
     started = old.get("state", {}).get("running", {}).get("startedAt", now)
     state: Json = {
@@ -110,11 +110,14 @@ def terminated(
 
 
 def never_made(pod: Json, container: str, now: str) -> Json:
-    """A container that was never made is ended on paper when its pod is told to go; seen with no times and no id."""
+    """Return a deleted pod with an end for a container that was never made.
+
+    It was seen with no times and no ID.
+    """
     state = {
         "exitCode": 137,
         "reason": "ContainerStatusUnknown",
-        # These words are the kubelet's source's; the rest was seen.
+        # This message is from the kubelet's source; the rest was seen.
         "message": "The container could not be located when the pod was terminated",
         "startedAt": None,
         "finishedAt": None,
@@ -137,7 +140,7 @@ def _with_end(pod: Json, container: str, state: Json, now: str) -> Json:
 
 
 def restarted(pod: Json, container: str, now: str) -> Json:
-    """A container runs again in the same pod (restartPolicy OnFailure or Always)."""
+    """Return the pod with a container that runs again (restartPolicy OnFailure or Always)."""
     old = _old(pod, container)
     spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
     restarts = old.get("restartCount", 0) + 1
@@ -155,7 +158,7 @@ def restarted(pod: Json, container: str, now: str) -> Json:
 
 
 def ended(pod: Json, now: str) -> Json:
-    """All containers have ended: Succeeded if all with 0, else Failed."""
+    """Return the pod after all containers have ended: Succeeded if all with 0, else Failed."""
     codes = [
         entry["state"].get("terminated", {}).get("exitCode", 1)
         for entry in pod["status"]["containerStatuses"]
@@ -166,26 +169,32 @@ def ended(pod: Json, now: str) -> Json:
 
 
 def failed(pod: Json, reason: str, message: str, now: str) -> Json:
-    """Failed by the cluster and not by itself, such as reason ``Evicted``."""
+    """Return the pod failed by the cluster and not by itself, such as with reason ``Evicted``."""
     return with_status(
         _unready(pod, now, "PodFailed"), phase="Failed", reason=reason, message=message
     )
 
 
 def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
-    """Marked as ended by the cluster (condition DisruptionTarget)."""
+    """Return the pod marked as ended by the cluster (condition DisruptionTarget)."""
     return with_condition(
         pod, "DisruptionTarget", true=True, now=now, reason=reason, message=message
     )
 
 
 def unreachable(pod: Json, now: str) -> Json:
-    """Its node does not answer: seen not to be ready any more, while its containers are said to run as before."""
+    """Return the pod of a node that does not answer.
+
+    As observed, it is not ready any more, while its containers still count as running.
+    """
     return with_condition(pod, "Ready", true=False, now=now)
 
 
 def reachable(pod: Json, now: str) -> Json:
-    """Its node answers again, and its containers run as before; not seen, but by the source."""
+    """Return the pod of a node that answers again, its containers running as before.
+
+    This follows the source; it was not seen.
+    """
     return with_condition(pod, "Ready", true=True, now=now)
 
 

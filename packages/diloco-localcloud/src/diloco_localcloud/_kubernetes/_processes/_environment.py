@@ -19,10 +19,12 @@ Json = dict[str, Any]
 
 
 def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
-    """All variables: the image's, then ``envFrom``, then ``env`` in its order, each seeing those before it.
+    """Return all variables of a container.
+
+    The image's come first, then ``envFrom``, then ``env`` in its order; each sees those before it.
 
     Raises:
-        ConfigError: a ConfigMap, Secret or key is missing, or its data are no text.
+        ConfigError: a ConfigMap, Secret or key is missing, or its data are not text.
     """
     env = dict(base)
     for source in container.get("envFrom") or []:
@@ -81,7 +83,7 @@ def _text(data: Mapping[str, bytes], key: str, where: str) -> str:
 
 
 def field(pod: Json, path: str) -> str:
-    """A field of the pod by the downward API; "" for a label or annotation that it lacks.
+    """Return a field of the pod by the downward API; "" for a missing label or annotation.
 
     Raises:
         ConfigError: there is no such field.

@@ -1,4 +1,4 @@
-"""``$(NAME)`` in commands and values, as Kubernetes expands it."""
+"""The expansion of ``$(NAME)`` in commands and values, as in Kubernetes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PATTERN = re.compile(r"\$(\$|\(([^)]*)\))")
 
 
 def expand(text: str, known: Mapping[str, str]) -> str:
-    """Put the values in: ``$(NAME)`` becomes its value or stays if there is none, ``$$`` becomes ``$``."""
+    """Replace ``$(NAME)`` by its value, or leave it if there is none; ``$$`` becomes ``$``."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] == "$":

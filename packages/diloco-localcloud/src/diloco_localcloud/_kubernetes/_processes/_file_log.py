@@ -13,7 +13,7 @@ _LONGEST_LINE = 1 << 16  # more than an entry, with its time before it
 
 
 class FileLog:
-    """Reads on as the file grows; keeps the places of the entries, and not the entries.
+    """A log that is read as its file grows; it keeps the places of the entries, not the entries.
 
     Used under the cluster's lock.
     """
@@ -27,12 +27,12 @@ class FileLog:
         self._places: list[tuple[int, int, bool]] = []
 
     def times(self) -> list[float]:
-        """See ``Log``."""
+        """Return the time of each entry; see ``Log``."""
         self._look()
         return self._times
 
     def entries(self, start: int, end: int) -> list[tuple[float, bytes]]:
-        """See ``Log``."""
+        """Return some of the entries; see ``Log``."""
         self._look()
         chosen = self._places[start:end]
         if not chosen:
@@ -42,7 +42,7 @@ class FileLog:
             with open_regular(self._path) as file:
                 file.seek(first)
                 text = file.read(chosen[-1][1] - first)
-        except OSError:  # the pod has gone, and its folder; or its program has replaced the file
+        except OSError:  # the pod and its folder are gone, or its program has replaced the file
             return []
         return [
             (moment, text[begin - first : end - first] + (b"\n" if whole else b""))
@@ -53,10 +53,10 @@ class FileLog:
         try:
             with open_regular(self._path) as file:
                 file.seek(self._read)
-                # At newlines only: a carriage return does not end a line.
+                # Only at newlines: a carriage return does not end a line.
                 while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
                     self._add(line)
-        except (OSError, ValueError):  # what a program has put there is no log
+        except (OSError, ValueError):  # a program has put other text there
             return
 
     def _add(self, line: bytes) -> None:
