@@ -1,4 +1,4 @@
-"""The scripted stand-in."""
+"""The stand-in for Kubernetes whose pods a test moves."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ EPOCH = 1767225600.0
 
 
 class KubernetesStandIn(Service):
-    """A Kubernetes API on loopback, with Jobs that behave as those of a real controller, and pods that a test moves.
+    """A Kubernetes API on loopback, with a real controller's Jobs, and pods that a test moves.
 
     Args:
-        port: to listen on; 0 for a free one.
+        port: the port to listen on; 0 for a free one.
         tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command
-            is there. The bearer token is asked for either way.
-        namespace: of the kubeconfig; it is made if it is not ``default``.
+            exists. The bearer token is required either way.
+        namespace: the namespace of the kubeconfig; it is made if it is not ``default``.
         start: where the virtual clock begins, in seconds since the epoch.
-        seed: of names and uids.
+        seed: the seed of names and uids.
         kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``.
             True, or the version of its API: ``v1beta1`` (also for True) or ``v1beta2``.
-        nodes: those that pods are placed on, by their requests, node selectors, required node
+        nodes: the nodes on which pods are placed, by their requests, node selectors, required node
             affinity and tolerations; None for one node that takes every pod.
         strict_timing: a seed from which every delay of the control plane is drawn anew, within what
             was observed, so that things happen in orders that are rare otherwise, and some answers
-            arrive late. 0 has the usual delays; so has None, unless pytest runs with
+            arrive late. 0 makes the delays the usual ones; so does None, unless pytest runs with
             ``--strict-timing``.
 
     Attributes:
-        world: the pods and the clock, in the hands of the test.
-        nodes: to be added, lost, found and removed.
-        images: which of them can be pulled.
-        access: who may do what.
-        faults: what goes wrong over HTTP.
-        calls: what was called.
+        world: the pods and the clock, which the test moves.
+        nodes: the nodes, which a test may add, lose, find again and remove.
+        images: the images, which a test may refuse and allow.
+        access: the permissions of the user.
+        faults: the faults that requests over HTTP meet.
+        calls: the requests so far.
 
     Raises:
         StandInError: no such port, or no such version of Kueue.
 
-    ``start``, ``stop`` or a ``with`` block; everything about it is thread-safe.
+    Use ``start`` and ``stop``, or a ``with`` block; everything about it is thread-safe.
     """
 
     def __init__(

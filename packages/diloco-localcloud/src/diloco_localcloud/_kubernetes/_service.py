@@ -1,4 +1,4 @@
-"""What every Kubernetes stand-in has: the API on loopback."""
+"""The part that all stand-ins for Kubernetes share: the API on loopback."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where it is, such as ``https://127.0.0.1:40123``.
+        """Return its URL, such as ``https://127.0.0.1:40123``.
 
         Raises:
             StandInError: it is not started.
@@ -60,12 +60,12 @@ class Service:
 
     @property
     def token(self) -> str:
-        """The bearer token."""
+        """Return the bearer token."""
         return self._token
 
     @property
     def authority(self) -> str | None:
-        """The certificate authority to trust (PEM); None without TLS, or before the start."""
+        """Return the certificate authority to trust (PEM); None without TLS or before the start."""
         return self._authority
 
     def start(self) -> Self:
@@ -82,7 +82,10 @@ class Service:
         try:
             self._server = Server(self._api.handle, self._port, context, admit=self._api.admit)
         except OSError as wrong:
-            message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
+            message = (
+                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
+                "choose another, or 0 for a free one"
+            )
             raise StandInError(message) from None
         self._cluster.stopped = False
         self._server.start()
@@ -106,7 +109,9 @@ class Service:
         return _kubeconfig.write(path, self.kubeconfig_dict())
 
     def kubeconfig_dict(self) -> Json:
-        """The kubeconfig as an object, for ``kubernetes.config.new_client_from_config_dict``.
+        """Return the kubeconfig as an object.
+
+        ``kubernetes.config.new_client_from_config_dict`` takes it.
 
         Raises:
             StandInError: it is not started.

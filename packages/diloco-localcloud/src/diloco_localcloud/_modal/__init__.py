@@ -1,1 +1,1 @@
-"""The stand-ins of Modal."""
+"""The stand-ins for Modal."""

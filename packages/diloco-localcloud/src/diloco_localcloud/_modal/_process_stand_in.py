@@ -1,4 +1,4 @@
-"""The stand-in of Modal that really runs what is called."""
+"""The stand-in for Modal that really runs the called functions."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class ModalProcesses(Service):
     or is killed, all processes end. Needs ``diloco-localcloud[modal]``.
 
     Args:
-        port: to listen on; 0 for a free one.
-        workspace: its name.
-        env: what the "image" gives every container; None for PATH (with this Python first), HOME,
-            PYTHONPATH and a few more variables of this process. The variables of the function's
-            secrets come on top.
-        grace_seconds: between SIGINT and SIGKILL for a container that has to go.
+        port: the port to listen on; 0 for a free one.
+        workspace: the name of the workspace.
+        env: the variables that the "image" gives every container; None for PATH (with this Python
+            first), HOME, PYTHONPATH and a few more variables of this process. The variables of the
+            function's secrets are added to them.
+        grace_seconds: the time between SIGINT and SIGKILL for a container that has to end.
 
     Attributes:
-        world: the calls, to be preempted, killed or stopped on demand; Dicts, secrets, environments
-            and habits.
-        faults: what goes wrong over gRPC. The verb is an RPC, such as ``FunctionMap``; the resource
-            is ``modal``.
-        calls: what was called, named in the same way, the calls of containers among them.
+        world: the calls, which a test may preempt, kill or stop; Dicts, secrets, environments and
+            habits.
+        faults: the faults that requests over gRPC meet. The verb is an RPC, such as
+            ``FunctionMap``; the resource is ``modal``.
+        calls: the requests so far, named in the same way, including those of the containers.
 
     Raises:
         StandInError: no such port, or a negative grace.
 
-    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    Use ``start`` and ``stop``, or a ``with`` block; it can be started once. Thread-safe.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ModalProcesses(Service):
         self.world = LocalCalls(self._workspace, self._runner)
 
     def start(self) -> Self:
-        """Begin to listen, and to run what is called.
+        """Begin to listen, and to run the called functions.
 
         Raises:
             StandInError: it runs or ran already, the port is taken, or the extra ``modal`` is not
@@ -88,7 +88,7 @@ class ModalProcesses(Service):
         return self
 
     def stop(self) -> None:
-        """End every process, close the port and take the files away; may be called twice."""
+        """End every process, close the port and delete the files; may be called twice."""
         self._runner.close()
         super().stop()
         self._over = True

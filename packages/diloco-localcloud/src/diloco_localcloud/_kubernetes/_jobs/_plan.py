@@ -281,7 +281,8 @@ class _Look:
     def _surplus(self, at_least: int) -> list[Json]:
         """Return the active pods to end: those with a wrong index, then as many as are too many.
 
-        An index is wrong if it is out of range or taken twice. Of the others, unready ones go first.
+        An index is wrong if it is out of range or taken twice. Of the others, unready ones come
+        first.
         """
         kept: dict[int | None, Json] = {}
         surplus = []

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-START = Delay(0.01, 0.0, 0.5)  # from a node to the first pull
+START = Delay(0.01, 0.0, 0.5)  # from a node's assignment to the first pull
 HEARD = Delay(0.0, 0.1, 0.9)  # from the end of a container to its state
-PHASE = Delay(0.0, 0.4, 1.0)  # from there to the phase
-REMOVE = Delay(0.0, 0.1, 1.0)  # from there to the last delete
+PHASE = Delay(0.0, 0.4, 1.0)  # from that state to the phase
+REMOVE = Delay(0.0, 0.1, 1.0)  # from the phase to the last delete
 AGAIN_SECONDS = 1.0  # between tries to make a container whose configuration is missing
 RESTART_SECONDS = (
-    10.0  # the second restart waits so long, the next ones twice as long each, up to five minutes
+    10.0  # the second restart waits so long, each later one twice as long, up to five minutes
 )
 LONGEST_RESTART_SECONDS = 300.0
 FORCED_SECONDS = 2.0  # from SIGTERM to SIGKILL for a pod whose delete was forced
@@ -39,7 +39,7 @@ ADDRESS = "127.0.0.1"
 
 
 class ProcessKubelet:
-    """The kubelet of all nodes. Methods run under the cluster's lock, but for ``close``."""
+    """The kubelet of all nodes. Methods run under the cluster's lock, except ``close``."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ProcessKubelet:
         self.cluster = cluster
         self._images = images
         self._scheduler = Scheduler(cluster, filters, self._bound)
-        self._unheard: list[tuple[str, Callable[[], None]]] = []  # what happened on lost nodes
+        self._unheard: list[tuple[str, Callable[[], None]]] = []  # unreported, on lost nodes
         self._folder = folder
         self._base = dict(base)
         self._wrapper = wrapper
@@ -61,15 +61,15 @@ class ProcessKubelet:
         self._closed = False
         cluster.runtime = self
 
-    # -- what the cluster calls
+    # -- called by the cluster
     # ----------------------------------------------------------------------------------------
 
     def added(self, pod: Json) -> None:
-        """A pod was made: find room for it."""
+        """Find a node for a new pod."""
         self._scheduler.add(pod)
 
     def found(self, node: str) -> None:
-        """A node answers again: what happened on it is told, and what had been told to go ends."""
+        """Report what happened on a node that answers again, and end its pods that were deleted."""
         waiting, self._unheard = self._unheard, []
         for where, tell in waiting:
             if where == node:
@@ -87,7 +87,7 @@ class ProcessKubelet:
                 self._kill(uid)
 
     def deleting(self, pod: Json) -> None:
-        """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""
+        """Send a deleted pod SIGTERM now, and SIGKILL at the end of its grace."""
         meta = pod["metadata"]
         sandbox = self._pods.get(meta["uid"])
         if self.cluster.out_of_reach(pod) or (sandbox is not None and sandbox.stuck):
@@ -103,7 +103,10 @@ class ProcessKubelet:
         self.cluster.timeline.after(grace, lambda: self._kill(meta["uid"]))
 
     def removed(self, pod: Json) -> None:
-        """A pod is out of the store: what still runs of it (a forced delete) is ended, but on a lost node it runs on."""
+        """End the processes that a pod still has when it is out of the store (a forced delete).
+
+        On a lost node they run on.
+        """
         uid = pod["metadata"]["uid"]
         sandbox = self._pods.get(uid)
         if sandbox is None or sandbox.stuck or sandbox.node in self.cluster.lost:
@@ -117,7 +120,7 @@ class ProcessKubelet:
             sandbox.remove()
 
     def log_of(self, pod: Json, container: str, life: int) -> Log:
-        """The log of one life of a container."""
+        """Return the log of one run of a container."""
         sandbox = self._pods.get(pod["metadata"]["uid"])
         log = sandbox.logs.get((container, life)) if sandbox else None
         if log is None:
@@ -135,7 +138,7 @@ class ProcessKubelet:
     ) -> Callable[[], None] | None:
         """Start a command in a container.
 
-        It has the container's environment and folder, and ends with it.
+        It has the container's environment and folder, and ends with the container.
         """
         sandbox = self._pods.get(pod["metadata"]["uid"])
         if sandbox is None or container not in sandbox.containers or self._closed:
@@ -144,7 +147,7 @@ class ProcessKubelet:
 
         def heard(event: Json) -> None:
             if event["event"] != "started":
-                with self.cluster.changed:  # and so not before it is known
+                with self.cluster.changed:  # waits until the process is in the set
                     started.discard(process)
                 told(event)
 
@@ -152,15 +155,15 @@ class ProcessKubelet:
         started.add(process)
         return process.kill
 
-    # -- on demand
-    # -----------------------------------------------------------------------------------------------------
+    # -- called by the stand-in and its tests
+    # ----------------------------------------------------------------------------------------------
 
     def sandbox(self, uid: str) -> Sandbox | None:
-        """What runs of a pod."""
+        """Return the folder and containers of a pod; None if it has none."""
         return self._pods.get(uid)
 
     def close(self) -> None:
-        """End every process; nothing is started any more. Without the lock."""
+        """End every process, and start none any more; called without the lock."""
         with self.cluster.changed:
             self._closed = True
             left = [
@@ -181,11 +184,11 @@ class ProcessKubelet:
             for container in sandbox.containers.values():
                 container.kill()
 
-    # -- the way of a pod
+    # -- the life of a pod
     # ----------------------------------------------------------------------------------------------
 
     def _bound(self, pod: Json) -> None:
-        """A pod was given a node, or its node answers again."""
+        """Prepare a pod that was given a node, or whose node answers again."""
         meta = pod["metadata"]
         if meta["uid"] in self._pods:
             return
@@ -225,7 +228,7 @@ class ProcessKubelet:
             self._put_off(pod, wrong, lambda: self._start(meta))
 
     def _put_off(self, pod: Json, wrong: ConfigError, again: Callable[[], None]) -> None:
-        """Say why something cannot be started, and try again later."""
+        """Report why a container cannot be started, and try again later."""
         if isinstance(wrong, MountError):
             self._say(pod, "FailedMount", str(wrong), warning=True)
         else:
@@ -248,7 +251,7 @@ class ProcessKubelet:
             self.cluster.timeline.after(0.0, lambda: told(refused))
 
     def _heard(self, meta: Json, container: Json, life: int, event: Json) -> None:
-        """From a container's thread: it was started, refused, or has ended."""
+        """Record that a container was started, refused, or has ended; called from its thread."""
         pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
         if self._unheard_of(sandbox, self._heard, meta, container, life, event):
             return
@@ -267,7 +270,7 @@ class ProcessKubelet:
         self._later(HEARD, self._tell, meta, container, life, event)
 
     def _tell(self, meta: Json, container: Json, life: int, event: Json) -> None:
-        """Write how a container has ended."""
+        """Write into the status how a container has ended."""
         pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
         if sandbox is None or self._unheard_of(sandbox, self._tell, meta, container, life, event):
             return
@@ -279,7 +282,10 @@ class ProcessKubelet:
             return
         now = event["at"]
         if event["event"] == "refused":
-            words = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+            words = (
+                "failed to create containerd task: failed to create shim task: "
+                "OCI runtime create failed: "
+            )
             pod = _states.terminated(
                 pod, name, 128, now, reason="StartError", message=words + event["message"]
             )
@@ -293,7 +299,7 @@ class ProcessKubelet:
         self._follow_up(pod, container, life)
 
     def _follow_up(self, pod: Json, container: Json, life: int) -> None:
-        """A container has ended: run it again, or end the pod with its last one."""
+        """Run a container that has ended again, or end the pod with its last container."""
         meta, sandbox = pod["metadata"], self._pods[pod["metadata"]["uid"]]
         code = _facts.container_status(pod, container["name"])["state"]["terminated"]["exitCode"]
         policy = pod["spec"]["restartPolicy"]
@@ -343,7 +349,7 @@ class ProcessKubelet:
             self.cluster.gone(pod)
 
     def _later(self, delay: Delay, action: Callable[..., None], *given: Any) -> None:
-        """Do something after a delay, which may be none."""
+        """Do something after a delay, at once if it is 0."""
         seconds = self.cluster.delays.of(delay)
         if seconds:
             self.cluster.timeline.after(seconds, functools.partial(action, *given))
@@ -353,14 +359,14 @@ class ProcessKubelet:
     def _unheard_of(
         self, sandbox: Sandbox | None, action: Callable[..., None], *given: Any
     ) -> bool:
-        """Whether it happened on a lost node; then it is done when the node is found."""
+        """Return whether this happened on a lost node; the action then waits until it is found."""
         if sandbox is None or sandbox.node not in self.cluster.lost or self._closed:
             return False
         self._unheard.append((sandbox.node, functools.partial(action, *given)))
         return True
 
     def send(self, meta: Json, number: signal.Signals) -> None:
-        """Send a signal to the first process of a pod's containers."""
+        """Send a signal to the first process of each of a pod's containers."""
         sandbox = self._pods.get(meta["uid"])
         for container in sandbox.containers.values() if sandbox else ():
             container.send(number)

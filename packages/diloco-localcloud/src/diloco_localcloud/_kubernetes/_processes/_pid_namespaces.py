@@ -1,4 +1,4 @@
-"""A PID namespace for a container, where this machine allows it."""
+"""A PID namespace for a container, if this machine allows it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OWN = ("--pid", "--fork", "--mount-proc", "--kill-child")
 
 @functools.cache
 def wrapper() -> tuple[str, ...]:
-    """What to put before a command, so that it becomes PID 1 of a namespace with a /proc of its own.
+    """Return the command that makes another one PID 1 of a namespace with a /proc of its own.
 
     Raises:
-        StandInError: this machine has or allows none.
+        StandInError: this machine has or allows no PID namespaces.
     """
     unshare = shutil.which("unshare")
     if unshare is None:

@@ -1,4 +1,4 @@
-"""One pod that really runs."""
+"""One pod that runs as processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class LocalPod:
-    """What may be done to a pod behind the API's back. Thread-safe."""
+    """One pod, on which a test may act behind the API's back. Thread-safe."""
 
     def __init__(self, kubelet: ProcessKubelet, meta: Json) -> None:
         self._kubelet = kubelet
@@ -23,23 +23,23 @@ class LocalPod:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return its name."""
         return str(self._meta["name"])
 
     @property
     def index(self) -> int | None:
-        """Its completion index; None if it has none."""
+        """Return its completion index; None if it has none."""
         return _facts.index_of({"metadata": self._meta})
 
     @property
     def json(self) -> Json | None:
-        """The pod as stored, which is not to be changed; None if it is gone."""
+        """Return the pod as stored, which must not be changed; None if it is gone."""
         with self._cluster.changed:
             return self._cluster.pod(self._meta["namespace"], self.name, str(self._meta["uid"]))
 
     @property
     def pids(self) -> list[int]:
-        """The first processes of its containers that run."""
+        """Return the process IDs of the first processes of its running containers."""
         with self._cluster.changed:
             sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
             containers = list(sandbox.containers.values()) if sandbox else []
@@ -51,11 +51,13 @@ class LocalPod:
             self._kubelet.send(self._meta, number)
 
     def kill(self) -> None:
-        """SIGKILL, as the kernel or a person would: exit code 137."""
+        """Send SIGKILL, as the kernel or a user would: exit code 137."""
         self.send(signal.SIGKILL)
 
     def evict(self) -> None:
-        """By the eviction API, as a node drain does: marked with DisruptionTarget, SIGTERM, grace, SIGKILL.
+        """Evict it by the eviction API, as a node drain does.
+
+        It is marked with DisruptionTarget, and gets SIGTERM and, after its grace, SIGKILL.
 
         Raises:
             LookupError: it is gone.
@@ -63,7 +65,7 @@ class LocalPod:
         self._disrupt("EvictionByEvictionAPI", "Eviction API: evicting")
 
     def lose(self) -> None:
-        """Its node is out of reach: the API tells it to go, but its processes run on, until ``found``.
+        """Put its node out of reach: the API deletes it, but its processes run on, until ``found``.
 
         Raises:
             LookupError: it is gone.
@@ -80,7 +82,7 @@ class LocalPod:
             )
 
     def found(self) -> None:
-        """Its node is back, and ends what had been told to go."""
+        """Bring its node back, which ends the pod if it was deleted."""
         with self._cluster.changed:
             sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
             if sandbox is None:
@@ -102,14 +104,14 @@ class LocalPod:
 
 
 class LocalPods:
-    """The pods that really run. Thread-safe."""
+    """The pods that run as processes. Thread-safe."""
 
     def __init__(self, kubelet: ProcessKubelet) -> None:
         self._kubelet = kubelet
         self._cluster = kubelet.cluster
 
     def job(self, name: str, namespace: str = "default") -> Json:
-        """The Job as stored, which is not to be changed.
+        """Return the Job as stored, which must not be changed.
 
         Raises:
             LookupError: there is no such object.
@@ -117,14 +119,14 @@ class LocalPods:
         return self._cluster.job(namespace, name)
 
     def of(self, job: str, namespace: str = "default") -> list[LocalPod]:
-        """The pods of a Job by name, by index and then age."""
+        """Return the pods of a Job by name, by index and then age."""
         return [
             LocalPod(self._kubelet, pod["metadata"])
             for pod in self._cluster.pods_of(namespace, job)
         ]
 
     def newest(self, job: str, index: int, namespace: str = "default") -> LocalPod:
-        """The newest pod of an index.
+        """Return the newest pod of an index.
 
         Raises:
             LookupError: there is no such object.
@@ -135,7 +137,7 @@ class LocalPods:
         return candidates[-1]
 
     def wait_for(self, test: Any, seconds: float = 30.0) -> None:
-        """Wait until ``test()`` is true; it is asked again whenever anything in the cluster has changed.
+        """Wait until ``test()`` is true; it is called again whenever the cluster changes.
 
         Raises:
             TimeoutError: it was not true within ``seconds``.

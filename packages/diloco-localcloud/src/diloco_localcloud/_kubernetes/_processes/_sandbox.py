@@ -26,7 +26,7 @@ MESSAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Inside:
-    """What every process of a container has: environment, working directory, and where its paths really are."""
+    """The environment, working directory and real paths of every process of a container."""
 
     env: Mapping[str, str]
     cwd: Path
@@ -38,11 +38,11 @@ class Sandbox:
 
     Attributes:
         node: the name of its node.
-        containers: those that run, by their names.
-        beside: what ``exec`` has started in them.
-        logs: by container and life.
-        telling: how many have ended, which the API server is still to be told.
-        stuck: as if its node were lost, and no other pod with it.
+        containers: the running containers, by their names.
+        beside: the commands that ``exec`` has started in them.
+        logs: the logs, by container and run.
+        telling: the number of ended containers that the API server does not know of yet.
+        stuck: as if its node were lost, but for this pod alone.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Sandbox:
         self._wrapper = wrapper
 
     def start(self, pod: Json, container: Json, life: int, told: Callable[[Json], None]) -> bool:
-        """Start one life of a container; False if it has no command, and nothing is told.
+        """Start one run of a container; return False, without a report, if it has no command.
 
         Raises:
-            ConfigError: its configuration refers to something that is not there.
+            ConfigError: its configuration refers to an object that does not exist.
         """
         name = container["name"]
         home = self._folder / name
         (home / "root").mkdir(parents=True, exist_ok=True)
-        # Each life has its own: the last one may have left a folder in its place.
+        # Each run has a path of its own: the last run may have left a folder there.
         termination = home / f"{life}.termination"
         known = _volumes.paths(
             pod, container, _volumes.make(self._store, pod, self._folder), termination
@@ -106,17 +106,17 @@ class Sandbox:
     def execute(
         self, name: str, words: Sequence[str], streams: Sequence[int], told: Callable[[Json], None]
     ) -> Container:
-        """Start a command beside the first process of a container that runs."""
+        """Start a command beside the first process of a running container."""
         inside = self._inside[name]
         argv = [_volumes.rewrite(word, inside.paths) for word in words]
         return Container(Command(argv, inside.env, inside.cwd, None, streams=streams), told)
 
     def all_beside(self) -> list[Container]:
-        """All that ``exec`` has started and that still runs."""
+        """Return all running commands that ``exec`` has started."""
         return [command for commands in self.beside.values() for command in commands]
 
     def message(self, container: Json, *, failed: bool, life: int) -> str:
-        """The termination message: the file's, or the end of the log where the policy says so."""
+        """Return the termination message: the file, or the end of the log if the policy says so."""
         path = self._folder / container["name"] / f"{life}.termination"
         try:
             with open_regular(path) as file:  # the program may have put anything there
@@ -135,5 +135,5 @@ class Sandbox:
         return str(text, errors="replace")
 
     def remove(self) -> None:
-        """Take the folder away."""
+        """Delete the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,7 @@
-"""Volumes as folders: a process has no mounts of its own, so the paths in its command and environment are rewritten."""
+"""Volumes as folders.
+
+A process has no mounts of its own, so the paths in its command and environment are rewritten.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Json = dict[str, Any]
 
 
 def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
-    """The folder of each volume, by its name; ConfigMaps and Secrets as files in it.
+    """Return the folder of each volume by its name, with ConfigMaps and Secrets as files in it.
 
     Raises:
         MountError: a ConfigMap, a Secret or a key of one is missing, or a file cannot be where it
@@ -42,7 +45,10 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
 def paths(
     pod: Json, container: Json, folders: Mapping[str, Path], termination: Path
 ) -> dict[str, str]:
-    """What each path of the container is on this machine: its mounts, and the file of its termination message."""
+    """Return the real path of each path of the container.
+
+    These are the paths of its mounts and of the file of its termination message.
+    """
     local = {container.get("terminationMessagePath", "/dev/termination-log"): str(termination)}
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}
     for mount in container.get("volumeMounts") or []:
@@ -56,7 +62,7 @@ def paths(
 
 
 def rewrite(text: str, known: Mapping[str, str]) -> str:
-    """The text with every whole path of ``known`` replaced, the longest first."""
+    """Return the text with every whole path of ``known`` replaced, the longest first."""
     if not known:
         return text
     ordered = sorted(known, key=len, reverse=True)

@@ -1,1 +1,1 @@
-"""Pods that do what a test says."""
+"""Pods that a test moves."""

@@ -1,4 +1,4 @@
-"""The kubelet of the scripted world: knows no processes, only what a test says of them."""
+"""The kubelet of the scripted world: it runs no processes, and does what a test says."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-PULL = Delay(0.05, 0.0, 0.5)  # from a node to the kubelet's first word
+PULL = Delay(0.05, 0.0, 0.5)  # from a node's assignment to the kubelet's first look
 PHASE = Delay(1.1, 0.3, 1.9)  # from the end of the last container to the phase
 REMOVE = Delay(0.3, 0.1, 1.5)  # from the end of a deleted pod's containers to its removal
 
-# By the kubelet's source: between two looks at volumes of which something is missing; doubled each
-# time.
+# From the kubelet's source: the seconds between two looks at volumes that lack something; doubled
+# each time.
 MOUNT_SECONDS, LONGEST_MOUNT_SECONDS = 0.5, 122.0
 
 
 class Habits:
-    """What pods do when the test says nothing.
+    """The behaviour of pods when the test says nothing.
 
     Attributes:
         auto_start: seconds from ``ContainerCreating`` to running; None (the default) leaves the
@@ -42,7 +42,7 @@ class Habits:
         schedulable: whether pods are given a node; if False they stay Pending, with ``why_not`` as
             the scheduler's message.
         term_seconds: how long a container takes to end after SIGTERM.
-        term_code: with which exit code it then ends.
+        term_code: the exit code with which it then ends.
     """
 
     def __init__(self) -> None:
@@ -55,17 +55,17 @@ class Habits:
 
 @dataclass
 class Script:
-    """What the test has said about one pod."""
+    """The instructions of the test for one pod."""
 
     term_seconds: float | None = None  # None: the world's own
     term_code: int | None = None
     ignores_term: bool = False
-    stuck: bool = False  # on a node that is lost
+    stuck: bool = False  # its node is lost
     logs: dict[tuple[str, int], MemoryLog] = field(default_factory=dict)
 
 
 class ScriptedKubelet:
-    """Moves pods when it is told to; all methods but ``at`` run under the cluster's lock."""
+    """Moves pods as it is told to; all methods but ``at`` run under the cluster's lock."""
 
     def __init__(
         self, cluster: Cluster, habits: Habits, images: Images, filters: Sequence[Filter]
@@ -84,7 +84,7 @@ class ScriptedKubelet:
 
     @contextmanager
     def at(self, meta: Json) -> Iterator[Json]:
-        """The pod as it is now, with the lock held."""
+        """Yield the pod as it is now, with the lock held."""
         with self.cluster.changed:
             pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
             if pod is None:
@@ -92,15 +92,15 @@ class ScriptedKubelet:
             yield pod
 
     def script(self, pod: Json) -> Script:
-        """What was said about a pod."""
+        """Return the instructions for a pod."""
         return self._scripts.setdefault(pod["metadata"]["uid"], Script())
 
     def log_of(self, pod: Json, container: str, life: int) -> MemoryLog:
-        """The log of one life of a container; under the lock."""
+        """Return the log of one run of a container; under the lock."""
         return self.script(pod).logs.setdefault((container, life), MemoryLog())
 
     def end(self, pod: Json, code: int, **why: Any) -> None:
-        """All its containers end now; the phase follows."""
+        """End all its containers now; the phase follows."""
         now = self.cluster.timeline.stamp()
         if _facts.ended(pod):
             raise ValueError(
@@ -125,10 +125,10 @@ class ScriptedKubelet:
                 self.cluster.gone(pod)
 
     def started(self, pod: Json) -> Json:
-        """The pod as it is once its containers run.
+        """Return the pod with its containers running.
 
         Raises:
-            ValueError: it is on no node, or something of its volumes is missing.
+            ValueError: it is on no node, or its volumes lack a ConfigMap, a Secret or a key.
         """
         try:
             _content.files(self.cluster.store, pod)
@@ -145,11 +145,11 @@ class ScriptedKubelet:
         return pod
 
     def added(self, pod: Json) -> None:
-        """A pod was made: give it a node."""
+        """Find a node for a new pod."""
         self.scheduler.add(pod)
 
     def found(self, node: str) -> None:
-        """A node answers again."""
+        """Go on with the pods of a node that answers again."""
         for pod in self.cluster.store.list(PODS):
             if pod["spec"].get("nodeName") != node:
                 continue
@@ -177,7 +177,7 @@ class ScriptedKubelet:
         self._mount(meta, MOUNT_SECONDS)
 
     def _mount(self, meta: Json, wait: float) -> None:
-        """Look for what its volumes are made of until all of it is there; then it may start by itself."""
+        """Look for the sources of its volumes until all exist; then it may start by itself."""
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
         if pod is None or _facts.deleting(pod) or _facts.phase(pod) != "Pending":
             return
@@ -199,12 +199,10 @@ class ScriptedKubelet:
         if pod is None or self.cluster.out_of_reach(pod):
             return
         if _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
-            self.cluster.put_pod(
-                self._running(pod)
-            )  # its volumes are there since they were mounted
+            self.cluster.put_pod(self._running(pod))  # its volumes exist, since they were mounted
 
     def deleting(self, pod: Json) -> None:
-        """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""
+        """Send a deleted pod SIGTERM now, and SIGKILL at the end of its grace."""
         meta, script = pod["metadata"], self.script(pod)
         if script.stuck or self.cluster.out_of_reach(pod):
             return
@@ -230,7 +228,7 @@ class ScriptedKubelet:
                 state = _facts.container_status(pod, container["name"]).get("state", {})
                 if "running" in state:
                     pod = _states.terminated(pod, container["name"], code, now)
-                elif "terminated" not in state:  # never ran: the kubelet has nothing to stop
+                elif "terminated" not in state:  # it never ran: the kubelet has nothing to stop
                     pod = _states.never_made(pod, container["name"], now)
                 self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
             self.cluster.put_pod(pod)
@@ -246,21 +244,21 @@ class ScriptedKubelet:
         self.cluster.gone(pod)
 
     def execute(self, *_: Any) -> None:
-        """See ``Runtime``: these pods run nothing."""
+        """Refuse, since these pods run no processes; see ``Runtime``."""
         raise _refusals.bad_request(
             "the pods of this stand-in are scripted, so exec finds no process; KubernetesProcesses "
             "has them"
         )
 
     def removed(self, pod: Json) -> None:
-        """A pod is out of the store: its logs go with it."""
+        """End the logs of a pod that is out of the store."""
         script = self._scripts.pop(pod["metadata"]["uid"], None)
         for log in script.logs.values() if script else ():
             log.ended = True
 
 
 def _unprepared(pod: Json) -> bool:
-    """Whether no container of it was made, because none was looked at or its image could not be pulled."""
+    """Return whether no container was made: none was tried, or its image could not be pulled."""
     statuses = pod["status"].get("containerStatuses") or []
     return all(
         entry["state"].get("waiting", {}).get("reason") in PULL_REASONS for entry in statuses

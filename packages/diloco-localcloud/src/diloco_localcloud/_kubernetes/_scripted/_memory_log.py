@@ -6,16 +6,16 @@ from .._control._runtime import ENTRY_BYTES
 
 
 class MemoryLog:
-    """Kept in memory, entry by entry."""
+    """A log that is kept in memory, entry by entry."""
 
     def __init__(self) -> None:
         self.ended = False
         self._entries: list[tuple[float, bytes]] = []
 
     def write(self, moment: float, text: str | bytes) -> None:
-        """Add text; what was begun of a line is shown at once, and grows."""
+        """Add text; an unfinished line is shown at once, and grows."""
         data = text.encode() if isinstance(text, str) else text
-        # At newlines only, as the container runtime does: a carriage return does not end a line.
+        # Only at newlines, as in the container runtime: a carriage return does not end a line.
         *whole, begin = data.split(b"\n")
         for line in [*(part + b"\n" for part in whole), *([begin] if begin else [])]:
             since, begun = moment, b""
@@ -30,9 +30,9 @@ class MemoryLog:
             self._entries.append((since, rest))
 
     def times(self) -> list[float]:
-        """See ``Log``."""
+        """Return the time of each entry; see ``Log``."""
         return [moment for moment, _ in self._entries]
 
     def entries(self, start: int, end: int) -> list[tuple[float, bytes]]:
-        """See ``Log``."""
+        """Return some of the entries; see ``Log``."""
         return self._entries[start:end]

@@ -1,4 +1,4 @@
-"""One pod in the hands of a test."""
+"""One pod that a test moves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _PULL = (
-    'failed to pull and unpack image "{0}": failed to resolve reference "{0}": failed to do request: Head "https://{0}": '
+    'failed to pull and unpack image "{0}": failed to resolve reference "{0}": '
+    'failed to do request: Head "https://{0}": '
     "dial tcp: lookup failed: no such host"
 )
 
 
 class ScriptedPod:
-    """What a test may do with a pod; every method works on the pod as it is now.
+    """A test's hold on a pod; every method works on the pod as it is now.
 
     Raises (all methods):
         LookupError: the pod is gone.
@@ -33,52 +34,52 @@ class ScriptedPod:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return its name."""
         return str(self._meta["name"])
 
     @property
     def uid(self) -> str:
-        """Its uid."""
+        """Return its uid."""
         return str(self._meta["uid"])
 
     @property
     def index(self) -> int | None:
-        """Its completion index; None if it has none."""
+        """Return its completion index; None if it has none."""
         return _facts.index_of({"metadata": self._meta})
 
     @property
     def exists(self) -> bool:
-        """Whether it is still in the API."""
+        """Return whether it is still in the API."""
         with self._cluster.changed:
             return self._cluster.pod(self._meta["namespace"], self.name, self.uid) is not None
 
     @property
     def json(self) -> Json:
-        """The pod as stored, which is not to be changed."""
+        """Return the pod as stored, which must not be changed."""
         with self._kubelet.at(self._meta) as pod:
             return pod
 
     @property
     def alive(self) -> bool:
-        """Whether a container of it runs."""
+        """Return whether one of its containers runs."""
         if not self.exists:
             return False
         states = [entry["state"] for entry in self.json["status"].get("containerStatuses", [])]
         return any("running" in state for state in states)
 
     def start(self) -> None:
-        """Its containers run from now on, and are ready; nothing if they do or did.
+        """Make its containers run from now on, and be ready; do nothing if they do or did.
 
         Raises:
-            ValueError: nodes are declared, and it is on none of them; or a ConfigMap, a Secret or a
-                key of one, of which a volume of it is made, is missing.
+            ValueError: nodes are declared, and it is on none of them; or a volume is made of
+                a ConfigMap, a Secret or a key that is missing.
         """
         with self._kubelet.at(self._meta) as pod:
             if _facts.phase(pod) == "Pending" and not _facts.terminations(pod):
                 self._cluster.put_pod(self._kubelet.started(pod))
 
     def succeed(self, message: str = "") -> None:
-        """Exit code 0 now; ``message`` is the termination message."""
+        """Exit with code 0 now; ``message`` is the termination message."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.end(pod, 0, message=message)
 
@@ -95,25 +96,28 @@ class ScriptedPod:
             self._kubelet.end(pod, exit_code, reason=reason, message=message, signal=signal)
 
     def oom(self) -> None:
-        """Killed by the kernel for its memory limit."""
+        """Kill it as the kernel does at its memory limit."""
         self.fail(137, reason="OOMKilled")
 
     def start_error(
         self, message: str = 'exec: "nope": executable file not found in $PATH: unknown'
     ) -> None:
-        """The command cannot be started."""
-        text = f"failed to create containerd task: failed to create shim task: OCI runtime create failed: {message}"
+        """End it because the command cannot be started."""
+        text = (
+            "failed to create containerd task: failed to create shim task: "
+            f"OCI runtime create failed: {message}"
+        )
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.end(pod, 128, reason="StartError", message=text)
 
     def restart(self) -> None:
-        """The container, which has ended, runs again in this pod (restartPolicy OnFailure)."""
+        """Run the container, which has ended, again in this pod (restartPolicy OnFailure)."""
         with self._kubelet.at(self._meta) as pod:
             name = pod["spec"]["containers"][0]["name"]
             self._cluster.put_pod(_states.restarted(pod, name, self._cluster.timeline.stamp()))
 
     def unschedulable(self, message: str | None = None) -> None:
-        """No node for it; a pod that has one already is refused with ValueError."""
+        """Leave it without a node; raise ValueError if it has one already."""
         with self._kubelet.at(self._meta) as pod:
             if "nodeName" in pod["spec"]:
                 raise ValueError(
@@ -126,16 +130,19 @@ class ScriptedPod:
             )
 
     def schedule(self) -> None:
-        """Now there is a node for it; of declared ones, the first if it fits on none."""
+        """Give it a node; of declared nodes, the first if it fits on none."""
         with self._kubelet.at(self._meta):
             self._kubelet.scheduler.bind(self._meta, anyway=True)
 
     def image_error(self, reason: str = "ImagePullBackOff", message: str | None = None) -> None:
-        """Its image cannot be pulled: waits with ``ErrImagePull``, ``ImagePullBackOff`` or ``InvalidImageName``."""
+        """Make the pull of its image fail.
+
+        It waits with ``ErrImagePull``, ``ImagePullBackOff`` or ``InvalidImageName``.
+        """
         self.wait_with(reason, message, image=True)
 
     def wait_with(self, reason: str, message: str | None = None, *, image: bool = False) -> None:
-        """It waits with any reason, such as ``CreateContainerConfigError`` or ``ContainerCreating``."""
+        """Make it wait with a reason, such as ``CreateContainerConfigError``."""
         with self._kubelet.at(self._meta) as pod:
             now = self._cluster.timeline.stamp()
             name = pod["spec"]["containers"][0].get("image", "")
@@ -152,23 +159,23 @@ class ScriptedPod:
             )
 
     def warn(self, reason: str, message: str, source: str = "kubelet") -> None:
-        """An event of type Warning about it, such as FailedMount; the same one again counts up."""
+        """Add an event of type Warning about it, such as FailedMount; a repeated one counts up."""
         with self._kubelet.at(self._meta) as pod:
             self._cluster.events.say(pod, reason, message, source=source, warning=True)
 
     def disrupt(self, reason: str = "PreemptionByScheduler", message: str = "") -> None:
-        """Marked with DisruptionTarget and told to go: preempted, tainted, evicted by the API."""
+        """Mark it with DisruptionTarget and delete it: preempted, tainted, evicted by the API."""
         with self._kubelet.at(self._meta) as pod:
             self._cluster.disrupt(
                 pod, reason, message or f"{pod['spec'].get('nodeName')}: {reason}"
             )
 
     def evict(self) -> None:
-        """By the eviction API, as a node drain does."""
+        """Evict it by the eviction API, as a node drain does."""
         self.disrupt("EvictionByEvictionAPI", "Eviction API: evicting")
 
     def evict_by_kubelet(self, message: str = "The node was low on resource: memory.") -> None:
-        """For the node's lack of resources: Failed with reason Evicted, and kept."""
+        """Evict it because its node lacks resources: it is Failed with reason Evicted, and kept."""
         with self._kubelet.at(self._meta) as pod:
             now = self._cluster.timeline.stamp()
             pod = _states.disrupted(pod, "TerminationByKubelet", message, now)
@@ -179,32 +186,32 @@ class ScriptedPod:
             self._cluster.put_pod(_states.failed(pod, "Evicted", message, now))
 
     def lose(self) -> None:
-        """Its node is dead: told to go, but never ends, until ``found``."""
+        """Lose its node: the pod is deleted, but never ends, until ``found``."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.script(pod).stuck = True
             self._cluster.put_pod(_states.unreachable(pod, self._cluster.timeline.stamp()))
         self.disrupt("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
     def found(self) -> None:
-        """Its node is back, and ends what had been told to go."""
+        """Bring its node back, which ends the pod if it was deleted."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.script(pod).stuck = False
             if _facts.deleting(pod):
                 self._kubelet.deleting(pod)
 
     def on_term(self, exit_code: int = 143, after: float = 0.5) -> None:
-        """How it answers SIGTERM; longer than its grace means SIGKILL then."""
+        """Set how it answers SIGTERM; if that takes longer than its grace, it is killed."""
         with self._kubelet.at(self._meta) as pod:
             script = self._kubelet.script(pod)
             script.term_code, script.term_seconds, script.ignores_term = exit_code, after, False
 
     def ignore_term(self) -> None:
-        """It does not answer SIGTERM, and is killed at the end of its grace with 137."""
+        """Make it ignore SIGTERM, so that it is killed at the end of its grace with 137."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.script(pod).ignores_term = True
 
     def delete(self) -> None:
-        """Told to go, as ``kubectl delete pod`` does."""
+        """Delete it, as ``kubectl delete pod`` does."""
         with self._kubelet.at(self._meta):
             self._cluster.delete_pod(self._meta["namespace"], self.name)
 

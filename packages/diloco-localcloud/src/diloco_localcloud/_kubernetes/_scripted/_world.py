@@ -22,8 +22,8 @@ class World(Habits):
     """Moves pods and the clock behind the API's back.
 
     Nothing happens by itself: a pod is given a node and then waits (``ContainerCreating``) until it
-    is started. What the cluster does in answer, with its lags, happens as ``advance``, ``settle``
-    or ``step`` move the clock.
+    is started. The cluster's reactions, with their delays, happen as ``advance``, ``settle`` or
+    ``step`` move the clock.
 
     See ``Habits`` for its attributes. Thread-safe.
     """
@@ -42,24 +42,24 @@ class World(Habits):
         self._kubelet = ScriptedKubelet(cluster, self, images, filters)
 
     # -- the clock
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds since the epoch, on the cluster's clock."""
+        """Return the time of the cluster's clock, in seconds since the epoch."""
         with self._cluster.changed:
             return self._cluster.timeline.now()
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, and happen what is due in them."""
+        """Let ``seconds`` pass, and do whatever falls due meanwhile."""
         with self._cluster.changed:
             self._cluster.timeline.run_until(self._cluster.timeline.now() + seconds)
             self._cluster.changed.notify_all()
 
     def settle(self, within: float = 2.0, most: float = 600.0) -> None:
-        """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all.
+        """Let time pass until nothing is due within the next ``within`` seconds.
 
-        The usual lags and short graces are shorter than the default, and back-offs (10 s and more)
-        are longer.
+        At most ``most`` seconds pass in all. The usual delays and short graces are shorter than the
+        default, and back-offs (10 s and more) are longer.
         """
         with self._cluster.changed:
             timeline = self._cluster.timeline
@@ -71,15 +71,15 @@ class World(Habits):
             self._cluster.changed.notify_all()
 
     def step(self) -> bool:
-        """Let the next due thing happen, whenever it is; False if nothing is due at all."""
+        """Do the next thing that is due, however late; return False if nothing is due at all."""
         with self._cluster.changed:
             return self._cluster.timeline.step()
 
     # -- Kueue
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def add_queue(self, name: str, namespace: str = "default") -> None:
-        """A LocalQueue. Jobs of queues that do not exist wait for ever, but for ``admit``.
+        """Add a LocalQueue. Jobs of missing queues wait for ever, unless ``admit`` is called.
 
         Raises:
             LookupError: there is no Kueue.
@@ -88,7 +88,7 @@ class World(Habits):
             self._with_kueue().add_queue(name, namespace)
 
     def admit(self, job: str, namespace: str = "default") -> None:
-        """Kueue has room for a queued Job: it is resumed, now or as soon as Kueue looks.
+        """Let Kueue have room for a queued Job, which is resumed as soon as Kueue looks.
 
         Raises:
             LookupError: there is no such Job, it is not queued, or there is no Kueue.
@@ -97,7 +97,7 @@ class World(Habits):
             self._with_kueue().admit(self.job(job, namespace))
 
     def preempt(self, job: str, namespace: str = "default") -> None:
-        """Kueue takes the room of an admitted Job: it is suspended, and queued again.
+        """Let Kueue take the room of an admitted Job, which is suspended and queued again.
 
         Raises:
             LookupError: there is no such Job, it is not admitted, or there is no Kueue.
@@ -110,11 +110,11 @@ class World(Habits):
             raise LookupError("there is no Kueue; make the stand-in with kueue=True")
         return self._kueue
 
-    # -- what there is
-    # -------------------------------------------------------------------------------------------------
+    # -- the objects
+    # ----------------------------------------------------------------------------------------------
 
     def job(self, name: str, namespace: str = "default") -> Json:
-        """The Job as stored, which is not to be changed.
+        """Return the Job as stored, which must not be changed.
 
         Raises:
             LookupError: there is no such Job.
@@ -122,18 +122,18 @@ class World(Habits):
         return self._cluster.job(namespace, name)
 
     def pods(self, job: str | None = None, namespace: str = "default") -> list[ScriptedPod]:
-        """All pods, or those of a Job by name, by index and then age; deleting and ended ones too."""
+        """Return all pods, or a Job's, by index and then age; deleting and ended ones too."""
         return [
             ScriptedPod(self._kubelet, pod["metadata"])
             for pod in self._cluster.pods_of(namespace, job)
         ]
 
     def pod(self, job: str, index: int, namespace: str = "default") -> ScriptedPod:
-        """The newest pod of an index.
+        """Return the newest pod of an index.
 
         Raises:
-            LookupError: there is no such pod (now: the controller makes the first ones 0.1 s after
-                the create).
+            LookupError: there is no such pod, perhaps not yet: the controller makes the first ones
+                0.1 s after the create.
         """
         candidates = [pod for pod in self.pods(job, namespace) if pod.index == index]
         if not candidates:

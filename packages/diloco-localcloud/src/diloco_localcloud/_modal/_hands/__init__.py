@@ -1,1 +1,1 @@
-"""What a test holds in its hands, whether calls are scripted or run: the workspace, calls, Dicts."""
+"""The workspace, calls and Dicts as a test handles them, whether calls are scripted or run."""

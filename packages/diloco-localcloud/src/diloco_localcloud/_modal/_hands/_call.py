@@ -1,4 +1,4 @@
-"""What can be seen of any call, and done to it from outside."""
+"""The views of any call, and the actions on it from outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HeldCall:
-    """A call, whatever runs it. Thread-safe."""
+    """A call, scripted or run by a process. Thread-safe."""
 
     def __init__(self, workspace: Workspace, call: Call) -> None:
         self._workspace = workspace
@@ -21,27 +21,27 @@ class HeldCall:
 
     @property
     def call_id(self) -> str:
-        """``fc-…``; in its container, ``modal.current_function_call_id()``."""
+        """Return ``fc-…``; in its container, ``modal.current_function_call_id()``."""
         return self._call.call_id
 
     @property
     def app(self) -> str:
-        """The name of the app; its description if it is not deployed."""
+        """Return the name of the app; its description if it is not deployed."""
         app = self._call.function.app
         return app.name or app.description
 
     @property
     def function(self) -> str:
-        """The name of the function."""
+        """Return the name of the function."""
         return self._call.function.name
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it runs with.
+        """Return the options that it runs with.
 
         ``timeout`` (seconds), ``gpu``, ``gpu_count``, ``cpu`` (cores), ``memory`` and
         ``memory_limit`` (MiB), ``regions``, ``cloud``, ``max_containers``, ``retries`` and
-        ``secrets`` (names). 0 and nothing stand for what was not asked for.
+        ``secrets`` (names). An option that was not asked for is 0 or empty.
         """
         with self._workspace.lock:
             function = self._call.function
@@ -62,12 +62,12 @@ class HeldCall:
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What was passed, positional and by name.
+        """Return the arguments that were passed, positional and by name.
 
-        It is unpickled here, so whoever sent it can run code in the test.
+        They are unpickled here, so their sender can run code in the test.
 
         Raises:
-            ValueError: it is not pickled.
+            ValueError: they are not pickled.
         """
         payload = self._call.payload
         if payload.form != PICKLE:
@@ -79,7 +79,7 @@ class HeldCall:
 
     @property
     def status(self) -> str:
-        """``pending``, ``running``, or how it has ended.
+        """Return ``pending``, ``running``, or how it has ended.
 
         The ends are ``success``, ``failure``, ``terminated``, ``timeout``, ``init_failure``,
         ``internal_failure`` and ``kernel_oom_kill``.
@@ -89,28 +89,28 @@ class HeldCall:
 
     @property
     def attempt(self) -> int:
-        """How many containers it has had; 0 before its first start."""
+        """Return how many containers it has had; 0 before its first start."""
         with self._workspace.lock:
             return len(self._call.lives)
 
     @property
     def has_container(self) -> bool:
-        """Whether a container runs it. It may, for a while, after the call has ended."""
+        """Return whether a container runs it; one may, for a while, after the call has ended."""
         with self._workspace.lock:
             return self._call.life is not None
 
     @property
     def interrupted(self) -> bool:
-        """Whether its program has been told to end and is still there."""
+        """Return whether its program was told to end and still runs."""
         with self._workspace.lock:
             return self._call.life is not None and self._call.life.interrupted is not None
 
     def preempt(self) -> None:
-        """Its container is taken away: SIGINT, a grace, and then the same input again in another one."""
+        """Take its container away: SIGINT, a grace, then the same input again in another one."""
         with self._workspace.lock:
             self._workspace.calls.interrupt(self._call)
 
     def stop(self, *, terminate_containers: bool = True) -> None:
-        """Somebody cancels it, as with the dashboard; nothing if it has ended."""
+        """Cancel it as a user with the dashboard does; do nothing if it has ended."""
         with self._workspace.lock:
             self._workspace.calls.cancel(self._call, terminate=terminate_containers)

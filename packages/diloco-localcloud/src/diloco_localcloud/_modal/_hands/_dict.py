@@ -1,4 +1,4 @@
-"""A Dict in the hands of a test."""
+"""A Dict that a test reads and writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class ScriptedDict:
-    """A Dict as a program in a container sees it: the same entries as those of every client.
+    """A Dict, with the same entries that programs in containers and all clients see.
 
-    What is read is unpickled here, so whoever wrote it can run code in the test. Thread-safe.
+    The values are unpickled here, so their writer can run code in the test. Thread-safe.
     """
 
     def __init__(self, workspace: Workspace, dict_id: str) -> None:
@@ -20,7 +20,7 @@ class ScriptedDict:
         self._id = dict_id
 
     def put(self, key: Any, value: Any, *, skip_if_exists: bool = False) -> bool:
-        """Write an entry; False if there is one and it was to be kept."""
+        """Write an entry; return False if ``skip_if_exists`` keeps an older one."""
         data = pickle.dumps(value, 4)
         with self._workspace.lock:
             written = self._workspace.dicts.put(
@@ -30,19 +30,19 @@ class ScriptedDict:
             return written
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a key; the default if there is none."""
+        """Return the value of a key; the default if there is none."""
         with self._workspace.lock:
             data = self._workspace.dicts.get(self._id, pickle.dumps(key, 4))
         return default if data is None else pickle.loads(data)
 
     def pop(self, key: Any) -> Any:
-        """Take an entry out and give its value; None if there is none."""
+        """Take an entry out and return its value; None if there is none."""
         with self._workspace.lock:
             data = self._workspace.dicts.pop(self._id, pickle.dumps(key, 4))
         return None if data is None else pickle.loads(data)
 
     def items(self) -> dict[Any, Any]:
-        """All entries, in the order in which they were written first."""
+        """Return all entries, in the order in which they were first written."""
         with self._workspace.lock:
             held = self._workspace.dicts.contents(self._id)
         return {pickle.loads(key): pickle.loads(value) for key, value in held}

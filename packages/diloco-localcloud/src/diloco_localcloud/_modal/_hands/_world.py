@@ -1,4 +1,4 @@
-"""A workspace in the hands of a test."""
+"""A workspace that a test reads and changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HeldT = TypeVar("HeldT", bound=HeldCall)
 
 
 class HeldWorkspace(Generic[HeldT]):
-    """What a test may look at and change, whatever runs the calls; thread-safe.
+    """A workspace as a test sees and changes it, scripted or real; thread-safe.
 
     Attributes:
         habits: how Modal behaves: starts, GPUs, rates, how long things are kept.
@@ -32,18 +32,18 @@ class HeldWorkspace(Generic[HeldT]):
         raise NotImplementedError
 
     def now(self) -> float:
-        """Seconds since the epoch, on the virtual clock."""
+        """Return the time of the virtual clock, in seconds since the epoch."""
         with self._workspace.lock:
             return self._workspace.timeline.now()
 
     def add_environment(self, name: str) -> None:
-        """Make an environment; nothing if there is one of this name."""
+        """Make an environment; do nothing if there is one of this name."""
         with self._workspace.lock:
             if name not in self._workspace.environments:
                 self._workspace.environments.append(name)
 
     def add_secret(self, name: str, values: Mapping[str, str], *, environment: str = "") -> None:
-        """Make a secret; one of the same name goes.
+        """Make a secret, which replaces one of the same name.
 
         Raises:
             ValueError: there is no such environment.
@@ -52,7 +52,7 @@ class HeldWorkspace(Generic[HeldT]):
             self._workspace.create_secret(self._environment(environment), name, values)
 
     def stop_app(self, name: str, *, environment: str = "") -> None:
-        """Stop an app that is deployed: its calls are cancelled, and it is found no more.
+        """Stop a deployed app: its calls are cancelled, and it is no longer found.
 
         Raises:
             ValueError: there is no such environment.
@@ -65,17 +65,17 @@ class HeldWorkspace(Generic[HeldT]):
             self._workspace.stop_app(app)
 
     def calls(self, function: str = "") -> list[HeldT]:
-        """The calls of a function, or of all, oldest first."""
+        """Return the calls of a function, or of all functions, oldest first."""
         with self._workspace.lock:
             kept = self._workspace.calls.all()
             kept = [call for call in kept if not function or call.function.name == function]
             return [self._hold(call) for call in kept]
 
     def call(self, call_id: str) -> HeldT:
-        """A call by its id.
+        """Return a call by its ID.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such call.
         """
         with self._workspace.lock:
             for call in self._workspace.calls.all():
@@ -85,7 +85,7 @@ class HeldWorkspace(Generic[HeldT]):
             raise LookupError(f"there is no call {call_id!r}; there are: {ids}")
 
     def dict(self, name: str, *, environment: str = "") -> ScriptedDict:
-        """A Dict by its name.
+        """Return a Dict by its name.
 
         Raises:
             ValueError: there is no such environment.
