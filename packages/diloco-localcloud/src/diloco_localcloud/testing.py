@@ -1,4 +1,7 @@
-"""Fixtures for pytest: ``pytest_plugins = ["diloco_localcloud.testing"]`` in a ``conftest.py``, or import them by name."""
+"""Fixtures for pytest.
+
+Use ``pytest_plugins = ["diloco_localcloud.testing"]`` in a ``conftest.py``, or import them by name.
+"""
 
 from __future__ import annotations
 
@@ -36,33 +39,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         metavar="SEED",
-        help="have all stand-ins of Kubernetes draw the delays of a real control plane from this seed",
+        help="have all stand-ins of Kubernetes draw the delays of a real control plane "
+        "from this seed",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the mode for every stand-in that does not choose one; only a plugin that is loaded by -p has the option."""
+    """Set the mode for every stand-in that does not choose one.
+
+    Only a plugin that is loaded by -p has the option.
+    """
     seed = config.getoption("--strict-timing", default=0)
     _delays.default_seed = seed or _delays.default_seed
 
 
 @pytest.fixture
 def kubernetes_stand_in() -> Iterator[KubernetesStandIn]:
-    """A scripted stand-in that is started; it ends with the test."""
+    """Yield a started stand-in whose pods a test moves; it ends with the test."""
     with KubernetesStandIn() as stand_in:
         yield stand_in
 
 
 @pytest.fixture
 def kubernetes_processes() -> Iterator[KubernetesProcesses]:
-    """A stand-in that really runs the pods; it, and they, end with the test."""
+    """Yield a stand-in that really runs the pods; it, and they, end with the test."""
     with KubernetesProcesses() as stand_in:
         yield stand_in
 
 
 @pytest.fixture
 def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
-    """A scripted stand-in that is started; it ends with the test.
+    """Yield a started stand-in whose training jobs a test moves; it ends with the test.
 
     Needs ``diloco-localcloud[aws]``.
     """
@@ -72,7 +79,7 @@ def sagemaker_stand_in() -> Iterator[SageMakerStandIn]:
 
 @pytest.fixture
 def sagemaker_processes() -> Iterator[SageMakerProcesses]:
-    """A stand-in that really runs training jobs; all ends with the test.
+    """Yield a stand-in that really runs training jobs; it, and they, end with the test.
 
     Needs ``diloco-localcloud[aws]``.
     """
@@ -82,7 +89,7 @@ def sagemaker_processes() -> Iterator[SageMakerProcesses]:
 
 @pytest.fixture
 def modal_stand_in() -> Iterator[ModalStandIn]:
-    """A scripted stand-in that is started; it ends with the test.
+    """Yield a started stand-in whose calls a test moves; it ends with the test.
 
     Needs ``diloco-localcloud[modal]``.
     """
@@ -92,7 +99,7 @@ def modal_stand_in() -> Iterator[ModalStandIn]:
 
 @pytest.fixture
 def modal_processes() -> Iterator[ModalProcesses]:
-    """A stand-in that really runs what is called; all ends with the test.
+    """Yield a stand-in that really runs the called functions; they end with the test, as it does.
 
     Needs ``diloco-localcloud[modal]``.
     """

@@ -1,4 +1,4 @@
-"""What the stand-ins of Modal share: port, token, the environment of a client."""
+"""The part that all stand-ins for Modal share: port, token, the environment of a client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where it is, such as ``http://127.0.0.1:40123``.
+        """Return its URL, such as ``http://127.0.0.1:40123``.
 
         Raises:
             StandInError: it is not started.
@@ -43,7 +43,9 @@ class Service:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which any client of Modal finds it, and reads no settings of this user.
+        """Return the variables with which any client of Modal finds it.
+
+        With them a client reads no settings of this user.
 
         Raises:
             StandInError: it is not started.
@@ -64,7 +66,7 @@ class Service:
         return self._serving
 
     def client(self) -> Any:
-        """A ``modal.Client`` of it, to be passed as ``client=``; whoever asks for it closes it.
+        """Return a ``modal.Client`` of it, to be passed as ``client=``; the caller closes it.
 
         The client reads the environment while it is made, so the environment is changed for that
         long.
@@ -95,14 +97,20 @@ class Service:
         try:
             from ._rpc._serving import Serving
         except ImportError as missing:
-            message = "Modal's client is missing; install diloco-localcloud with its extra: diloco-localcloud[modal]"
+            message = (
+                "Modal's client is missing; install diloco-localcloud with its extra: "
+                "diloco-localcloud[modal]"
+            )
             raise StandInError(f"{message} ({missing})") from None
         try:
             self._serving = Serving(
                 self._workspace, self._port, self._token, self.faults, self.calls
             )
         except OSError as wrong:
-            message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
+            message = (
+                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; "
+                "choose another, or 0 for a free one"
+            )
             raise StandInError(message) from None
         if not self._workspace.timeline.virtual:
             self._ticker = Ticker(self._workspace.timeline, self._workspace.lock)
@@ -110,7 +118,7 @@ class Service:
         return self
 
     def refuse(self) -> None:
-        """Cut all gRPC connections and refuse new ones, as where Modal cannot be reached, until ``accept``.
+        """Cut all gRPC connections and refuse new ones until ``accept``, as if Modal were down.
 
         Raises:
             StandInError: it is not started.
@@ -118,7 +126,7 @@ class Service:
         self._served().refuse()
 
     def accept(self) -> None:
-        """Let connections in again, on the same port; nothing if it does already.
+        """Let connections in again, on the same port; do nothing if it does so already.
 
         Raises:
             StandInError: it is not started, or another process has taken the port meanwhile.

@@ -1,4 +1,4 @@
-"""The scripted stand-in of Modal."""
+"""The scripted stand-in for Modal."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _BEHIND = 20 * 86400
 class ModalStandIn(Service):
     """Modal's API on loopback, with calls of functions that a test moves on a virtual clock.
 
-    It serves what the ``modal`` package needs to deploy apps, to find and call functions, to look
-    at calls, to cancel them and to read their logs; and Dicts, secrets and blobs. Needs
+    It serves the RPCs with which the ``modal`` package deploys apps, finds and calls functions,
+    looks at calls, cancels them and reads their logs; and Dicts, secrets and blobs. Needs
     ``diloco-localcloud[modal]``.
 
     Args:
-        port: to listen on; 0 for a free one.
-        workspace: its name.
+        port: the port to listen on; 0 for a free one.
+        workspace: the name of the workspace.
         start: where the virtual clock begins, in seconds since the epoch. By default twenty days
             ago: the client asks for logs up to the time of its own clock, and would not see those
             of a virtual clock that is ahead.
-        real_time: the clock is that of the wall instead, and nobody moves it.
+        real_time: use the wall clock, which a test cannot move, instead of a virtual one.
 
     Attributes:
-        world: the calls and the clock, in the hands of the test.
-        faults: what goes wrong over gRPC. The verb is an RPC, such as ``FunctionMap``; the resource
-            is ``modal``.
-        calls: what was called, named in the same way. Statuses are those of HTTP that belong to the
-            statuses of gRPC.
+        world: the calls and the clock, which the test moves.
+        faults: the faults that requests over gRPC meet. The verb is an RPC, such as
+            ``FunctionMap``; the resource is ``modal``.
+        calls: the requests so far, named in the same way. Their statuses are the HTTP statuses that
+            correspond to those of gRPC.
 
     Raises:
         StandInError: no such port.
 
-    ``start``, ``stop`` or a ``with`` block; everything about it is thread-safe.
+    Use ``start`` and ``stop``, or a ``with`` block; everything about it is thread-safe.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What the stand-in of any cloud needs."""
+"""The part that the stand-ins for all clouds share."""

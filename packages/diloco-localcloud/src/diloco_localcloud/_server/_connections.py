@@ -1,4 +1,4 @@
-"""Connections of the HTTP server: how many there are, and how much of a head is read."""
+"""Connections of the HTTP server, with limits on their number and on the size of a head."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import threading
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-# Of a request line and its headers together; a server written in Go takes about as much.
+# For a request line and its headers together; a server written in Go takes about as much.
 HEAD_BYTES = 1 << 20
 
 
 class Connections(ThreadingHTTPServer):
-    """One thread each; bounded in number."""
+    """A server with one thread per connection, and a bounded number of them."""
 
     daemon_threads = True
     block_on_close = False
@@ -27,12 +27,12 @@ class Connections(ThreadingHTTPServer):
     def __init__(self, *args: Any) -> None:
         self._accepted: set[int] = set()
         self._open: set[socket.socket] = set()
-        self._waiting: dict[socket.socket, None] = {}  # without an admitted request, longest first
+        self._waiting: dict[socket.socket, None] = {}  # no admitted request, longest first
         self._lock = threading.Lock()
         super().__init__(*args)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002
-        """Whether there is room for one more connection."""
+        """Return whether there is room for one more connection, closing an idle one if need be."""
         with self._lock:
             if len(self._accepted) >= self.most_connections:
                 if not self._waiting:
@@ -62,7 +62,7 @@ class Connections(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands in the connection's own thread, so that a slow client holds up nobody."""
+        """Shake hands in the connection's own thread, so that a slow client blocks no others."""
         request.settimeout(self.idle_seconds)
         with self._lock:
             self._waiting.pop(request, None)
@@ -101,7 +101,7 @@ def _cut(connection: socket.socket) -> None:
 
 
 class Head:
-    """The reading side of a connection, whose lines have a limit together."""
+    """The reading side of a connection, with one limit for all lines of a head."""
 
     def __init__(self, file: Any) -> None:
         self.left = 0

@@ -1,4 +1,4 @@
-"""A container that is a process: one life of it, or a command beside it, in the hands of who started it."""
+"""A container that is a process: one run of it, or a command beside it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# What the "image" gives every container: this machine's.
+# The variables that the "image" gives every container: those of this machine.
 FROM_HERE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 def image_environment() -> dict[str, str]:
-    """The default environment of every image: a few variables of this process, and its Python first on the PATH."""
+    """Return the default environment of every image.
+
+    It has a few variables of this process, and its Python first on the PATH.
+    """
     env = {name: os.environ[name] for name in FROM_HERE if name in os.environ}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env
@@ -31,7 +34,7 @@ def image_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Command:
-    """What to start.
+    """The command to start.
 
     Attributes:
         argv: program and arguments.
@@ -39,7 +42,7 @@ class Command:
         cwd: the working directory.
         log: the file for the output; None if it has streams.
         memory: limit in bytes; None for no limit.
-        wrapper: what comes before it and is not part of the container.
+        wrapper: words before the command that are not part of the container.
         streams: descriptors for stdin, stdout and stderr, in place of a log.
     """
 
@@ -53,7 +56,7 @@ class Command:
 
 
 class Container:
-    """Starts a command below a shim, and tells what becomes of it.
+    """Starts a command below a shim, and reports its start and end.
 
     ``told`` is called from a thread of its own with
     ``{"event": "started" | "refused" | "ended", ...}``; the last of them is always "refused" or
@@ -86,26 +89,26 @@ class Container:
             self._reader = threading.Thread(target=self._read, name="container", daemon=True)
             self._reader.start()
         except BaseException:
-            # Nobody would hear of its end. It has not been told what to start, and ends with its
-            # stdin.
+            # Its end would not be noticed. The shim has not received a command yet, and ends with
+            # its stdin.
             with self._shim:
                 raise
         self._write(b"%d\n%s" % (len(text), text))
 
     def term(self) -> None:
-        """SIGTERM to the first process, as a kubelet does."""
+        """Send SIGTERM to the first process, as a kubelet does."""
         self.send(signal.SIGTERM)
 
     def send(self, number: signal.Signals) -> None:
-        """Any signal to the first process."""
+        """Send a signal to the first process."""
         self._write(b"%d\n" % number)
 
     def kill(self) -> None:
-        """SIGKILL to all."""
+        """Send SIGKILL to all processes."""
         self._write(b"kill\n")
 
     def join(self) -> None:
-        """Wait until nothing is left, and ``told`` has been called for the last time."""
+        """Wait until no process is left, and ``told`` has been called for the last time."""
         self._reader.join()
 
     def _write(self, words: bytes) -> None:
@@ -122,14 +125,14 @@ class Container:
                 self.pid = last.get("pid", self.pid)
                 if last["event"] != "ended":
                     self._told(last)
-            # Words that came too late are still in the buffer, and cannot be flushed. They must not
-            # hide the end.
+            # Orders that came too late are still in the buffer, and cannot be flushed. They must
+            # not hide the end.
             with self._lock, contextlib.suppress(OSError):
                 if self._shim.stdin is not None:
                     self._shim.stdin.close()
         if last.get("event") == "ended":
             self._told(last)
-        elif last.get("event") != "refused":  # somebody killed the shim
+        elif last.get("event") != "refused":  # the shim was killed from outside
             if self.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What goes wrong with a stand-in itself."""
+"""The error of a stand-in itself."""
 
 
 class StandInError(Exception):

@@ -1,4 +1,4 @@
-"""Faults on demand, at the level of HTTP; and a count of the calls."""
+"""Faults that a test asks for, at the level of HTTP; and a record of the calls."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Call:
     """One call that reached the server.
 
     Attributes:
-        verb: what is asked, as the API has it: for Kubernetes as in a Role (``create``, ``get``,
-            ``list``, ``watch``, ``patch``, ``update``, ``delete``); for paths that name no objects,
-            the HTTP method in lower case.
+        verb: the verb of the API: for Kubernetes as in a Role (``create``, ``get``, ``list``,
+            ``watch``, ``patch``, ``update``, ``delete``); for paths that name no objects, the HTTP
+            method in lower case.
         resource: such as ``jobs`` or ``pods/log``; for other paths, the path.
-        name: of the object, if the path has one.
-        status: the answer's status; 0 for none, as the connection was cut.
+        name: the name of the object, if the path has one.
+        status: the answer's status; 0 for no answer, as the connection was cut.
         request: the same for all attempts of a client at one request, if the client says so
             (Modal's does); otherwise empty.
     """
@@ -59,7 +59,7 @@ class Call:
 
 
 class Faults:
-    """What goes wrong; thread-safe."""
+    """The faults that calls will meet; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,20 +76,21 @@ class Faults:
         after: int = 0,
         seconds: float = 1.0,
     ) -> None:
-        """Have calls fail.
+        """Make calls fail.
 
         Args:
             kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable``
                 (503), ``unauthorized`` (401), ``forbidden`` (403), ``expired`` (410, as for a
                 continue token that is too old), ``cut`` (the connection is reset before anything
-                happens), ``ambiguous`` (what was asked is done, and then the connection is reset)
-                or ``delay`` (what was asked is done and answered, but only after ``seconds``).
+                happens), ``ambiguous`` (the request is carried out, and then the connection is
+                reset) or ``delay`` (the request is carried out and answered, but only after
+                ``seconds``).
             verb: such as ``create``; None for all.
             resource: such as ``jobs`` or ``pods/log``; None for all.
             times: how many calls; None for all until ``clear``.
             retry_after: seconds, for ``throttle``.
-            after: how many such calls go well before.
-            seconds: of the wall's clock, for ``delay``.
+            after: how many such calls succeed before that.
+            seconds: in real time, for ``delay``.
 
         Raises:
             ValueError: no such kind.
@@ -100,12 +101,12 @@ class Faults:
             self._faults.append(Fault(kind, verb, resource, times, retry_after, after, seconds))
 
     def clear(self) -> None:
-        """Nothing more goes wrong."""
+        """Drop all faults that are still to come."""
         with self._lock:
             self._faults.clear()
 
     def take(self, verb: str, resource: str) -> Fault | None:
-        """The fault that meets this call, if any."""
+        """Return the fault that meets this call, if any."""
         with self._lock:
             for fault in self._faults:
                 if fault.verb not in (None, verb) or fault.resource not in (None, resource):
@@ -125,10 +126,10 @@ def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Excepti
     """Do what a fault does before the call; for a ``delay``, it sleeps.
 
     Args:
-        fault: the one that meets the call; None if none does.
-        refusals: by kind, the refusal in the words of the API that is served. A kind that is not
-            among them is left to the caller: ``ambiguous``, and a refusal whose words need more of
-            the call than its fault.
+        fault: the fault that meets the call; None if none does.
+        refusals: by kind, the refusal in the words of the served API. A kind that is not among
+            them is left to the caller: ``ambiguous``, and a refusal whose message needs to know
+            more of the call than its fault.
 
     Raises:
         CutError: the fault is ``cut``.
@@ -152,21 +153,24 @@ class Calls:
         self._calls: deque[Call] = deque(maxlen=100_000)
 
     def note(self, call: Call) -> None:
-        """Add one."""
+        """Add a call."""
         with self._lock:
             self._calls.append(call)
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all calls."""
         with self._lock:
             self._calls.clear()
 
     def count(self, verb: str | None = None, resource: str | None = None) -> int:
-        """How many there were, of a verb and a resource if given."""
+        """Return how many calls there were, of a verb and a resource if given."""
         return sum(verb in (None, call.verb) and resource in (None, call.resource) for call in self)
 
     def requests(self) -> list[Call]:
-        """Without the further attempts at a request, such as after an answer that came too late on a busy machine."""
+        """Return the calls without further attempts at the same request.
+
+        A client may try again, such as after an answer that came too late on a busy machine.
+        """
         first: dict[object, Call] = {}
         for index, call in enumerate(self):
             first.setdefault(call.request or index, call)

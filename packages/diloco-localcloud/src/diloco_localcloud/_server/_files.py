@@ -1,4 +1,4 @@
-"""Files where programs may have put something else, or that nobody may see half written."""
+"""Files that programs may have replaced, and files that must not be seen half written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it, without waiting: a FIFO would be for ever, and a device has no end.
+    """Open a file to read it, without waiting: a FIFO could block, and a device never ends.
 
     Raises:
-        FileNotFoundError: nothing is there, or what is there is no regular file.
-        OSError: it cannot be opened, as a link cannot.
+        FileNotFoundError: there is no file, or it is not a regular file.
+        OSError: it cannot be opened; a link never can.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -25,10 +25,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, beside what is there, and put it in its place.
+    """Write a file that only its owner can read beside a path, then put it in its place.
 
     Raises:
-        OSError: it cannot be written there, or something else than a file is there.
+        OSError: it cannot be written there, or the path exists and is not a file.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "Not a regular file", str(path))

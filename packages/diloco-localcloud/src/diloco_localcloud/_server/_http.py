@@ -1,6 +1,6 @@
 """The HTTP server: keep-alive, answers in one piece or streamed.
 
-What a client can make it hold is bounded.
+The memory and connections that a client can take are bounded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ._connections import HEAD_BYTES, Connections, Head
 
 Json = dict[str, Any]
 
-# How much of a refused body is thrown away before the connection is closed.
+# The bytes of a refused body that are thrown away before the connection is closed.
 _PASSED_OVER = 4 << 20
 _PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks."""
+    """The request of a client."""
 
     method: str
     path: str
@@ -38,25 +38,25 @@ class Request:
     raw_query: str = ""
 
     def every(self, name: str) -> list[str]:
-        """All values of a parameter that is given several times, in their order."""
+        """Return all values of a parameter that is given several times, in their order."""
         pairs = urllib.parse.parse_qsl(self.raw_query, keep_blank_values=True)
         return [value for key, value in pairs if key == name]
 
     def flag(self, name: str) -> bool:
-        """Whether a parameter of the query is true, in any of its usual spellings."""
+        """Return whether a parameter of the query is true, in any of its usual spellings."""
         return self.query.get(name) in ("1", "t", "T", "true", "TRUE", "True")
 
 
 @dataclass(frozen=True)
 class Response:
-    """What it is told.
+    """The answer to a client.
 
     Attributes:
-        status: of HTTP.
+        status: the HTTP status.
         body: an iterator is sent piece by piece as it comes.
         kind: the content type.
-        headers: more of them.
-        talk: what goes on instead, if the connection becomes a WebSocket.
+        headers: more headers.
+        talk: the conversation that follows, if the connection becomes a WebSocket.
     """
 
     status: int
@@ -71,7 +71,7 @@ class CutError(Exception):
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer in JSON."""
+    """Return an answer in JSON."""
     return Response(
         status, json.dumps(value, separators=(",", ":")).encode(), headers=headers or {}
     )
@@ -83,13 +83,13 @@ class Server:
     Args:
         handle: Answers a request, or raises ``CutError``.
         port: The port; 0 for a free one.
-        context: For TLS; None for none.
-        admit: Looks at a request before its body is read, and gives the answer if it is refused;
+        context: The context for TLS; None for plain HTTP.
+        admit: Looks at a request before its body is read, and returns the answer if it is refused;
             the connection is closed then. The length of the body is in its headers.
         idle_seconds: After so long without a byte from the client, its connection is closed.
         most_connections: How many may be open. For one more, the one that has been without an
-            admitted request for longest is closed, so that slow and silent clients keep nobody out;
-            if all are at work, the new one is closed at once.
+            admitted request for longest is closed, so that slow and silent clients do not block
+            others; if all are at work, the new one is closed at once.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """Return the port it listens on."""
         return int(self._inner.server_address[1])
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class Server:
 
 
 def _without_length(head: Request) -> Response | None:
-    """The answer to a request of which it is not said how long it is."""
+    """Return the refusal of a request without a valid length; None if it has one."""
     if "transfer-encoding" in head.headers:
         return Response(411, b"send a Content-Length instead of chunks\n", "text/plain")
     if _length(head) is None:
@@ -137,7 +137,7 @@ def _without_length(head: Request) -> Response | None:
 
 
 def _length(head: Request) -> int | None:
-    """Bytes of the body, as they are announced; None if that is no number, or none that a body can have."""
+    """Return the announced bytes of the body; None if that is not a possible number of bytes."""
     text = head.headers.get("content-length", "0")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
 
@@ -155,7 +155,7 @@ def _handler(
         server: Connections
 
         def setup(self) -> None:
-            """Bound what is read of a head."""
+            """Bound the size of a head."""
             super().setup()
             self.rfile = Head(self.rfile)  # type: ignore[assignment]
 
@@ -166,7 +166,7 @@ def _handler(
             super().handle_one_request()
 
         def handle_expect_100(self) -> bool:
-            """Say nothing yet: whether a body may come is not known before the request is admitted."""
+            """Send nothing yet: only the sender of an admitted request may send its body."""
             return True
 
         def _answer(self) -> None:
@@ -209,7 +209,10 @@ def _handler(
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _answer  # noqa: N815
 
         def _body(self, length: int) -> bytes | None:
-            """Return the body, or None if it ends too early; memory is taken for what has come, not for what was announced."""
+            """Return the body, or None if it ends too early.
+
+            Memory is taken only for the bytes that have come, not for all that were announced.
+            """
             pieces = []
             while length > 0:
                 piece = self.rfile.read1(min(length, _PIECE_BYTES))
@@ -220,7 +223,10 @@ def _handler(
             return b"".join(pieces)
 
         def _pass_over(self, head: Request) -> None:
-            """Throw away what follows a refused request: a close with bytes unread would reset, and the answer be lost."""
+            """Throw away what follows a refused request.
+
+            A close with unread bytes would reset the connection, and the answer would be lost.
+            """
             self.wfile.flush()
             length = _length(head)
             left = _PASSED_OVER if length is None else min(length, _PASSED_OVER)
@@ -237,7 +243,7 @@ def _handler(
             if isinstance(response.body, bytes):
                 if (
                     "Content-Length" not in response.headers
-                ):  # the answer to a HEAD tells another one than its own
+                ):  # the answer to a HEAD has the length of another body
                     self.send_header("Content-Length", str(len(response.body)))
                 self.end_headers()
                 if self.command != "HEAD":
@@ -256,12 +262,12 @@ def _handler(
                 self._cut()
 
         def _cut(self) -> None:
-            """Reset, so that the client sees an error and not an end."""
+            """Reset the connection, so that the client sees an error and not an end."""
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             self.connection.close()
 
         def log_message(self, *args: Any) -> None:
-            """Say nothing."""
+            """Write no log."""
 
     return Handler

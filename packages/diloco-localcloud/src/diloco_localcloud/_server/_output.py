@@ -1,4 +1,4 @@
-"""What programs write, line by line."""
+"""The output of programs, line by line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 def read_lines(
     pipes: Sequence[int], write: Callable[[int, str], None], idle_seconds: float | None = None
 ) -> None:
-    """Pass on what is written into pipes, until nothing can write into them any more; then close them.
+    """Pass on all text from pipes until all their writers are gone; then close them.
 
     Args:
         pipes: their reading ends.
         write: gets the number of the pipe, and one or more whole lines; only the last one may lack
-            its newline. Bytes that are no text are replaced.
-        idle_seconds: after so long without anything new, what was begun of a line is passed on,
-            too; None for never.
+            its newline. Bytes that are not text are replaced.
+        idle_seconds: after so long without new text, an unfinished line is passed on, too; None for
+            never.
     """
     tails = dict.fromkeys(pipes, b"")
     fresh = False
@@ -34,7 +34,7 @@ def read_lines(
                 fresh = bool(events)
                 for pipe in pipes if not events else ():
                     begun, used = codecs.utf_8_decode(tails[pipe], "replace", False)
-                    tails[pipe] = tails[pipe][used:]  # the begin of a character waits for its end
+                    tails[pipe] = tails[pipe][used:]  # a partial character waits for its end
                     if begun:
                         write(pipes.index(pipe), begun)
                 for key, _ in events:

@@ -1,4 +1,4 @@
-"""How many calls a second are let through."""
+"""Limits on the calls per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Rates:
-    """A bucket per operation that has a rate: it holds what comes in a second, and at least one call."""
+    """A bucket per operation that has a rate.
+
+    It holds the calls of one second, and at least one call.
+    """
 
     def __init__(self, timeline: Timeline, rates: Mapping[str, float]) -> None:
         self._timeline = timeline
@@ -19,7 +22,7 @@ class Rates:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def admit(self, operation: str) -> bool:
-        """Whether this call is let through."""
+        """Return whether this call is let through."""
         rate = self._rates.get(operation)
         if rate is None:
             return True

@@ -1,14 +1,15 @@
-"""Looks after one container: a process between the kubelet and the container's first process.
+"""The process between the kubelet and a container's first process, which looks after the container.
 
 Run as a script.
 
 Stdin says what to start (a line with a length, then so many bytes of JSON); then ``kill``, or the
-numbers of signals for the first process, may follow, a line each. When stdin ends, because whoever
-started this has gone, everything is killed: nothing is ever left. What happens is told in JSON
-lines on stdout. The output goes to a file, one line ``<seconds> <F or P> <text>`` each (P: the last
-line had no newline); or the process gets descriptors ("streams") in place of its standard ones.
+numbers of signals for the first process, may follow, one per line. When stdin ends, because the
+process that started this one is gone, everything is killed, so that no process is ever left. Events
+are reported in JSON lines on stdout. The output goes to a file, as one line
+``<seconds> <F or P> <text>`` each (P: the line goes on in the next entry, or has no newline); or
+the process gets descriptors ("streams") in place of its standard ones.
 
-It imports nothing of the package, so that it starts fast and in any interpreter.
+It imports nothing from the package, so that it starts fast and in any interpreter.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ import time
 from typing import Any
 
 LOOK_SECONDS = 0.1  # between two looks at the memory
-ENTRY_BYTES = 16384  # of the log, at most, as in containerd
-DRAIN_SECONDS = 2.0  # for output that is on its way when the container ends
+ENTRY_BYTES = 16384  # the most in one entry of the log, as in containerd
+DRAIN_SECONDS = 2.0  # the wait for output that is on its way when the container ends
 
 
 class Shim:
-    """One container's life."""
+    """One run of one container."""
 
     def __init__(self, wanted: dict[str, Any]) -> None:
         self._limit = wanted.get("memory")
-        # As long as this process
+        # Open as long as this process.
         self._log = open(wanted["log"] or os.devnull, "ab", buffering=0)  # noqa: PTH123, SIM115
         self._ended: int | None = None
         self._oom = False
         self._tails: dict[int, bytes] = {}
         streams = wanted["streams"]
         if not streams:
-            # Each stream on its own, as a container runtime reads them: so no line of one is torn
-            # by the other.
+            # Each stream has its own pipe, as with a container runtime, so that no line of one is
+            # torn by the other.
             readers, writers = zip(os.pipe(), os.pipe(), strict=True)
             self._tails = dict.fromkeys(readers, b"")
             streams = [os.open(os.devnull, os.O_RDONLY), *writers]
@@ -78,7 +79,7 @@ class Shim:
         self.root = self._child.pid
 
     def run(self) -> dict[str, Any]:
-        """Until it has ended, and all it had started."""
+        """Wait until the command and all processes that it started have ended; return the end."""
         self._wait()
         self._kill_all()
         deadline = time.monotonic() + DRAIN_SECONDS
@@ -129,7 +130,7 @@ class Shim:
                     os.kill(self._first(), int(word))
 
     def _first(self) -> int:
-        """The container's first process: below the wrapper, which may not have come to it yet."""
+        """Return the container's first process; below a wrapper, wait up to 1 s for it."""
         deadline = time.monotonic() + 1.0
         while self._wrapped and time.monotonic() < deadline:
             for pid, parent in table():
@@ -150,7 +151,7 @@ class Shim:
                 self._ended = status
 
     def _kill_all(self) -> None:
-        """Until none is left; those that fork meanwhile too."""
+        """Kill until no process is left, including those that fork meanwhile."""
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -179,7 +180,10 @@ class Shim:
         return bool(data)
 
     def _write(self, text: bytes, *, whole: bool) -> None:
-        """Write a line, or parts of one, in entries as those of a container runtime: F ends a line, P does not."""
+        """Write a line, or parts of one, in entries like a container runtime's.
+
+        F ends a line, P does not.
+        """
         for start in range(0, len(text) or 1, ENTRY_BYTES):
             end = start + ENTRY_BYTES
             kind = b"F" if whole and end >= len(text) else b"P"
@@ -187,7 +191,7 @@ class Shim:
 
 
 def descendants(root: int) -> list[int]:
-    """Living processes below ``root``, zombies left out."""
+    """Return the living processes below ``root``, without zombies."""
     children: dict[int, list[int]] = {}
     for pid, parent in table():
         children.setdefault(parent, []).append(pid)
@@ -201,9 +205,9 @@ def descendants(root: int) -> list[int]:
 
 
 def table() -> list[tuple[int, int]]:
-    """(pid, parent) of all living processes."""
+    """Return (pid, parent) of all living processes."""
     rows: list[tuple[int, int]] = []
-    # Pathlib costs as much as all else here
+    # Importing pathlib would cost as much as everything else here.
     if not os.path.exists("/proc/self/stat"):  # noqa: PTH110
         with subprocess.Popen(
             ["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
@@ -223,7 +227,7 @@ def table() -> list[tuple[int, int]]:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that a process shares with nobody, about; 0 where that cannot be read."""
+    """Return about how much memory a process does not share; 0 if it cannot be read."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as statm:  # noqa: PTH123
             _, resident, shared = statm.read().split()[:3]
@@ -233,13 +237,13 @@ def private_bytes(pid: int) -> int:
 
 
 def say(**words: Any) -> None:
-    """One line to the kubelet, which may have gone."""
+    """Write one line to the kubelet, which may be gone."""
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(words).encode() + b"\n")
 
 
 def first_line() -> bytes:
-    """The first line on stdin, and no byte more."""
+    """Read the first line on stdin, and not a byte more."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -250,7 +254,7 @@ def first_line() -> bytes:
 
 
 def main() -> None:
-    """Start what stdin says, and see it through."""
+    """Start the command that stdin names, and look after it until its end."""
     length = int(first_line())
     text = b""
     while len(text) < length:

@@ -1,4 +1,4 @@
-"""Moves a timeline along in real time."""
+"""A thread that moves a timeline along in real time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ticker:
     """A thread that runs what is due, from ``start`` to ``stop``.
 
     Args:
-        timeline: on the clock of the wall.
+        timeline: a timeline on the wall clock.
         changed: the lock that guards the timeline, notified whenever something may have been added
             to it.
     """
@@ -33,7 +33,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what was still to come never does."""
+        """End; actions that are not due yet never run."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""One queue of things to come, on a clock that only the test moves, or on the clock of the wall."""
+"""One queue of actions to come, on a clock that only the test moves, or on the wall clock."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Timeline:
     """Runs actions when their time has come.
 
     Everything that happens later (a lag, a back-off, a deadline, the end of a grace period) is an
-    action in this queue, so that a rehearsal on a virtual clock and one in real time differ in
-    nothing but who moves the clock. Not thread-safe: its owner calls it under a lock.
+    action in this queue, so that a rehearsal on a virtual clock differs from one in real time only
+    in how the clock moves. Not thread-safe: its owner calls it under a lock.
     """
 
     def __init__(self, start: float, clock: Callable[[], float] | None = None) -> None:
@@ -29,23 +29,23 @@ class Timeline:
 
     @property
     def virtual(self) -> bool:
-        """Whether only ``run_until`` moves the clock."""
+        """Return whether only ``run_until`` moves the clock."""
         return self._clock is None
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return self._now if self._clock is None else self._clock()
 
     def stamp(self) -> str:
-        """The time as the API writes it, to the second."""
+        """Return the time as the API writes it, to the second."""
         return stamp(self.now())
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have ``action`` run ``seconds`` from now; those of the same moment run in the order given."""
+        """Run ``action`` ``seconds`` from now; those of the same moment run in the order given."""
         heapq.heappush(self._queue, (self.now() + max(seconds, 0.0), next(self._order), action))
 
     def next_due(self) -> float | None:
-        """When the next action is due; None if nothing is planned."""
+        """Return when the next action is due; None if nothing is planned."""
         return self._queue[0][0] if self._queue else None
 
     def step(self) -> bool:
@@ -58,19 +58,19 @@ class Timeline:
         return True
 
     def run_until(self, moment: float) -> None:
-        """Run what is due up to ``moment``, and leave a virtual clock there."""
+        """Run all actions due up to ``moment``, and leave a virtual clock there."""
         while self._queue and self._queue[0][0] <= moment:
             self.step()
         self._now = max(self._now, moment)
 
 
 def stamp(moment: float) -> str:
-    """Seconds since the epoch as ``2026-01-01T00:00:00Z``."""
+    """Return seconds since the epoch as ``2026-01-01T00:00:00Z``."""
     return datetime.fromtimestamp(min(moment, _LAST), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(text: str) -> float:
-    """The inverse of ``stamp``.
+    """Return the seconds since the epoch of a time that ``stamp`` wrote.
 
     Raises:
         ValueError: it is not a time.

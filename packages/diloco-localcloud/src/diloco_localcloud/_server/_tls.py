@@ -22,13 +22,13 @@ subjectAltName=IP:127.0.0.1,DNS:localhost
 
 
 def available() -> bool:
-    """Whether certificates can be made here: Python's standard library has nothing for it."""
+    """Return whether certificates can be made here: Python's standard library cannot make them."""
     return shutil.which("openssl") is not None
 
 
 @functools.cache
 def make() -> tuple[ssl.SSLContext, str]:
-    """A context for the servers of this process, and the certificate authority to trust (PEM).
+    """Return a context for the servers of this process, and the authority to trust (PEM).
 
     The keys are on disk only for the moment in which they are made; the certificates are valid for
     30 days.

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable
 
-MOST_BYTES = 32 * 2**20  # of one message
+MOST_BYTES = 32 * 2**20  # the most in one message
 
 
 @dataclass(frozen=True)
 class Talk:
-    """What is said over a WebSocket.
+    """A conversation over a WebSocket.
 
     Attributes:
-        subprotocols: those that are understood, the best one first.
+        subprotocols: those that the server understands, the best one first.
         run: called once the client and the server agree on one of them; the connection ends when it
             returns.
     """
@@ -36,7 +36,9 @@ class Talk:
 
 
 class WebSocket:
-    """An open connection; for one thread, which waits until it is readable and then calls ``receive``.
+    """An open connection, for one thread.
+
+    The thread waits until the connection is readable and then calls ``receive``.
 
     Attributes:
         subprotocol: the one that client and server agreed on.
@@ -49,13 +51,13 @@ class WebSocket:
         self._parts: list[bytes] = []
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the descriptor, for selectors."""
         return self._connection.fileno()
 
     def receive(self) -> list[bytes] | None:
-        """The messages that have arrived, as bytes; None if no more will come.
+        """Return the messages that have arrived, as bytes; None if no more will come.
 
-        Waits if nothing can be read.
+        It waits if there is nothing to read.
         """
         data = self._read()
         if data:
@@ -77,17 +79,17 @@ class WebSocket:
         return messages if messages or self._protocol.state is State.OPEN else None
 
     def send(self, message: bytes) -> None:
-        """Send one message; nothing if the client has gone."""
+        """Send one message; do nothing if the client has gone."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_binary(message)
             self._flush()
 
     def close(self) -> None:
-        """Say that no more will come, and wait until the client has heard it."""
+        """Announce that no more will come, and wait until the client has heard it."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._flush()
-        # Then the server ends the connection; a client that keeps to RFC 6455 (7.1.1) waits for
+        # Then the server ends the connection; a client that follows RFC 6455 (7.1.1) waits for
         # that.
         while self._protocol.state is State.CLOSING and self._protocol.close_rcvd is None:
             self.receive()
@@ -108,11 +110,14 @@ class WebSocket:
 def serve(
     connection: socket.socket, path: str, headers: Iterable[tuple[str, str]], talk: Talk
 ) -> None:
-    """Shake hands about a request that has been read, talk, and close; refuses what is no handshake."""
+    """Shake hands about a request that has been read, talk, and close.
+
+    A request that is not a handshake is refused.
+    """
     protocol = ServerProtocol(
         subprotocols=[Subprotocol(name) for name in talk.subprotocols], max_size=MOST_BYTES
     )
-    # The protocol reads requests itself.
+    # The protocol object parses the request itself.
     protocol.receive_data(Request(path, Headers(headers)).serialize())
     (request,) = protocol.events_received()
     assert isinstance(request, Request)
@@ -126,6 +131,6 @@ def serve(
 
 def _flush(connection: socket.socket, protocol: ServerProtocol) -> None:
     for data in protocol.data_to_send():
-        if data:  # its empty marks ask for an end of the connection, which comes anyway
+        if data:  # an empty one asks for the end of the connection, which comes anyway
             with contextlib.suppress(OSError):
                 connection.sendall(data)

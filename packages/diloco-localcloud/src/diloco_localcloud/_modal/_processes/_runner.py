@@ -1,4 +1,7 @@
-"""Runs each call in a process: Modal's own entrypoint of containers, below a shim that ends all that it has started."""
+"""Runs each call in a process of Modal's own entrypoint of containers.
+
+A shim above it ends all processes that it has started.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ _IDLE_SECONDS = 0.05
 
 
 class Runner:
-    """The containers of a workspace; called under its lock, unless it says otherwise.
+    """The containers of a workspace; called under its lock, unless a method says otherwise.
 
     Args:
-        workspace: whose calls it runs.
-        folder: for the files of the containers; it exists as long as they do.
+        workspace: the workspace whose calls it runs.
+        folder: the folder for the containers' files; it exists as long as they do.
         base: the environment that the "image" gives every container.
     """
 
@@ -90,25 +93,25 @@ class Runner:
                 os.close(descriptor)
 
     def interrupt(self, call: Call, life: Life) -> None:
-        """SIGINT to its first process, and SIGKILL to all after the grace."""
+        """Send SIGINT to its first process, and SIGKILL to all of them after the grace."""
         del call
         self._send(life.task_id, signal.SIGINT)
         grace = self._workspace.habits.grace_seconds
         self._workspace.timeline.after(grace, lambda: self.kill(life.task_id))
 
     def kill(self, task_id: str) -> None:
-        """SIGKILL to every process of a container; nothing if it is gone."""
+        """Send SIGKILL to every process of a container; do nothing if it is gone."""
         container = self._running.get(task_id)
         if container is not None:
             container.kill()
 
     def pid(self, task_id: str) -> int | None:
-        """The first process of a container; None before it has one and after its end."""
+        """Return the PID of a container's first process; None before and after it exists."""
         container = self._running.get(task_id)
         return None if container is None else container.pid
 
     def close(self) -> None:
-        """End every container, and wait until nothing is left of them; not under the lock."""
+        """End every container, and wait until no process is left; not called under the lock."""
         with self._workspace.lock:
             self._closed = True
             running, readers = list(self._running.values()), list(self._readers)
@@ -125,7 +128,7 @@ class Runner:
             container.send(number)
 
     def _mount(self, home: Path, mounts: list[str]) -> None:
-        """Put the local files that were uploaded with a function where they are in its container."""
+        """Put the local files that were uploaded with a function into its container's folder."""
         for mount_id in mounts:
             for name, digest in self._workspace.mounts.get(mount_id, ()):
                 path = home.joinpath(*(part for part in name.split("/") if part not in ("", "..")))
@@ -133,8 +136,8 @@ class Runner:
                 path.write_bytes(self._workspace.files[digest])
 
     def _environment(self, call: Call, life: Life, home: Path) -> dict[str, str]:
-        # Modal's worker tells containers apart by their sockets, and the stand-in by a header that
-        # nobody else knows.
+        # Modal's worker tells containers apart by their sockets; the stand-in does so by a secret
+        # header.
         word = secrets.token_hex(16)
         self._workspace.containers[word] = life.task_id
         held = self._workspace.secrets
@@ -158,10 +161,10 @@ class Runner:
         }
 
     def _told(self, call: Call, life: Life, reader: threading.Thread, event: Any) -> None:
-        """From the thread of a container: it has started, or ended."""
+        """Record that a container has started or ended; called from the container's thread."""
         if event["event"] == "started":
             return
-        reader.join()  # nothing that could write is left, so this is soon
+        reader.join()  # soon over, as no process is left that could write
         with self._workspace.lock:
             self._readers.discard(reader)
             self._running.pop(life.task_id, None)
@@ -178,7 +181,7 @@ class Runner:
 
 
 def _left(event: Mapping[str, Any]) -> Result:
-    """The result of a container that has left none itself."""
+    """Return the result of a container that has left none itself."""
     if event["event"] == "refused":
         return Result(Status.INTERNAL_FAILURE, message=event["message"])
     if event.get("oom"):

@@ -1,4 +1,4 @@
-"""The calls that really run, in the hands of a test."""
+"""The calls that run as processes, for a test to act on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LocalCall(HeldCall):
     """A call whose container is a process of this machine.
 
-    What does not fit its state does nothing. Thread-safe.
+    An action that does not fit its state does nothing. Thread-safe.
     """
 
     def __init__(self, workspace: Workspace, call: Call, runner: Runner) -> None:
@@ -28,20 +28,20 @@ class LocalCall(HeldCall):
 
     @property
     def pid(self) -> int | None:
-        """The first process of its container; None if it has no container that runs."""
+        """Return the PID of its container's first process; None if no container of it runs."""
         with self._workspace.lock:
             life = self._call.life
             return None if life is None else self._runner.pid(life.task_id)
 
     def kill(self) -> None:
-        """Its container is killed from outside with all its processes: it leaves no result."""
+        """Kill its container with all its processes, from outside: it leaves no result."""
         with self._workspace.lock:
             if self._call.life is not None:
                 self._runner.kill(self._call.life.task_id)
 
 
 class LocalCalls(HeldWorkspace[LocalCall]):
-    """The calls that really run, and what they run with; thread-safe."""
+    """The calls that run as processes, and the objects that they use; thread-safe."""
 
     def __init__(self, workspace: Workspace, runner: Runner) -> None:
         super().__init__(workspace)
@@ -51,10 +51,10 @@ class LocalCalls(HeldWorkspace[LocalCall]):
         return LocalCall(self._workspace, call, self._runner)
 
     def wait_for(self, predicate: Callable[[], object], seconds: float = 60.0) -> None:
-        """Wait until something is so; it is asked after every change.
+        """Wait until ``predicate()`` is true; it is called after every change.
 
         Raises:
-            TimeoutError: it is not so after so many seconds.
+            TimeoutError: it is not true after so many seconds.
         """
         end = time.monotonic() + seconds
         with self._workspace.lock:

@@ -1,4 +1,4 @@
-"""The service that the client calls: who asks, for what, and how it is answered."""
+"""The service that the client calls: identifies the caller, and answers every RPC."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _LOG = logging.getLogger("diloco_localcloud")
 _SERVICE = "ModalClient"
 # Modal takes entries of a Dict of up to 100 MiB.
 _MOST_BYTES = 128 << 20
-# Characters of what is said with a refusal: it is sent in a header, which is compressed in
+# The most characters in a refusal's message: it is sent in a header, which is compressed in
 # quadratic time.
 _MESSAGE = 4000
-_CONTAINER = "x-stand-in-container"  # what a container of ours shows in place of a token
+_CONTAINER = "x-stand-in-container"  # sent by containers in place of a token
 _NAMES = ("function_call_id", "dict_id", "function_id", "deployment_name", "app_name", "app_id")
 
 
@@ -53,11 +53,11 @@ class Api:
 
     Args:
         workspace: the workspace.
-        token: the id and the secret that a client has to send.
-        faults: what goes wrong.
-        calls: where calls are noted.
+        token: the ID and the secret that a client has to send.
+        faults: the faults that requests meet.
+        calls: the list in which requests are noted.
         bell: rung after every change of the workspace.
-        blob_url: from the id of a blob and a method of HTTP to where it is sent or fetched.
+        blob_url: returns, for the ID of a blob and an HTTP method, the URL to send or fetch it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Api:
         self._streams = {**logs.streams, **dicts.streams}
 
     def __mapping__(self) -> dict[str, Handler]:
-        """Every RPC of the service, as grpclib wants it; those that are not served say so."""
+        """Return every RPC of the service, as grpclib wants it; unserved ones refuse."""
         service = api_pb2.DESCRIPTOR.services_by_name[_SERVICE]
         made = {}
         for method in service.methods:
@@ -164,10 +164,10 @@ class Api:
                 await stream.send_message(item)
 
     def _admit(self, headers: Mapping[str, Any]) -> Context:
-        """Who asks.
+        """Return the context of a request whose sender may ask.
 
         Raises:
-            RefusedError: nobody who may.
+            RefusedError: the sender has neither a token nor a container's header.
         """
         word, key = headers.get(_CONTAINER, ""), str(headers.get("x-idempotency-key", ""))
         if word in self._workspace.containers:

@@ -1,4 +1,4 @@
-"""What Modal's worker hands to a container when it starts it."""
+"""The arguments that Modal's worker hands to a container when it starts it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def arguments(call: Call, task_id: str) -> tuple[bytes, list[str]] | None:
-    """The file of arguments for the entrypoint of a container, and the ids of its mounts.
+    """Return the file of arguments for the entrypoint of a container, and the IDs of its mounts.
 
-    None if nobody has deployed code for the function.
+    None if no code was deployed for the function.
     """
     held = definition(call)
     if held is None:

@@ -1,4 +1,4 @@
-"""Where blobs are sent and fetched: plain HTTP beside gRPC."""
+"""The place where blobs are sent and fetched: plain HTTP beside gRPC."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_BYTES = 1 << 30
 
 
 class Blobs:
-    """Keeps what is sent, from ``start`` to ``stop``.
+    """The blobs that clients send, served from ``start`` to ``stop``.
 
-    The URL of a blob is signed for one method, as a presigned one of a bucket is: who was not given
-    it can neither send nor fetch.
+    The URL of a blob is signed for one method, like the presigned URL of a bucket: a client
+    without it can neither send nor fetch the blob.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -37,7 +37,7 @@ class Blobs:
         self._server.stop()
 
     def url(self, blob_id: str, method: str) -> str:
-        """Where a blob is sent to (``"PUT"``) or fetched from (``"GET"``)."""
+        """Return the URL where a blob is sent to (``"PUT"``) or fetched from (``"GET"``)."""
         path = f"/blobs/{blob_id}"
         signature = self._signature(method, path)
         return f"http://127.0.0.1:{self._server.port}{path}?signature={signature}"
@@ -46,7 +46,7 @@ class Blobs:
         return hmac.new(self._secret, f"{method} {path}".encode(), hashlib.sha256).hexdigest()
 
     def _admit(self, request: Request) -> Response | None:
-        """The answer to who has no URL for this, or sends too much; its body is not read."""
+        """Return the refusal of a wrong signature or of too large a body, which is not read."""
         sent = request.query.get("signature", "").encode()
         right = self._signature(request.method, request.path).encode()
         if not hmac.compare_digest(sent, right):

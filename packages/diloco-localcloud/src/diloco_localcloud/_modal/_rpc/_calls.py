@@ -24,7 +24,7 @@ class FunctionCalls:
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
-        waiting: likewise, coroutines that take the lock themselves.
+        waiting: by the name of the RPC; coroutines that take the lock themselves.
     """
 
     def __init__(self, workspace: Workspace, bell: Bell) -> None:

@@ -1,4 +1,4 @@
-"""RPCs of containers: what they ask for themselves, and what clients ask of them."""
+"""RPCs of containers: those that they send, and those that clients send about them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from .._workspace._workspace import Workspace
     from ._context import Bell, Context
 
-# A heartbeat is answered after this long if there is nothing to say; the container gives it up
-# after 15 s.
+# A heartbeat with no news is answered after this long; the container gives it up after 15 s.
 _HEARTBEAT_SECONDS = 10.0
 
 
@@ -28,7 +27,7 @@ class Containers:
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
-        waiting: likewise, coroutines that take the lock themselves.
+        waiting: by the name of the RPC; coroutines that take the lock themselves.
     """
 
     def __init__(self, workspace: Workspace, bell: Bell) -> None:
@@ -73,8 +72,8 @@ class Containers:
     def _inputs(self, _: Any, context: Context) -> Any:
         call, life = self._life(context)
         answer = api_pb2.FunctionGetInputsResponse()
-        # One input for each container, whatever the definition says: then one that has to go takes
-        # no other input with it.
+        # One input for each container, whatever the definition says: then a container that has to
+        # end takes no other input with it.
         if life.fetched or call.result is not None:
             answer.inputs.add(kill_switch=True)
             return answer
@@ -107,14 +106,14 @@ class Containers:
                 self._workspace.calls.finish(call, _read(item.result, item.data_format))
 
     def _broken(self, asked: Any, context: Context) -> None:
-        """A container that could not import its function."""
+        """Fail the call of a container that could not import its function."""
         call, _ = self._life(context)
         told = _read(asked.result, 0)
         failed = Result(Status.INIT_FAILURE, told.payload, told.message, told.traceback, told.more)
         self._workspace.calls.finish(call, failed)
 
     # -- by clients
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _list(self, asked: Any, _: Context) -> Any:
         answer = api_pb2.TaskListResponse()
@@ -164,7 +163,10 @@ class Containers:
 
 
 def definition(call: Call) -> Any:
-    """The message that defines the function of a call, of those with several the first choice; None if no client deployed it."""
+    """Return the message that defines the function of a call; None if no client deployed it.
+
+    If it has several definitions, the first choice is returned.
+    """
     held = call.function.definition
     if held is None:
         return None

@@ -1,4 +1,4 @@
-"""What is known of a request besides its message."""
+"""The facts about a request besides its message."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Context:
-    """Of one request.
+    """The context of one request.
 
     Attributes:
         key: the same for all attempts at one call (``x-idempotency-key``).
-        task_id: the container that asks; empty for a client.
+        task_id: the container that sent it; empty for a client.
     """
 
     key: str = ""
@@ -21,7 +21,7 @@ class Context:
 
 
 class Bell:
-    """Wakes those on an event loop who wait for a change that another thread makes."""
+    """Wakes the coroutines of an event loop that wait for a change by another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -31,17 +31,20 @@ class Bell:
 
     @property
     def next(self) -> asyncio.Event:
-        """Set at the next ring; to be fetched before it is looked whether there is anything to wait for."""
+        """Return the event that the next ring sets.
+
+        Fetch it before you look whether there is anything to wait for.
+        """
         return self._event
 
     def ring(self) -> None:
-        """Something has changed; from any thread."""
+        """Wake all that wait, since something has changed; may be called from any thread."""
         with self._lock:
             if self._open:
                 self._loop.call_soon_threadsafe(self._ring)
 
     def close(self) -> None:
-        """The loop ends."""
+        """Ring no more, since the loop ends."""
         with self._lock:
             self._open = False
 
@@ -51,7 +54,7 @@ class Bell:
 
 
 async def wait(event: asyncio.Event, seconds: float) -> bool:
-    """Whether an event is set within so many seconds of the wall's clock."""
+    """Return whether an event is set within so many seconds of real time."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

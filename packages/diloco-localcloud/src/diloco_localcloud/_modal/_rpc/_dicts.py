@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class DictOperations:
     """Operations on the Dicts of a workspace.
 
-    A write that is asked for twice is done twice, whatever its idempotency key: what Modal does
-    then is not known, and a client has to cope with it.
+    A repeated write is done twice, whatever its idempotency key: it is not known what Modal does
+    then, and a client has to cope with it.
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
-        streams: likewise, iterators that take the lock themselves.
+        streams: by the name of the RPC; iterators that take the lock themselves.
     """
 
     def __init__(self, workspace: Workspace) -> None:

@@ -47,7 +47,7 @@ class Functions:
         }
 
     # -- apps
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _create_app(self, asked: Any, _: Context) -> Any:
         environment = self._workspace.environment(asked.environment_name)
@@ -115,7 +115,7 @@ class Functions:
         return answer
 
     # -- functions
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _precreate(self, asked: Any, _: Context) -> Any:
         app = self._workspace.app(asked.app_id)
@@ -230,7 +230,7 @@ class Functions:
 
 
 def _take_resources(function: Function, asked: Any) -> None:
-    """What is asked for; the rest stays as it was."""
+    """Take over the resources that are asked for; the others stay as they were."""
     if asked.gpu_config.gpu_type:
         function.gpu, function.gpu_count = asked.gpu_config.gpu_type, asked.gpu_config.count
     function.cpu = asked.milli_cpu / 1000 or function.cpu

@@ -1,4 +1,4 @@
-"""What a client is told of functions and apps, so that it can use them."""
+"""The descriptions of functions and apps with which a client can use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORMATS = (api_pb2.DATA_FORMAT_PICKLE, api_pb2.DATA_FORMAT_CBOR)
 
 
 def metadata(function: Function) -> Any:
-    """What a handle of a function holds."""
+    """Return the contents of a function's handle."""
     app: App = function.app
     return api_pb2.FunctionHandleMetadata(
         app_id=app.app_id,
@@ -26,7 +26,7 @@ def metadata(function: Function) -> Any:
 
 
 def layout(app: App) -> Any:
-    """What an app consists of."""
+    """Return the parts of an app."""
     made = api_pb2.AppLayout(function_ids=app.published)
     for function in app.functions.values():
         if function.function_id in app.published.values():

@@ -23,7 +23,7 @@ class LogReader:
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
-        streams: likewise, iterators that take the lock themselves.
+        streams: by the name of the RPC; iterators that take the lock themselves.
     """
 
     def __init__(self, workspace: Workspace, bell: Bell) -> None:
@@ -42,7 +42,10 @@ class LogReader:
         return api_pb2.AppFetchLogsResponse(batches=_batches(entries))
 
     def _count(self, asked: Any, _: Context) -> Any:
-        """How many entries there are in each piece of a time, the empty pieces too: the client cuts the time at them."""
+        """Count the entries in each piece of a span of time, including the empty pieces.
+
+        The client cuts the span at the pieces.
+        """
         width = asked.bucket_secs or 1
         first = asked.since.seconds // width
         answer = api_pb2.AppCountLogsResponse(app_id=asked.app_id)
@@ -97,7 +100,7 @@ def _filter(asked: Any, source: int) -> Filter:
 
 
 def _batches(entries: Iterable[Entry]) -> list[Any]:
-    """One batch for each run of entries of the same container."""
+    """Return one batch for each run of entries of the same container."""
 
     def place(entry: Entry) -> tuple[str, str, str]:
         return entry.task_id, entry.function_id, entry.input_id

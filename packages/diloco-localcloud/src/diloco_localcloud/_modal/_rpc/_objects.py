@@ -1,4 +1,4 @@
-"""RPCs about what else a client needs: environments, secrets, images, mounts, volumes, blobs."""
+"""RPCs about a client's other needs: environments, secrets, images, mounts, volumes, blobs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _IMAGE_BUILDER = "2025.06"
 
 
 class Objects:
-    """Operations on what a workspace holds besides apps, calls and Dicts.
+    """Operations on a workspace's objects other than apps, calls and Dicts.
 
     Args:
         workspace: the workspace.
-        blob_url: from the id of a blob and a method of HTTP to where it is sent or fetched.
+        blob_url: returns, for the ID of a blob and an HTTP method, the URL to send or fetch it.
 
     Attributes:
         operations: by the name of the RPC; called under the lock of the workspace.
@@ -62,7 +62,7 @@ class Objects:
         if create and name and name not in self._workspace.environments:
             self._workspace.environments.append(name)
         if name and name not in self._workspace.environments:
-            # Not NOT_FOUND as elsewhere: so has it the servicer of the client's own tests.
+            # Not NOT_FOUND as elsewhere: the server in the client's own tests answers in this way.
             raise RefusedError("INVALID_ARGUMENT", f"Environment '{name}' not found")
         name = self._workspace.environment(name)
         answer = api_pb2.EnvironmentGetOrCreateResponse(environment_id=f"en-{name}")
@@ -100,7 +100,7 @@ class Objects:
         metadata.name = held.name
         metadata.creation_info.created_at = held.created
         metadata.creation_info.created_by = self._workspace.name
-        if "keys" in metadata.DESCRIPTOR.fields_by_name:  # not in every client
+        if "keys" in metadata.DESCRIPTOR.fields_by_name:  # some versions of the client lack it
             metadata.keys.extend(sorted(held.values))
 
     def _secrets(self, asked: Any, _: Context) -> Any:

@@ -1,4 +1,4 @@
-"""Receiving a message, of which only so much is held as may be."""
+"""The reading of a message, which holds only as much of it as is allowed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HEAD = struct.Struct(">?I")
 
 
 async def receive(stream: Stream[Any, Any], most: int) -> Any:
-    """The message of a request; grpclib's own way reads whatever length is announced.
+    """Return the message of a request; grpclib's own way reads whatever length is announced.
 
     Raises:
-        RefusedError: it is longer; it is not read.
+        RefusedError: it is longer than ``most``; it is not read then.
     """
     head = await _read(stream, _HEAD.size)
     compressed, size = _HEAD.unpack(head)
@@ -33,7 +33,7 @@ async def receive(stream: Stream[Any, Any], most: int) -> Any:
 async def _read(stream: Stream[Any, Any], size: int) -> bytes:
     try:
         data: bytes = await stream._stream.recv_data(size)  # noqa: SLF001 - with its flow control
-    except AssertionError:  # it was to be longer
+    except AssertionError:  # the stream ended too early
         data = b""
     if len(data) < size:
         raise RefusedError("INVALID_ARGUMENT", "the message of this request is missing or cut off")

@@ -20,7 +20,7 @@ REFUSALS: Mapping[str, Callable[[Fault], RefusedError]] = {
     "expired": lambda _: RefusedError("FAILED_PRECONDITION", "The request is no longer valid"),
 }
 
-#: The statuses of HTTP that Google's APIs give those of gRPC, for the list of calls.
+#: The HTTP statuses that Google's APIs use for those of gRPC, for the list of calls.
 HTTP = {
     "OK": 200,
     "INVALID_ARGUMENT": 400,

@@ -1,4 +1,4 @@
-"""The thread on which gRPC is served."""
+"""The thread that serves gRPC."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from .._workspace._workspace import Workspace
 
 
-# One to make the transport, one to tell the protocol, one to tell who waits; and one to spare.
+# One to make the transport, one to inform the protocol, one to wake the waiter; and one to spare.
 _TURNS_TO_ACCEPT = 4
 
 
 class Serving:
-    """Serves a workspace on loopback, from its making to ``stop``.
+    """Serves a workspace on loopback, from its creation to ``stop``.
 
     Attributes:
-        port: on which gRPC is served.
+        port: the port on which gRPC is served.
 
     Raises:
         OSError: the port cannot be used.
@@ -75,11 +75,11 @@ class Serving:
         self._blobs.stop()
 
     def refuse(self) -> None:
-        """Cut all connections, and refuse new ones; nothing if it does already."""
+        """Cut all connections, and refuse new ones; do nothing if it does so already."""
         asyncio.run_coroutine_threadsafe(self._refuse(), self._loop).result()
 
     def accept(self) -> None:
-        """Let connections in again, on the same port; nothing if it does already.
+        """Let connections in again, on the same port; do nothing if it does so already.
 
         Raises:
             OSError: the port cannot be used any more.
@@ -115,7 +115,7 @@ class Serving:
             task.cancel()
         with contextlib.suppress(Exception):
             await asyncio.gather(*left, return_exceptions=True)
-        await asyncio.sleep(0)  # for the loop to close the sockets
+        await asyncio.sleep(0)  # lets the loop close the sockets
 
     async def _listen(self, port: int) -> None:
         server = _Server([self._api])
@@ -145,7 +145,7 @@ class Serving:
 
 
 class _Server(grpclib.server.Server):  # type: ignore[misc]
-    """A server that also closes the connections of clients which do not close them."""
+    """A server that also closes the connections that its clients leave open."""
 
     def __init__(self, handlers: Collection[IServable]) -> None:
         super().__init__(handlers)
@@ -163,7 +163,7 @@ class _Server(grpclib.server.Server):  # type: ignore[misc]
         return protocol
 
     async def accept_no_more(self) -> None:
-        """Let no more connections in, and wait for those that have just come to be set up.
+        """Let no more connections in, and wait until those that have just come are set up.
 
         A connection gets its transport some turns of the loop after it was accepted. If the server
         is closed in between, asyncio forgets the socket without closing it.
@@ -174,15 +174,15 @@ class _Server(grpclib.server.Server):  # type: ignore[misc]
             await asyncio.sleep(0)
 
     def port(self) -> int:
-        """The port, once the server has started."""
+        """Return the port, once the server has started."""
         return int(self._listening()[0].getsockname()[1])
 
     def _listening(self) -> Sequence[socket.socket]:
-        """The sockets that clients connect to; grpclib keeps its server to itself."""
+        """Return the sockets that clients connect to; grpclib keeps its server private."""
         assert isinstance(self._server, asyncio.Server)
         return self._server.sockets
 
     def hang_up(self) -> None:
-        """Close every connection, whatever is still to be sent."""
+        """Close every connection, even with data still to be sent."""
         for transport in list(self._transports):
             transport.abort()

@@ -1,1 +1,1 @@
-"""Calls that do what a test says, and the clock in the test's hands."""
+"""Calls and a clock that a test moves."""

@@ -1,4 +1,4 @@
-"""One call of a function in the hands of a test."""
+"""One call of a function that a test moves."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _MOST_BYTES = 2 << 20
 
 
 class ScriptedCall(HeldCall):
-    """What a test may do with a call.
+    """A test's hold on a call.
 
-    What does not fit its state (a start after the end) does nothing.
+    An action that does not fit the call's state (a start after the end) does nothing.
 
     Thread-safe.
     """
 
     def start(self) -> None:
-        """It gets a container, and its function is called."""
+        """Give the call a container, in which its function is called."""
         with self._workspace.lock:
             self._workspace.calls.start(self._call)
 
     def end(self, value: Any = None) -> None:
-        """Its function returns a value, which has to be one that can be pickled."""
+        """Make its function return a value, which must be one that can be pickled."""
         payload = Payload(pickle.dumps(value, 4))
         if len(payload.data) > _MOST_BYTES:
             with self._workspace.lock:
@@ -39,30 +39,30 @@ class ScriptedCall(HeldCall):
         self._finish(Result(Status.SUCCESS, payload))
 
     def fail(self, exception: BaseException) -> None:
-        """Its function raises an exception."""
+        """Make its function raise an exception."""
         payload = Payload(pickle.dumps(exception, 4))
         self._finish(Result(Status.FAILURE, payload, repr(exception)))
 
     def exit(self, code: int = 1) -> None:
-        """Its function calls ``sys.exit``."""
+        """Make its function call ``sys.exit``."""
         self.fail(SystemExit(code))
 
     def crash(self, message: str = "Runner failed with exit code: 137") -> None:
-        """Its container ends and leaves nothing."""
+        """End its container without a result."""
         self._finish(Result(Status.FAILURE, message=message))
 
     def oom(self, message: str = "Runner was terminated because it ran out of memory") -> None:
-        """Its container is killed because it has used up its memory."""
+        """Kill its container because it has used up its memory."""
         self._finish(Result(Status.KERNEL_OOM_KILL, message=message))
 
     def init_failure(self, exception: BaseException) -> None:
-        """Its container starts, but the module of the function cannot be imported."""
+        """Start its container, and make the import of the function's module fail."""
         self.start()
         payload = Payload(pickle.dumps(exception, 4))
         self._finish(Result(Status.INIT_FAILURE, payload, repr(exception)))
 
     def break_down(self, message: str = "Internal error in the scheduler") -> None:
-        """Modal fails it with an internal failure, whether it runs or not."""
+        """Fail the call with an internal failure of Modal's, whether it runs or not."""
         with self._workspace.lock:
             result = Result(Status.INTERNAL_FAILURE, message=message)
             self._workspace.calls.finish(self._call, result)
@@ -71,7 +71,7 @@ class ScriptedCall(HeldCall):
         """Write lines to its log, now.
 
         Args:
-            text: one or more lines; bytes that are no UTF-8 are replaced, as Modal's protocol has
+            text: one or more lines; bytes that are not UTF-8 are replaced, as Modal's protocol has
                 only text.
             source: ``stdout``, ``stderr`` or ``system``.
         """
@@ -83,19 +83,19 @@ class ScriptedCall(HeldCall):
             self._workspace.changed()
 
     def on_interrupt(self, after: float = 1.0, then: Callable[[], None] | None = None) -> None:
-        """What its program does in this container when it is told to end.
+        """Set what its program does in this container when it is told to end.
 
         Args:
             after: seconds that it takes to end; it is killed after ``habits.grace_seconds`` if it
                 was preempted or overdue.
-            then: what it does last, such as writing to a Dict. It is called before the container is
+            then: a last action, such as a write to a Dict. It is called before the container is
                 gone, if the program is not killed.
         """
         with self._workspace.lock:
             self._call.interrupt_seconds, self._call.last_words = after, then
 
     def ignore_interrupt(self) -> None:
-        """Its program does not react when it is told to end."""
+        """Make its program ignore that it is told to end."""
         self.on_interrupt(float("inf"))
 
     def _finish(self, result: Result) -> None:

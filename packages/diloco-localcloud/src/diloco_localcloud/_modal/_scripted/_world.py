@@ -1,4 +1,4 @@
-"""The calls and the clock in the hands of a test."""
+"""The calls and the clock that a test moves."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ if TYPE_CHECKING:
 
 
 class ModalWorld(HeldWorkspace[ScriptedCall]):
-    """What a test moves; thread-safe.
+    """The calls and the clock of a stand-in, as a test moves them; thread-safe.
 
-    In real time nobody moves the clock: ``advance``, ``settle`` and ``step`` raise ValueError.
+    In real time the clock cannot be moved: ``advance``, ``settle`` and ``step`` raise ValueError.
     """
 
     def _hold(self, call: Call) -> ScriptedCall:
         return ScriptedCall(self._workspace, call)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass, and happen what is due in them."""
+        """Let ``seconds`` pass, and do whatever falls due meanwhile."""
         with self._workspace.lock:
             timeline = self._virtual()
             timeline.run_until(timeline.now() + seconds)
 
     def settle(self, within: float = 2.0, most: float = 600.0) -> None:
-        """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all."""
+        """Let time pass until nothing is due within the next ``within`` seconds.
+
+        At most ``most`` seconds pass in all.
+        """
         with self._workspace.lock:
             timeline = self._virtual()
             end = timeline.now() + most
@@ -40,7 +43,7 @@ class ModalWorld(HeldWorkspace[ScriptedCall]):
                 timeline.run_until(due)
 
     def step(self) -> bool:
-        """Let the next due thing happen, whenever it is; False if nothing is due at all."""
+        """Do the next thing that is due, however late; return False if nothing is due at all."""
         with self._workspace.lock:
             return self._virtual().step()
 
@@ -53,7 +56,7 @@ class ModalWorld(HeldWorkspace[ScriptedCall]):
         timeout: float = 300.0,
         gpu: str = "",
     ) -> None:
-        """Have an app be deployed with functions of these names, without a client that does it.
+        """Deploy an app with functions of these names, without a client.
 
         Raises:
             ValueError: there is no such environment.
@@ -70,7 +73,10 @@ class ModalWorld(HeldWorkspace[ScriptedCall]):
             self._workspace.publish(made, app, ids, "DEPLOYED")
 
     def on_start(self, program: Callable[[ScriptedCall], None] | None) -> None:
-        """Have something be called whenever a container starts, to play the program in it; None for nothing."""
+        """Set a function that is called whenever a container starts, to act as its program.
+
+        None removes it.
+        """
 
         def run(call: Call) -> None:
             assert program is not None

@@ -1,4 +1,4 @@
-"""What a workspace of Modal holds, and what happens to its calls in time.
+"""The contents of a Modal workspace, and what happens to its calls over time.
 
-Nothing here knows how it is asked.
+Nothing here depends on the protocol of the requests.
 """

@@ -12,24 +12,24 @@ class Function:
 
     Attributes:
         function_id: ``fu-…``.
-        app: to which it belongs.
-        name: within the app.
+        app: the app to which it belongs.
+        name: its name within the app.
         timeout: seconds that a container may take for one input.
-        gpu: its type, such as ``H100``; empty for none.
-        gpu_count: how many.
-        cpu: cores that are asked for; 0 for what Modal gives by itself.
-        memory: MiB that are asked for; likewise.
+        gpu: the type of its GPUs, such as ``H100``; empty for none.
+        gpu_count: the number of its GPUs.
+        cpu: the cores that it asks for; 0 for Modal's default.
+        memory: the MiB that it asks for; 0 for Modal's default.
         memory_limit: MiB; 0 for no limit.
-        regions: in which it may run; none for everywhere.
-        cloud: in which it has to run; empty for any.
+        regions: the regions in which it may run; none for everywhere.
+        cloud: the cloud in which it has to run; empty for any.
         max_containers: how many there may be at a time; 0 for no limit.
-        retries: how often an input is tried again whose function raises an exception.
+        retries: how many times an input is tried again whose function raises an exception.
         retry_delay: seconds before it is tried again.
         secret_ids: the secrets in its environment.
-        definition: the message that defined it, for those that speak the protocol.
-        options: the message that bound options to it, likewise.
+        definition: the message that defined it, for code that speaks the protocol.
+        options: the message that bound options to it, also for code that speaks the protocol.
         definition_id: a new one with each deploy.
-        base: without the options.
+        base: the function without the options.
     """
 
     function_id: str
@@ -59,15 +59,15 @@ class App:
 
     Attributes:
         app_id: ``ap-…``.
-        description: what lists call it.
-        environment: in which it is.
-        created: when, in seconds since the epoch.
-        name: under which it is deployed; empty if it is not.
-        state: of it.
-        functions: those that it has, by name, published or not.
-        published: the ids of those that can be looked up, by name.
-        version: how often it was deployed.
-        stopped: when; None if it is not.
+        description: its name in lists.
+        environment: the environment to which it belongs.
+        created: when it was created, in seconds since the epoch.
+        name: the name under which it is deployed; empty if it is not.
+        state: its state.
+        functions: its functions by name, published or not.
+        published: the IDs of the functions that can be looked up, by name.
+        version: how many times it was deployed.
+        stopped: when it was stopped; None if it was not.
     """
 
     app_id: str

@@ -1,4 +1,4 @@
-"""One call of a function: its input, its lives in containers, its result."""
+"""One call of a function: its input, its containers, its result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PICKLE = 1  # DATA_FORMAT_PICKLE
 
 
 class Status(enum.IntEnum):
-    """How a call can end: GenericResult.GenericStatus of Modal's protocol, by the same numbers."""
+    """The ends of a call: GenericResult.GenericStatus of Modal's protocol, by the same numbers."""
 
     SUCCESS = 1
     FAILURE = 2
@@ -28,11 +28,11 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Payload:
-    """What is passed to a function or comes back from it.
+    """A value that is passed to a function or comes back from it.
 
     Attributes:
         data: the bytes themselves; empty if they are in a blob.
-        blob: the id of the blob, or nothing.
+        blob: the ID of the blob, or an empty text.
         form: the DataFormat of the bytes.
     """
 
@@ -43,15 +43,15 @@ class Payload:
 
 @dataclass(frozen=True)
 class Result:
-    """How a call has ended.
+    """The end of a call.
 
     Attributes:
         status: the kind of end.
         payload: the value that was returned, or the exception that was raised; None if a container
             left nothing.
         message: the text of the exception.
-        traceback: of the exception.
-        more: fields of the result as the container sent them, for those that only pass them on.
+        traceback: the traceback of the exception.
+        more: fields of the result as the container sent them, for code that only passes them on.
     """
 
     status: Status
@@ -66,9 +66,9 @@ class Life:
     """One container in which a call runs.
 
     Attributes:
-        task_id: of the container.
-        started: when, in seconds since the epoch.
-        ended: when the container was gone; None while it is there.
+        task_id: the ID of the container.
+        started: when it started, in seconds since the epoch.
+        ended: when the container was gone; None while it exists.
         interrupted: when its program was told to end; None if it was not.
         cancelled: whether the program is to be told that its input was cancelled.
         fetched: whether the program has its input.
@@ -92,16 +92,16 @@ class Call:
     Attributes:
         call_id: ``fc-…``.
         input_id: ``in-…``.
-        function: what is called, with its options.
+        function: the called function, with its options.
         payload: its arguments.
-        created: when, in seconds since the epoch.
+        created: when it was made, in seconds since the epoch.
         lives: the containers in which it has run.
         result: how it has ended; None while it has not.
         ended: when it got its result.
-        failures: how often it was tried again because the function raised an exception.
+        failures: how many times it was tried again because the function raised an exception.
         interrupt_seconds: how long its program takes to end after SIGINT; None for the habit of the
             workspace, infinity if it does not react.
-        last_words: what its program does before it ends because of an interruption.
+        last_words: the last action of its program before it ends because of an interruption.
     """
 
     call_id: str
@@ -118,12 +118,12 @@ class Call:
 
     @property
     def life(self) -> Life | None:
-        """The container in which it runs now."""
+        """Return the container in which it runs now; None if it runs in none."""
         return self.lives[-1] if self.lives and self.lives[-1].ended is None else None
 
     @property
     def status(self) -> str:
-        """``pending``, ``running``, or how it has ended, such as ``success`` or ``kernel_oom_kill``."""
+        """Return ``pending``, ``running``, or how it has ended, such as ``kernel_oom_kill``."""
         if self.result is not None:
             return self.result.status.name.lower()
         return "pending" if self.life is None else "running"

@@ -1,4 +1,4 @@
-"""The calls of functions, and what becomes of them in time."""
+"""The calls of functions, and what happens to them over time."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """Runs calls as processes.
+    """The part that runs calls as processes.
 
-    Without one, calls do what a test says. Called under the lock of the workspace.
+    Without one, a test decides how calls run. Called under the lock of the workspace.
     """
 
     def start(self, call: Call, life: Life) -> None:
-        """Run a call; ``Calls.gone`` is called when nothing of it is left."""
+        """Run a call; call ``Calls.gone`` when no process of it is left."""
 
     def interrupt(self, call: Call, life: Life) -> None:
-        """SIGINT, and SIGKILL after the grace."""
+        """Send a call's processes SIGINT, and SIGKILL after the grace."""
 
 
 class Calls:
-    """Those of a workspace; its owner calls it under a lock.
+    """The calls of a workspace; its owner calls it under a lock.
 
-    A result is seen as soon as it is there; the container in which a call runs may live on for a
-    while.
+    A result is visible at once; the container in which a call runs may live on for a while.
 
     Attributes:
         on_start: called with each call whose container starts.
-        program: what runs them as processes, if something does.
+        program: the part that runs them as processes; None if they are scripted.
     """
 
     def __init__(
@@ -57,28 +56,28 @@ class Calls:
         self.program: Program | None = None
 
     def all(self) -> list[Call]:
-        """Every call, oldest first."""
+        """Return every call, oldest first."""
         return list(self._calls.values())
 
     def of(self, app: App) -> list[Call]:
-        """Those of an app, oldest first."""
+        """Return the calls of an app, oldest first."""
         return [call for call in self._calls.values() if call.function.app is app]
 
     def by_id(self, call_id: str) -> Call:
-        """A call by its id.
+        """Return a call by its ID.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is no such call.
         """
         if call_id not in self._calls:
             raise not_found(f"FunctionCall with ID '{call_id}' not found")
         return self._calls[call_id]
 
     def spawn(self, function: Function, payload: Payload | None, key: str = "") -> Call:
-        """A new call, which waits for a container; without a payload for its input first.
+        """Return a new call, which waits for a container; without a payload for its input first.
 
-        A call that was asked for with the same idempotency key is given back, and nothing is called
-        a second time.
+        A call that was asked for with the same idempotency key is returned again, and nothing is
+        called a second time.
         """
         if key and key in self._answered:
             return self._answered[key]
@@ -98,26 +97,26 @@ class Calls:
         return call
 
     def give(self, call: Call, payload: Payload) -> None:
-        """The input of a call that was made without one."""
+        """Give its input to a call that was made without one."""
         call.payload = payload
         self.wait(call)
         self._changed()
 
     def wait(self, call: Call) -> None:
-        """Have it get a container by itself, if that is a habit."""
+        """Plan a container for a call, if calls start by themselves (``auto_start``)."""
         if self._habits.auto_start is not None:
             wait = self._habits.gpu_waits.get(call.function.gpu, 0.0)
             self._after(self._habits.auto_start + wait, lambda: self._start_if_room(call))
 
     def room(self, function: Function) -> bool:
-        """Whether one more container of a function may run."""
+        """Return whether one more container of a function may run."""
         if function.gpu in self._habits.no_gpus:
             return False
         running = sum(call.life is not None and call.function is function for call in self.all())
         return not function.max_containers or running < function.max_containers
 
     def start(self, call: Call) -> None:
-        """It has a container; nothing if it has one already, or has ended."""
+        """Start a container for a call; do nothing if it has one already, or has ended."""
         if call.result is not None or call.life is not None:
             return
         now = self._timeline.now()
@@ -135,22 +134,22 @@ class Calls:
         self._changed()
 
     def fetch(self, call: Call, life: Life) -> None:
-        """Its program has its input; from now on the timeout of the function counts."""
+        """Give the program its input; the timeout of the function begins now."""
         life.fetched = True
         self._after(call.function.timeout, lambda: self._overdue(call, life))
         self._changed()
 
     def by_task(self, task_id: str) -> tuple[Call, Life] | None:
-        """The call that runs in a container; None if the container is gone."""
+        """Return the call that runs in a container, and its life; None if the container is gone."""
         running = ((call, call.life) for call in self._calls.values())
         return next(
             ((call, life) for call, life in running if life and life.task_id == task_id), None
         )
 
     def finish(self, call: Call, result: Result) -> None:
-        """It ends: it has this result, unless it had one before or is tried again.
+        """End a call with this result, unless it had one before or is tried again.
 
-        Without a program, its container is gone.
+        Without a program, its container is gone then.
         """
         if result.status in {Status.FAILURE, Status.TIMEOUT} and self._again(call):
             return
@@ -160,7 +159,10 @@ class Calls:
         self._changed()
 
     def gone(self, call: Call, life: Life, result: Result) -> None:
-        """Its container is gone; if it left no result and was not told to end, this is the result."""
+        """Record that a container is gone.
+
+        The result is that of the call if it has none and its container was not told to end.
+        """
         life.ended = self._timeline.now()
         if call.result is None:
             if life.interrupted is not None or life.again:
@@ -172,7 +174,7 @@ class Calls:
         self._changed()
 
     def interrupt(self, call: Call) -> None:
-        """Its container is taken away: SIGINT, a grace, and then the same input again in another container."""
+        """Take its container away: SIGINT, a grace, then the same input again in another one."""
         life = call.life
         if life is None or life.interrupted is not None:
             return
@@ -180,12 +182,12 @@ class Calls:
         self._changed()
 
     def cancel(self, call: Call, *, terminate: bool) -> None:
-        """What FunctionCallCancel does: TERMINATED at once, and the container later.
+        """Cancel a call as FunctionCallCancel does: TERMINATED at once, and the container later.
 
         Args:
-            call: nothing happens if it has ended.
-            terminate: SIGINT, and SIGKILL after the grace; otherwise an exception in the program
-                alone.
+            call: the call; nothing happens if it has ended.
+            terminate: send SIGINT, and SIGKILL after the grace; otherwise only raise an exception
+                in the program.
         """
         if call.result is not None:
             return
@@ -194,11 +196,11 @@ class Calls:
         self._changed()
 
     def expired(self, call: Call) -> bool:
-        """Whether its output is no longer kept."""
+        """Return whether its output is no longer kept."""
         kept = self._habits.retention_seconds
         return call.ended is not None and call.ended + kept <= self._timeline.now()
 
-    # -- what comes by itself
+    # -- events that come without a call
     # ------------------------------------------------------------------------------------------
 
     def _start_if_room(self, call: Call) -> None:
@@ -215,7 +217,10 @@ class Calls:
         if call.life is not life:
             return
         if call.result is None:
-            text = f"Task's current input {call.input_id} hit its timeout of {call.function.timeout:g}s"
+            text = (
+                f"Task's current input {call.input_id} hit its timeout "
+                f"of {call.function.timeout:g}s"
+            )
             if self._again(call):
                 self._stop_program(call, kill=True)
                 return
@@ -224,7 +229,7 @@ class Calls:
         self._changed()
 
     def _again(self, call: Call) -> bool:
-        """Whether the function's own retries have it tried again; then it waits for another container."""
+        """Return whether the function's own retries allow another try, and plan it if so."""
         if call.result is not None or call.failures >= call.function.retries:
             return False
         call.failures += 1

@@ -1,4 +1,4 @@
-"""Dicts, whose entries fade when nobody uses them."""
+"""Dicts, whose entries expire when they are not used."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class _Entry:
 
 @dataclass
 class Dict:
-    """One of them.
+    """One Dict.
 
     Attributes:
         dict_id: ``di-…``.
-        name: empty for one that is not named.
-        environment: in which it is.
-        created: when, in seconds since the epoch.
+        name: its name; empty for an unnamed one.
+        environment: the environment to which it belongs.
+        created: when it was created, in seconds since the epoch.
     """
 
     dict_id: str
@@ -39,10 +39,10 @@ class Dict:
 
 
 class Dicts:
-    """Those of a workspace; its owner calls it under a lock.
+    """The Dicts of a workspace; its owner calls it under a lock.
 
-    Keys and values are what the client has pickled. They are told apart by their bytes, as in Modal
-    itself.
+    Keys and values are the bytes that the client has pickled. They are told apart by these bytes,
+    as in Modal itself.
     """
 
     def __init__(self, now: Callable[[], float], habits: ModalHabits, ids: Ids) -> None:
@@ -52,32 +52,35 @@ class Dicts:
         self._dicts: dict[str, Dict] = {}
 
     def named(self, environment: str, name: str) -> Dict | None:
-        """The one of a name, if there is one."""
+        """Return the Dict of a name; None if there is none."""
         found = (each for each in self._dicts.values() if name and each.name == name)
         return next((each for each in found if each.environment == environment), None)
 
     def by_id(self, dict_id: str) -> Dict:
-        """The one of an id.
+        """Return the Dict of an ID.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is no such Dict.
         """
         if dict_id not in self._dicts:
             raise not_found(f"Dict with ID '{dict_id}' not found")
         return self._dicts[dict_id]
 
     def listed(self, environment: str, before: float) -> list[Dict]:
-        """The named ones of an environment, the newest first; those made before a time, if one is given."""
+        """Return the named Dicts of an environment, newest first.
+
+        If ``before`` is given, only those that were created before that time.
+        """
         kept = [each for each in self._dicts.values() if each.name]
         kept = [each for each in kept if each.environment == environment]
         kept = [each for each in kept if not before or each.created < before]
         return kept[::-1]
 
     def create(self, environment: str, name: str) -> Dict:
-        """A new one.
+        """Return a new Dict.
 
         Raises:
-            RefusedError: there is one of this name.
+            RefusedError: there is a Dict of this name.
         """
         if self.named(environment, name) is not None:
             raise RefusedError("ALREADY_EXISTS", f"Dict '{name}' already exists")
@@ -86,15 +89,15 @@ class Dicts:
         return made
 
     def delete(self, dict_id: str) -> None:
-        """Delete one with all its entries.
+        """Delete a Dict with all its entries.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is no such Dict.
         """
         del self._dicts[self.by_id(dict_id).dict_id]
 
     def put(self, dict_id: str, key: bytes, value: bytes, *, if_not_exists: bool = False) -> bool:
-        """Write an entry; whether it is new, if only a new one is to be written.
+        """Write an entry; return False if ``if_not_exists`` is set and the key exists.
 
         Raises:
             RefusedError: there is no such Dict.
@@ -106,7 +109,7 @@ class Dicts:
         return True
 
     def get(self, dict_id: str, key: bytes) -> bytes | None:
-        """The value of a key; None if there is none.
+        """Return the value of a key; None if there is none.
 
         Raises:
             RefusedError: there is no such Dict.
@@ -118,7 +121,7 @@ class Dicts:
         return entry.value
 
     def pop(self, dict_id: str, key: bytes) -> bytes | None:
-        """Take an entry out; None if there is none.
+        """Take an entry out and return its value; None if there is none.
 
         Raises:
             RefusedError: there is no such Dict.
@@ -135,9 +138,9 @@ class Dicts:
         self._fresh(dict_id).clear()
 
     def contents(self, dict_id: str) -> list[tuple[bytes, bytes]]:
-        """Keys and values, in the order in which they were written first.
+        """Return keys and values, in the order in which they were first written.
 
-        Reading them is a use of each.
+        Reading them counts as a use of each.
 
         Raises:
             RefusedError: there is no such Dict.
@@ -148,7 +151,7 @@ class Dicts:
         return [(key, entry.value) for key, entry in held.items()]
 
     def count(self, dict_id: str) -> int:
-        """How many entries there are.
+        """Return how many entries there are.
 
         Raises:
             RefusedError: there is no such Dict.
@@ -156,7 +159,7 @@ class Dicts:
         return len(self._fresh(dict_id))
 
     def _fresh(self, dict_id: str) -> dict[bytes, _Entry]:
-        """The entries, without those that have faded."""
+        """Return the entries, without those that have expired."""
         held = self.by_id(dict_id).entries
         oldest = self._now() - self._habits.retention_seconds
         for key in [key for key, entry in held.items() if entry.used <= oldest]:

@@ -1,4 +1,4 @@
-"""How the stand-in of Modal behaves."""
+"""The behaviour of the stand-in for Modal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class ModalHabits:
     """How the workspace behaves; everything may be changed at any time.
 
     Attributes:
-        auto_start: after so many seconds queued calls get a container by themselves; None leaves it
-            to ``start``.
-        auto_end: after so many seconds their functions return None by themselves; None leaves it to
-            the test.
+        auto_start: the seconds after which queued calls get a container by themselves; None leaves
+            it to ``start``.
+        auto_end: the seconds after which their functions return None by themselves; None leaves it
+            to the test.
         interrupt_seconds: how long a program takes to end after SIGINT, unless its ``on_interrupt``
             says otherwise.
-        grace_seconds: what Modal gives a program between SIGINT and SIGKILL.
+        grace_seconds: the time that Modal gives a program between SIGINT and SIGKILL.
         gpus: the types of GPU that Modal knows; another one is refused.
-        no_gpus: types of which there are none: calls that need one wait, whatever ``auto_start``
+        no_gpus: types of which no GPU is free: calls that need one wait, whatever ``auto_start``
             says.
         gpu_waits: how many seconds calls wait for a GPU of a type, in addition to ``auto_start``.
         retention_seconds: how long outputs of calls are kept after their end, and entries of Dicts

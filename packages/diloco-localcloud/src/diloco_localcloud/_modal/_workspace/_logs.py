@@ -1,4 +1,4 @@
-"""What containers have written."""
+"""The output of containers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry:
 
     Attributes:
         number: its place in the log of the workspace, from 1.
-        time: when, in seconds since the epoch.
+        time: when it was written, in seconds since the epoch.
         data: the text.
         source: one of the numbers of ``SOURCES``.
     """
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which entries are asked for; empty fields are no condition."""
+    """The conditions that wanted entries meet; an empty field is no condition."""
 
     app_id: str = ""
     function_id: str = ""
@@ -50,7 +50,7 @@ class Filter:
     search: str = ""
 
     def takes(self, entry: Entry) -> bool:
-        """Whether an entry is among them."""
+        """Return whether an entry meets the conditions."""
         pairs = (
             (self.app_id, entry.app_id),
             (self.function_id, entry.function_id),
@@ -65,7 +65,7 @@ class Filter:
 
 
 class Logs:
-    """Those of a workspace; its owner calls it under a lock."""
+    """The logs of a workspace; its owner calls it under a lock."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -91,7 +91,7 @@ class Logs:
     def read(
         self, asked: Filter, since: float = 0.0, until: float = float("inf"), after: int = 0
     ) -> list[Entry]:
-        """The entries of a time, both ends included, that come after a number."""
+        """Return the entries of a span of time, both ends included, that come after a number."""
         return [
             entry
             for entry in self._entries[after:]

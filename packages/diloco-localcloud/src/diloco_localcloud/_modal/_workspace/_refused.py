@@ -1,4 +1,4 @@
-"""What a workspace refuses."""
+"""The error for a request that a workspace refuses."""
 
 
 class RefusedError(Exception):
@@ -6,7 +6,7 @@ class RefusedError(Exception):
 
     Attributes:
         code: the name of a status of gRPC, such as ``NOT_FOUND``.
-        message: what the client is told.
+        message: the message to the client.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -16,5 +16,5 @@ class RefusedError(Exception):
 
 
 def not_found(message: str) -> RefusedError:
-    """There is no such object."""
+    """Return the error for an object that does not exist."""
     return RefusedError("NOT_FOUND", message)

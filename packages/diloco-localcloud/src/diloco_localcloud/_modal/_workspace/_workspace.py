@@ -24,7 +24,7 @@ DEFAULT_ENVIRONMENT = "main"
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret: ``st-…``, and the variables that it holds."""
+    """A secret: its ID, ``st-…``, and the variables that it holds."""
 
     secret_id: str
     name: str
@@ -34,24 +34,24 @@ class Secret:
 
 
 class Workspace:
-    """What there is, and its clock.
+    """The objects of a workspace, and its clock.
 
     Attributes:
         lock: guards everything; notified when something is planned or has changed.
         timeline: the clock.
-        habits: how it behaves.
-        name: of the workspace.
+        habits: how the workspace behaves.
+        name: its name.
         environments: their names; the first one is the default.
-        apps: by id, oldest first.
-        functions: by id, those with bound options among them.
-        secrets: by id.
-        calls: of functions.
+        apps: the apps by ID, oldest first.
+        functions: the functions by ID, including those with bound options.
+        secrets: the secrets by ID.
+        calls: the calls of functions.
         dicts: the Dicts.
-        logs: what containers have written.
-        blobs: arguments and results that are too large for a message, by id.
-        files: what was uploaded for mounts, by SHA-256.
-        mounts: by id, the files of a mount: their paths in a container, and their SHA-256.
-        containers: the id of each container, by the word that it shows when it asks for something.
+        logs: the output of containers.
+        blobs: arguments and results that are too large for a message, by ID.
+        files: the files that were uploaded for mounts, by SHA-256.
+        mounts: by ID, the files of a mount: their paths in a container, and their SHA-256.
+        containers: the ID of each container, by the secret that it sends with its requests.
         listeners: called under the lock after every change.
     """
 
@@ -75,44 +75,44 @@ class Workspace:
         self.calls = Calls(timeline, self.habits, self.ids, self.changed)
 
     def changed(self) -> None:
-        """Tell everybody who waits that something is different."""
+        """Wake every thread that waits for a change, and call the listeners."""
         self.lock.notify_all()
         for listener in self.listeners:
             listener()
 
     def environment(self, name: str) -> str:
-        """The environment of a name; the default one for no name.
+        """Return the environment of a name; the default one for an empty name.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is no such environment.
         """
         if name and name not in self.environments:
             raise not_found(f"Environment '{name}' not found")
         return name or self.environments[0]
 
     def app(self, app_id: str) -> App:
-        """An app by its id.
+        """Return an app by its ID.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is no such app.
         """
         if app_id not in self.apps:
             raise not_found(f"App with ID '{app_id}' not found")
         return self.apps[app_id]
 
     def deployed(self, environment: str, name: str) -> App | None:
-        """The app that is deployed under a name, if there is one."""
+        """Return the app that is deployed under a name; None if there is none."""
         found = (each for each in self.apps.values() if each.name == name and not each.stopped)
         return next((each for each in found if each.environment == environment), None)
 
     def create_app(self, environment: str, description: str, name: str = "") -> App:
-        """A new app, with nothing in it."""
+        """Return a new app without functions."""
         made = App(self.ids.make("ap"), description, environment, self.timeline.now(), name=name)
         self.apps[made.app_id] = made
         return made
 
     def stop_app(self, app: App) -> None:
-        """Stop an app: its calls are cancelled, and it can be found no more."""
+        """Stop an app: its calls are cancelled, and it can no longer be found."""
         if app.stopped is None:
             app.state, app.stopped = "STOPPED", self.timeline.now()
             for call in self.calls.of(app):
@@ -120,31 +120,31 @@ class Workspace:
             self.changed()
 
     def create_function(self, app: App, name: str) -> Function:
-        """The function of a name in an app, a new one if there is none."""
+        """Return the function of a name in an app, a new one if there is none."""
         if name not in app.functions:
             made = Function(self.ids.make("fu"), app, name, definition_id=self.ids.make("de"))
             app.functions[name] = self.functions[made.function_id] = made
         return app.functions[name]
 
     def publish(self, app: App, name: str, functions: Mapping[str, str], state: str) -> None:
-        """Have functions be found: under the name of a deployment, or within an app that runs for a while."""
+        """Let functions be found, by a deployment's name or within an app that runs for a while."""
         app.name, app.state = name, state
         app.published = dict(functions)
         app.version += 1
         self.changed()
 
     def function(self, function_id: str) -> Function:
-        """A function by its id.
+        """Return a function by its ID.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is no such function.
         """
         if function_id not in self.functions:
             raise not_found(f"Function with ID '{function_id}' not found")
         return self.functions[function_id]
 
     def find_function(self, environment: str, app_name: str, name: str) -> Function:
-        """A function of a deployed app.
+        """Return a function of a deployed app.
 
         Raises:
             RefusedError: there is no such app, or it has no such function.
@@ -157,10 +157,10 @@ class Workspace:
         return self.function(app.published[name])
 
     def check_gpu(self, gpu: str) -> None:
-        """See whether there is such a type of GPU.
+        """Refuse an unknown type of GPU.
 
         Raises:
-            RefusedError: there is not.
+            RefusedError: there is no such type.
         """
         if gpu and gpu.upper() not in {"ANY", *self.habits.gpus}:
             known = ", ".join(sorted(self.habits.gpus))
@@ -169,7 +169,7 @@ class Workspace:
             )
 
     def create_secret(self, environment: str, name: str, values: Mapping[str, str]) -> Secret:
-        """A new secret; one of the same name goes."""
+        """Return a new secret, which replaces one of the same name."""
         for held in list(self.secrets.values()):
             if name and (held.name, held.environment) == (name, environment):
                 del self.secrets[held.secret_id]
@@ -178,6 +178,6 @@ class Workspace:
         return made
 
     def find_secret(self, environment: str, name: str) -> Secret | None:
-        """The secret of a name, if there is one."""
+        """Return the secret of a name; None if there is none."""
         found = (each for each in self.secrets.values() if name and each.name == name)
         return next((each for each in found if each.environment == environment), None)
