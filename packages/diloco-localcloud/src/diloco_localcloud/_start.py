@@ -2,9 +2,9 @@
 
 It is imported before anything else. Python puts that folder first, so that a file ``json.py`` in it
 would be run by mistake. This is no protection against hostile files: the modules that Python
-imports to find this package (``importlib``, ``warnings`` and more) are looked for in that folder
-before; ``python -P`` prevents that. This module itself imports only modules that Python has loaded
-or built in; ``from __future__ import annotations`` would look for a file, too.
+imports to find this package (``importlib``, ``warnings`` and more) are looked for there before this
+module runs; ``python -P`` prevents that. This module itself imports only modules that Python has
+loaded or built in; ``from __future__ import annotations`` would look for a file, too.
 """
 
 import sys

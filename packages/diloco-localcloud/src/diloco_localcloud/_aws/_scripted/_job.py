@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class ScriptedTrainingJob:
-    """A test's hold on a training job.
+    """A training job that a test moves.
 
     A call that does not fit the job's state (a start after the end) does nothing.
 

@@ -150,7 +150,7 @@ def _since(store: Store, version: int) -> list[Change]:
 
 
 def _seen(change: Change, resource: Resource, test: Callable[[Json], bool]) -> Json | None:
-    """Return the event of a change for this watch; an object that its selectors lose is DELETED."""
+    """Return the event of a change for this watch; leaving its selection counts as DELETED."""
     if change.resource is not resource:
         return None
     before = change.old is not None and test(change.old)

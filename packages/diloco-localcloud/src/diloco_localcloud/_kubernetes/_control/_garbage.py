@@ -55,7 +55,7 @@ class GarbageCollector:
             self._store.remove(CONFIG_MAPS, meta["namespace"], meta["name"])
 
     def _delete(self, job: Json) -> None:
-        """Do what the finalizers of a Job that is being deleted are there for."""
+        """Do what the finalizers of a Job that is being deleted ask for."""
         meta = job["metadata"]
         if "orphan" in meta["finalizers"]:
             self._orphan(meta["namespace"], meta["name"], meta["uid"])

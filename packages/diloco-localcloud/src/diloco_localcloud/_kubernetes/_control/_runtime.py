@@ -45,7 +45,7 @@ class Runtime(Protocol):
         """Take note that a pod is out of the store."""
 
     def found(self, node: str) -> None:
-        """Report the pods of a lost node that answers again, and end those that were deleted."""
+        """Report on the pods of a lost node that answers again, and end the deleted ones."""
 
     def log_of(self, pod: Json, container: str, life: int) -> Log:
         """Return the log of one run of a container, whose restart count is ``life``."""

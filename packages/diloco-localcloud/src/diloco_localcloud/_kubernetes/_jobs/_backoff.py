@@ -36,7 +36,7 @@ class Backoff:
 
 
 def wait(failures: int, last: float, now: float, first: float) -> float:
-    """Return the seconds left of ``first``, doubled per failure up to 600 s, since the last one."""
+    """Return the seconds left to wait: ``first``, doubled per further failure, at most 600."""
     if failures <= 0:
         return 0.0
     length: float = min(first * 2 ** min(failures - 1, 10), LONGEST_SECONDS)

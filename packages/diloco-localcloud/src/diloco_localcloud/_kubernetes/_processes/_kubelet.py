@@ -53,7 +53,7 @@ class ProcessKubelet:
         self.cluster = cluster
         self._images = images
         self._scheduler = Scheduler(cluster, filters, self._bound)
-        self._unheard: list[tuple[str, Callable[[], None]]] = []  # unreported, on lost nodes
+        self._unheard: list[tuple[str, Callable[[], None]]] = []  # unreported events of lost nodes
         self._folder = folder
         self._base = dict(base)
         self._wrapper = wrapper

@@ -19,7 +19,7 @@ _PULL = (
 
 
 class ScriptedPod:
-    """A test's hold on a pod; every method works on the pod as it is now.
+    """A pod that a test moves; every method works on the pod as it is now.
 
     Raises (all methods):
         LookupError: the pod is gone.

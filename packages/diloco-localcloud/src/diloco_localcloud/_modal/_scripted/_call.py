@@ -16,7 +16,7 @@ _MOST_BYTES = 2 << 20
 
 
 class ScriptedCall(HeldCall):
-    """A test's hold on a call.
+    """A call that a test moves.
 
     An action that does not fit the call's state (a start after the end) does nothing.
 
@@ -95,7 +95,7 @@ class ScriptedCall(HeldCall):
             self._call.interrupt_seconds, self._call.last_words = after, then
 
     def ignore_interrupt(self) -> None:
-        """Make its program ignore that it is told to end."""
+        """Make its program ignore all interruptions."""
         self.on_interrupt(float("inf"))
 
     def _finish(self, result: Result) -> None:

@@ -161,7 +161,7 @@ class Calls:
     def gone(self, call: Call, life: Life, result: Result) -> None:
         """Record that a container is gone.
 
-        The result is that of the call if it has none and its container was not told to end.
+        ``result`` becomes the call's if it has none and its container was not told to end.
         """
         life.ended = self._timeline.now()
         if call.result is None:
