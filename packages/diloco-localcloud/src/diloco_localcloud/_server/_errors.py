@@ -2,4 +2,4 @@
 
 
 class StandInError(Exception):
-    """A stand-in cannot start or do what it is asked; the message says why and what to do."""
+    """The error of a stand-in that cannot start or do as asked; it says why and what to do."""

@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a client."""
+    """A request of a client."""
 
     method: str
     path: str
@@ -67,7 +67,7 @@ class Response:
 
 
 class CutError(Exception):
-    """Drop the connection without an answer."""
+    """The order to drop the connection without an answer."""
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,1 +1,1 @@
-"""Training jobs that do what a test says, and the clock in the test's hands."""
+"""Training jobs and a clock that a test moves."""

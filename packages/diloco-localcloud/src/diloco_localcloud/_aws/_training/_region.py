@@ -33,7 +33,7 @@ _TAKEN = (
 
 
 class TrainingHabits:
-    """How the region behaves; everything may be changed at any time.
+    """The behaviour of the region; everything may be changed at any time.
 
     Attributes:
         auto_start: the seconds after which jobs begin to train by themselves; None leaves it to
@@ -72,7 +72,7 @@ class TrainingHabits:
 
 
 class Machines(Protocol):
-    """The machines that really run jobs; called under the region's lock, and call it under it."""
+    """The machines that really run jobs; they and the region call each other under its lock."""
 
     def start(self, job: Job) -> None:
         """Run a job's program; report its end to ``Region.finish``, unless ``end`` was called."""

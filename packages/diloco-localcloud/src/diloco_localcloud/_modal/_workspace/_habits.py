@@ -21,7 +21,7 @@ _KNOWN_GPUS = [
 
 
 class ModalHabits:
-    """How the workspace behaves; everything may be changed at any time.
+    """The behaviour of the workspace; everything may be changed at any time.
 
     Attributes:
         auto_start: the seconds after which queued calls get a container by themselves; None leaves

@@ -2,7 +2,7 @@
 
 
 class RefusedError(Exception):
-    """A request is refused.
+    """The refusal of a request.
 
     Attributes:
         code: the name of a status of gRPC, such as ``NOT_FOUND``.
