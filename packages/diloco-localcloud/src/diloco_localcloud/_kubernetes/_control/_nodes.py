@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# "About 50 s nothing, then DeletionByTaintManager" was seen with tolerationSeconds 2.
+# With tolerationSeconds 2, about 50 s without any change and then DeletionByTaintManager were seen.
 NOT_READY_SECONDS = 50.0
 # From the removal of a node to the end of its pods; from the source of the pod garbage collector.
 GC_SECONDS = 40.0
