@@ -10,6 +10,7 @@ from diloco_protocol import (
     FolderJournal,
     Outcome,
     Reason,
+    ReplicaNotFoundError,
     UnavailableError,
 )
 
@@ -279,10 +280,22 @@ def test_a_cancel_does_not_pass_over_what_lives_on_without_its_record(lab):
     modal.Dict.objects.delete("diloco-run", client=lab.client)
     lab.executor().cancel(handles[0])
     call = lab.call(handles[1]).call_id
-    for verb in ("cancel", "purge"):
+    asks = {
+        "collect": lambda executor: executor.collect(handles, timeout=5),
+        "log_iter": lambda executor: list(executor.log_iter(handles[1], follow=True)),
+        **{
+            verb: lambda executor, verb=verb: getattr(executor, verb)(handles[1])
+            for verb in ("cancel", "purge", "describe", "stream_logs")
+        },
+    }
+    for ask in asks.values():
         with pytest.raises(BackendError, match=f"has not ended, and may cost money: .*{call}"):
-            getattr(lab.executor(), verb)(handles[1])
+            ask(lab.executor())
+    with pytest.raises(ReplicaNotFoundError):
+        lab.executor().describe(handles[0])
     lab.call(handles[1]).stop()
+    with pytest.raises(ReplicaNotFoundError):
+        lab.executor().describe(handles[1])
     lab.executor().cancel(handles[1])
     lab.executor().purge(handles[1])
 
@@ -298,9 +311,32 @@ def test_a_cancel_does_not_pass_over_what_lives_on_beside_a_later_run_of_its_nam
         BackendError, match=f"names another call of rank 0.* may cost money: .*{call}"
     ):
         lab.executor().cancel(old)
+    with pytest.raises(BackendError, match=f"may cost money: .*{call}"):
+        lab.executor().describe(old)
+    both = lab.executor().collect([old, new], timeout=0)
+    assert [each["status"] for each in both] == ["pending", "pending"]
     lab.call(old).stop()
     lab.executor().cancel(old)
-    assert lab.executor().poll(new) == "pending"
+    both = lab.executor().collect([old, new], timeout=0)
+    assert [each["status"] for each in both] == ["failed", "pending"]
+
+
+@pytest.mark.parametrize("key", ["call-1", "launch"])
+def test_a_rank_whose_entry_somebody_has_removed_is_not_lost_while_it_lives(lab, key):
+    handles = lab.launch(2)
+    lab.begin(handles[0])
+    lab.begin(handles[1])
+    assert lab.executor().poll(handles[1]) == "running"
+    lab.record().pop(key)
+    with pytest.raises(BackendError, match="may cost money"):
+        lab.executor().describe(handles[1])
+    if key == "call-1":
+        both = lab.executor().collect(handles, timeout=0)
+        assert [each["status"] for each in both] == ["running", "running"]
+        lab.finish(handles[0])
+        lab.call(handles[1]).stop()
+        both = lab.executor().collect(handles, timeout=0)
+        assert [each["status"] for each in both] == ["succeeded", "failed"]
 
 
 def test_a_cancel_without_a_record_does_not_take_an_error_of_the_client_for_an_end(lab):

@@ -75,9 +75,9 @@ class Looks:
             The record of the run, or None if it was not needed; and what is known of the replicas that are there.
 
         Raises:
-            ReplicaNotFoundError: The run has no record.
-            BackendError: Modal could not be asked, or as another workspace; or the entry of the launch is damaged; or of none
-                of the replicas is it known now how they are.
+            ReplicaNotFoundError: The run has no record, and Modal says of each of these calls that it has ended.
+            BackendError: Modal could not be asked, or as another workspace; or the entry of the launch is damaged; or the run
+                has no record, and one of these calls lives; or of none of the replicas is it known now how they are.
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
         asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
@@ -85,15 +85,24 @@ class Looks:
         found: dict[ReplicaHandle, ReplicaStatus] = {}
         if asked:
             self.check_place(asked)
-            record, entries = self.of(asked[0])
+            record, entries = self.of(asked)
             known = self.known(asked, entries, numbers_of(entries))
             if any(trace.damage for trace in known.values()):
                 # What is written while entries are read may be among them without what was written before.
                 record, entries = self.read(handles[0].run_id)
                 known = self.known(asked, entries, numbers_of(entries))
-            grace = float(launch_of(entries)["grace"])
+            launch = launch_of(entries)
+            grace = float(launch["grace"])
             looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
-            seen = {each: look for each, look in zip(known, looks, strict=True) if look is not None}
+            seen: dict[ReplicaHandle, ReplicaStatus | BackendError] = {
+                each: look for each, look in zip(known, looks, strict=True) if look is not None
+            }
+            whys = {each: unnamed(each, entries) for each in asked if each not in known}
+            for each, error in self._living(whys).items():
+                seen[each], trace = error, states.Trace()
+                if is_of_launch(each, launch):  # only the entry of its call is gone
+                    trace = states.trace_of(entries, each.rank, damage=str(error))
+                known[each] = trace
             unknown = [look for look in seen.values() if isinstance(look, BackendError)]
             # It is one rank's, and hides no other.
             if unknown and len(unknown) == len(seen) and not ends:
@@ -153,61 +162,61 @@ class Looks:
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
 
-    def of(self, handle: ReplicaHandle) -> tuple[Any, Mapping[str, str]]:
-        """As :meth:`read`, for the run of a handle.
+    def of(self, handles: Sequence[ReplicaHandle]) -> tuple[Any, Mapping[str, str]]:
+        """As :meth:`read`, for the run of some handles.
 
         Raises:
-            ReplicaNotFoundError: There is none any more.
-            AuthError: There is none in the workspace that this token is of, which is not that of the handle.
+            ReplicaNotFoundError: There is none any more, and their calls have ended.
+            AuthError: There is none in the workspace that this token is of, which is not that of a handle.
+            BackendError: There is none, and a call has not ended.
         """
         try:
-            return self.read(handle.run_id)
+            return self.read(handles[0].run_id)
         except ReplicaNotFoundError as error:
-            self.word_without_record(handle, str(error))
+            for living in self._living(dict.fromkeys(handles, str(error))).values():
+                raise living from error
             raise
 
     def word(self, handle: ReplicaHandle) -> str | None:
         """Modal's word for how a handle's call has ended, without what it returned; None if it has not."""
+        return many.at_once(self._word, [handle])[0]
 
-        async def look(call: str) -> str | None:
-            try:
-                end = await self._client.end(call, value=False)
-            except MissingError:
-                return "MISSING"
-            return None if end is None else end.status
-
-        return many.at_once(look, [handle.metadata["function_call_id"]])[0]
-
-    def word_without_record(self, handle: ReplicaHandle, why: str) -> str | None:
-        """As :meth:`word`, for a handle that no record names: its replica may be gone, or run in another workspace.
-
-        Args:
-            handle: Of the replica.
-            why: What is not there.
-
-        Raises:
-            AuthError: The call was not started in this workspace.
-        """
-        word = self.word(handle)
-        if word == "MISSING" and self._is_young(handle):
-            raise AuthError(
-                f"{why}; and Modal does not know its call {handle.metadata['function_call_id']}, as it would for 7 days: the "
-                "token is of another workspace than the launch ('modal profile current', MODAL_PROFILE, MODAL_TOKEN_ID), or "
-                "the handle is not true"
-            )
-        return word
+    async def _word(self, handle: ReplicaHandle) -> str | None:
+        try:
+            end = await self._client.end(handle.metadata["function_call_id"], value=False)
+        except MissingError:
+            return "MISSING"
+        return None if end is None else end.status
 
     def check_over(self, handle: ReplicaHandle, why: str) -> None:
         """Refuse to say that nothing is left, if the record is gone or damaged and the call is not over.
 
         It is not ended here: without a record nobody knows whether the handle is true.
         """
-        call = handle.metadata["function_call_id"]
-        if self.word_without_record(handle, why) is None:
-            raise BackendError(
-                f"{why}, but the call of this handle has not ended, and may "
-                f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
-            )
+        for living in self._living({handle: why}).values():
+            raise living
+
+    def _living(self, handles: Mapping[ReplicaHandle, str]) -> dict[ReplicaHandle, BackendError]:
+        """The errors for handles that no record names, and whose calls Modal does not say to have ended.
+
+        Args:
+            handles: What is to be said of each: what is not there.
+        """
+        living: dict[ReplicaHandle, BackendError] = {}
+        words = many.at_once(self._word, list(handles))
+        for (handle, why), word in zip(handles.items(), words, strict=True):
+            call = handle.metadata["function_call_id"]
+            if word is None:
+                living[handle] = BackendError(
+                    f"{why}, but the call of this handle has not ended, and may "
+                    f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
+                )
+            elif word == "MISSING" and self._is_young(handle):
+                living[handle] = AuthError(
+                    f"{why}; and Modal does not know its call {call}, as it would for 7 days: the token is of another workspace "
+                    "than the launch ('modal profile current', MODAL_PROFILE, MODAL_TOKEN_ID), or the handle is not true"
+                )
+        return living
 
     def unknown(
         self, handle: ReplicaHandle, trace: states.Trace | None = None
@@ -356,6 +365,14 @@ def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str
     if handle.rank not in launch["ranks"]:
         raise stray(entries, handle.rank)
     return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
+
+
+def unnamed(handle: ReplicaHandle, entries: Mapping[str, str]) -> str:
+    """What is to be said of a handle that is not the record's."""
+    with contextlib.suppress(DamagedRecordError):
+        if call_of(entries, handle.rank) == handle.metadata["function_call_id"]:
+            return other_launch(handle)
+    return other_call(handle)
 
 
 def other_call(handle: ReplicaHandle) -> str:
