@@ -131,7 +131,7 @@ OF_A_GATEWAY = {  # of AWS as well, so that it has ids
     ),
 }  # fmt: skip
 ASKED = {  # what for, and how the job stands then
-    "POST sts": ("describe attach", "running"),
+    "POST sts": ("launch", "running"),
     "ListTrainingJobs": ("list_runs exists attach cancel_run", "running"),
     "DescribeTrainingJob": ("describe collect attach cancel purge stream_logs", "running"),
     "ListTags": ("describe", "stopped"),
@@ -341,7 +341,6 @@ def test_an_answer_has_an_end(aws, executor, monkeypatch, body, options, words, 
         first = executor(retry_timeout=0)
         options = {**options, "sagemaker_client": first._client._make("sagemaker")}
     ours = executor(retry_timeout=0, **options)
-    ours._client.account  # noqa: B018 - asked for once, before
     monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", lambda self: body(self))
     tracemalloc.start()
     try:
@@ -359,7 +358,6 @@ def real_time():
 def test_headers_have_an_end(aws, executor, monkeypatch):
     (handle,) = launch(executor())
     ours = executor(retry_timeout=0, request_timeout=0.1, backoff=real_time())
-    ours._client.account  # noqa: B018 - asked for once, before
     drip = EndlessHeaders(b"a", 0.02)
     monkeypatch.setattr(aws.server.RequestHandlerClass, "do_POST", lambda self: drip(self))
     begin = time.monotonic()
@@ -377,7 +375,6 @@ def test_collect_waits_for_no_answer_past_its_time(aws, executor, monkeypatch, d
     for handle in handles:
         aws.move(handle.metadata["job_name"], "Completed", "Completed")
     ours = executor(backoff=real_time())
-    ours._client.account  # noqa: B018 - asked for once, before
     monkeypatch.setattr("diloco_sagemaker._client._LAST_LOOK", 0.2)
     monkeypatch.setattr(aws.server.RequestHandlerClass, verb, lambda self: drip(self))
     begin = time.monotonic()

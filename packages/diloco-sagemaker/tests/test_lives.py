@@ -1,11 +1,13 @@
 """What becomes of replicas, and what is said of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from diloco_protocol import (
     BackendError,
+    FolderJournal,
     InvalidRequestError,
     Outcome,
     Reason,
@@ -182,8 +184,25 @@ def test_a_handle_of_another_place(aws, executor, run):
         executor(region="us-east-1").poll(run[0])
     data = json.loads(run[0].to_json())
     data["metadata"]["account"] = "210987654321"
-    with pytest.raises(InvalidRequestError, match="account 210987654321"):
-        executor().poll(ReplicaHandle.from_dict(data))
+    theirs = ReplicaHandle.from_dict(data)
+    for jobs in (dict(aws.jobs), {}):
+        aws.jobs = jobs
+        ours = executor()
+        for verb in (ours.poll, ours.cancel, ours.purge, ours.stream_logs):
+            with pytest.raises(InvalidRequestError, match="account 210987654321"):
+                verb(theirs)
+        with pytest.raises(InvalidRequestError, match="account 210987654321"):
+            ours.collect([theirs], timeout=5)
+    assert aws.count("StopTrainingJob") == 0
+
+
+def test_a_journal_gives_no_handles_of_another_account(executor, run, tmp_path):
+    journal = FolderJournal(tmp_path)
+    data = json.loads(run[0].to_json())
+    data["metadata"]["account"] = "210987654321"
+    journal.record_launch([replace(ReplicaHandle.from_dict(data), run_id="run-2")])
+    with pytest.raises(ReplicaNotFoundError):
+        executor(journal=journal).attach("run-2")
 
 
 @pytest.mark.parametrize("key", ["account", "created", "job_name", "region"])
@@ -195,23 +214,60 @@ def test_a_handle_with_a_long_text_has_a_short_error(executor, run, key):
     assert len(str(caught.value)) < 500
 
 
-def test_collect_waits_as_long_as_it_is_told_for_who_asks(aws, executor, monkeypatch):
-    handles = executor().launch_replicas(2, "trainer:train", run_id="run-1")
-    begun, ask = aws.now, Client._call
+def away_for(aws, monkeypatch, seconds):
+    """STS cannot be reached for so long; returns when it was asked."""
+    begun, ask, asked = aws.now, Client._call, []
 
-    def away(self, service, *arguments, **options):
-        if service == "sts" and aws.now < begun + 100:
-            raise UnavailableError("cannot find out whose credentials these are")
+    def call(self, service, *arguments, **options):
+        if service == "sts":
+            asked.append(aws.now)
+            if aws.now < begun + seconds:
+                raise UnavailableError("cannot find out whose credentials these are")
         return ask(self, service, *arguments, **options)
 
-    monkeypatch.setattr(Client, "_call", away)
+    monkeypatch.setattr(Client, "_call", call)
+    return asked
+
+
+def test_whose_credentials_these_are_is_asked_only_where_it_matters(
+    aws, executor, monkeypatch, tmp_path
+):
+    """What is found tells its account itself; of what is not there, another account would say the same."""
+    few, many = (
+        executor().launch_replicas(n, "trainer:train", run_id=f"run-{n}", timeout=60)
+        for n in (1, 4)
+    )
+    aws.logs[f"{name(few[0])}/algo-1-1"] = [(int(aws.now * 1000), "works")]
+    asked = away_for(aws, monkeypatch, 1e9)
+    for options in ({}, {"journal": FolderJournal(tmp_path)}):
+        ours = executor(retry_timeout=0, **options)
+        assert [ours.poll(each) for each in few] == [PENDING]
+        assert [each["status"] for each in ours.collect(many, timeout=0)] == ["pending"] * 4
+        assert ours.attach("run-4") == many
+        assert ours.stream_logs(few[0]) == "works"
+        with pytest.raises(InvalidRequestError, match="have not ended"):
+            executor(retry_timeout=0).purge(few[0])
+    ours.cancel(few[0])
+    ours.cancel_run("run-4")
+    assert all(ours.describe(each).stopping for each in (*few, *many))
+    assert asked == []
+    aws.jobs.clear()
+    for verb in (ours.describe, ours.cancel, executor(retry_timeout=0).purge, ours.stream_logs):
+        with pytest.raises(UnavailableError, match="whose credentials"):
+            verb(few[0])
+
+
+def test_collect_waits_as_long_as_it_is_told_for_who_asks(aws, executor, monkeypatch):
+    handles = executor().launch_replicas(2, "trainer:train", run_id="run-1")
+    aws.jobs.clear()
+    away_for(aws, monkeypatch, 100)
+    begun = aws.now
     with pytest.raises(UnavailableError, match="whose credentials"):
         executor().collect(handles, timeout=5)
     assert aws.now - begun < 6
-    begun = aws.now
     found = executor().collect(handles, timeout=600)
-    assert [each["status"] for each in found] == ["pending", "pending"]
-    assert 599 <= aws.now - begun < 602
+    assert [each["reason"] for each in found] == ["lost", "lost"]
+    assert 100 <= aws.now - begun < 130
 
 
 def test_a_look_without_change_makes_one_list_and_no_describe(aws, executor):

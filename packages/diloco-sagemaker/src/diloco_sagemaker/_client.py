@@ -157,10 +157,10 @@ class Client:
         _check_same(name, answer["TrainingJobArn"], what)
         return read_job(answer)
 
-    def job_arn(self, name: str) -> str:
+    def job_arn(self, name: str, account: str) -> str:
         """The ARN of a training job of that name."""
         partition = self._of("sagemaker").meta.partition
-        return f"arn:{partition}:sagemaker:{self.region}:{self.account}:training-job/{name}"
+        return f"arn:{partition}:sagemaker:{self.region}:{account}:training-job/{name}"
 
     def is_tagged(self, arn: str, key: str) -> bool:
         """Whether a job has a tag of that name; of the others, none is kept."""

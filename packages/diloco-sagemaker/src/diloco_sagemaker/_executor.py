@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -45,8 +44,6 @@ from ._shown import secret_names, shown_job
 from ._sweep import Jobs
 
 T = TypeVar("T")
-_collects_until: ContextVar[float | None] = ContextVar("collects_until", default=None)
-"""When the time of ``collect`` is up in this thread, which has its own; None in other verbs."""
 
 _LEFT_OUT: dict[str, Any] = {
     "pending_timeout": None,
@@ -261,14 +258,10 @@ class SageMakerExecutor(BaseExecutor):
 
     @contextmanager
     def _within(self, seconds: float | None) -> Iterator[None]:
-        """Wait at most 5 s for an answer of AWS past the time, and try again until then."""
+        """Wait at most 5 s for an answer of AWS past the time."""
         until = math.inf if seconds is None else self._backoff.clock() + seconds
-        token = _collects_until.set(until)
-        try:
-            with self._client.until(until):
-                yield
-        finally:
-            _collects_until.reset(token)
+        with self._client.until(until):
+            yield
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
@@ -326,17 +319,11 @@ class SageMakerExecutor(BaseExecutor):
                 f"this handle is of the region {region}, and this executor asks {self._client.region}: "
                 f"make one with region={region!r}"
             )
-        self._check_account(handle)
 
-    def _check_account(self, handle: ReplicaHandle) -> None:
-        """Another account knows nothing of the job, and must not be asked: its "not found" would say nothing."""
-        account, until = handle.metadata["account"], _collects_until.get()
-        patience = self._patience if until is None else max(0.0, until - self._backoff.clock())
-        own = retry(lambda: self._client.account, self._backoff, timeout=patience)
-        if account != own:
-            raise InvalidRequestError(
-                f"this handle is of the account {account}, and these credentials are of {own}: use the former's"
-            )
+    def _is_ours(self, handle: ReplicaHandle) -> bool:
+        if not super()._is_ours(handle):
+            return False
+        return handle.metadata["account"] == self._patiently(lambda: self._client.account)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try again for a while as long as AWS throttles or fails; everything we do so is repeatable."""

@@ -115,6 +115,12 @@ class JobFacts(Summary):
             return range(0)
 
     @property
+    def account(self) -> str:
+        """The account that it is in, as its ARN says; empty if that says none."""
+        parts = self.arn.split(":")
+        return parts[4] if len(parts) > 4 else ""
+
+    @property
     def fingerprint(self) -> str:
         """Digest of the launch that created it."""
         return self.strings.get(names.FINGERPRINT, "")

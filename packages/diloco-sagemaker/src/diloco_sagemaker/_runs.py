@@ -67,14 +67,27 @@ class Runs:
 
         Raises:
             ReplicaNotFoundError: It is gone.
+            InvalidRequestError: It is of another account.
         """
         try:
             job = self._jobs.describe(handle.metadata["job_name"])
         except MissingError as error:
+            self._check_account(handle, None)
             raise _gone(handle) from error
+        self._check_account(handle, job)
         if not is_of(handle, job):
             raise _gone(handle)
         return job
+
+    def _check_account(self, handle: ReplicaHandle, job: JobFacts | None) -> None:
+        """Refuse a handle of another account, whose "not found" would say nothing; a job that was found tells its account."""
+        account = handle.metadata["account"]
+        if job is not None and job.account == account:
+            return
+        if account != (own := self._client.account):
+            raise InvalidRequestError(
+                f"this handle is of the account {account}, and these credentials are of {own}: use the former's"
+            )
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """The statuses of replicas of one run; one without a record is left out."""
@@ -82,6 +95,8 @@ class Runs:
             found = self._jobs.described([handle.metadata["job_name"] for handle in handles])
         else:
             found = self._listed(handles)
+        for handle in handles:
+            self._check_account(handle, found.get(handle.metadata["job_name"]))
         known = {
             handle: job
             for handle in handles
@@ -165,7 +180,7 @@ class Runs:
 
         def once() -> None:
             nonlocal asked, sent
-            name = handle.metadata["job_name"]
+            name, account = handle.metadata["job_name"], handle.metadata["account"]
             created, arn = created_of(handle), ""
             if asked or not seen or created is None:
                 try:
@@ -185,7 +200,7 @@ class Runs:
             except UnavailableError as error:
                 asked |= not isinstance(error, UnreachedError)
                 raise
-            self._mark(name, created, arn or self._client.job_arn(name))
+            self._mark(name, created, arn or self._client.job_arn(name, account))
 
         try:
             retry(once, self._backoff, timeout=self._patience)
@@ -327,9 +342,9 @@ class Runs:
                 f"there is no run {run_id!r} in {self._client.region} that diloco has launched: list_runs() names those that "
                 "there are"
             )
-        region, account = self._client.region, self._client.account
         # A run is one launch: what says that it is another one came later, and is a stranger's.
         first = ours[0]
+        region, account = self._client.region, first.account or self._client.account
         created = {
             job.rank: listed.get(job.rank, job).created
             for job in ours
