@@ -86,11 +86,13 @@ class Looks:
         if asked:
             self.check_place(asked)
             record, entries = self.of(asked)
-            known = self.known(asked, entries, numbers_of(entries))
+            numbers = numbers_of(entries)
+            known = self.known(asked, entries, numbers)
             if any(trace.damage for trace in known.values()):
                 # What is written while entries are read may be among them without what was written before.
                 record, entries = self.read(handles[0].run_id)
-                known = self.known(asked, entries, numbers_of(entries))
+                numbers = numbers_of(entries)
+                known = self.known(asked, entries, numbers)
             launch = launch_of(entries)
             grace = float(launch["grace"])
             looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
@@ -101,7 +103,7 @@ class Looks:
             for each, error in self._living(whys).items():
                 seen[each], trace = error, states.Trace()
                 if is_of_launch(each, launch):  # only the entry of its call is gone
-                    trace = states.trace_of(entries, each.rank, damage=str(error))
+                    trace = states.trace_of(entries, each.rank, numbers, damage=str(error))
                 known[each] = trace
             unknown = [look for look in seen.values() if isinstance(look, BackendError)]
             # It is one rank's, and hides no other.
