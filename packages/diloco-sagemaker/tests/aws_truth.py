@@ -20,8 +20,13 @@ def of_handle(job, handle):
         return None
     created = handle.metadata["created"]
     if created.startswith("launch-"):
-        fingerprint = job.get("HyperParameters", {}).get("DILOCO_FINGERPRINT", "")
-        return job if created == f"launch-{fingerprint[:16]}" else None
+        strings, (told, _, at) = job.get("HyperParameters", {}), created.partition("@")
+        ours = f"launch-{strings.get('DILOCO_FINGERPRINT', '')[:16]}"
+        if not at:
+            return job if created == f"{ours}-{strings.get('DILOCO_LAUNCH')}" else None
+        if told != ours:
+            return None
+        created = at
     # boto3 rounds to microseconds before the executor rounds to milliseconds, so that the two may differ by one.
     return job if abs(int(created) - job["CreationTime"] * 1000) <= 1 else None
 

@@ -55,7 +55,7 @@ class RealAWSHarness(SpotHarness):
 
     def make_executor(self, *, env=None, **options):
         path = os.pathsep.join([str(Puppets.source), *filter(None, sys.path)])
-        return super().make_executor(
+        made = super().make_executor(
             **{
                 "run_id": self.run_prefix,
                 "log_delay": 1.0,
@@ -66,6 +66,8 @@ class RealAWSHarness(SpotHarness):
                 **options,
             }
         )
+        made._runs.seconds_to_appear = 1.0  # real ones, and the stand-in shows at once what it has
+        return made
 
     # --- the clock ---
 

@@ -59,6 +59,11 @@ NO_MEMORY = (
 )
 
 
+def unnamed(request):
+    """A request without the id of its launch, which a plan does not know yet."""
+    return {**request, "HyperParameters": {**request["HyperParameters"], "DILOCO_LAUNCH": ""}}
+
+
 class AWSHarness(Harness):
     """Training jobs on a stand-in; the runner's part (timeouts, outcomes) is played here."""
 
@@ -328,7 +333,7 @@ class AWSHarness(Harness):
         """In rank order within a launch, which creates several jobs at the same time."""
         region = self.stand_in._region
         with region.lock:
-            ours = [dict(job.request) for job in region.lives if job.name not in self.strangers]
+            ours = [unnamed(job.request) for job in region.lives if job.name not in self.strangers]
         launches = {}
         for request in ours:
             name = request["TrainingJobName"]

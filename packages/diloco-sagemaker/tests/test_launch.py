@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from scripted_aws import AWSHarness
+from scripted_aws import AWSHarness, unnamed
 
 from diloco_protocol import (
     AuthError,
@@ -13,6 +13,7 @@ from diloco_protocol import (
     InvalidRequestError,
     LaunchError,
     QuotaExceededError,
+    ReplicaNotFoundError,
     RunConflictError,
     ThrottledError,
     UnavailableError,
@@ -42,7 +43,9 @@ def test_what_is_sent_is_the_plan(aws, executor):
     assert aws.calls == []
     launch(first, 2)
     sent = {
-        body["TrainingJobName"]: body for call, body in aws.calls if call == "CreateTrainingJob"
+        body["TrainingJobName"]: unnamed(body)
+        for call, body in aws.calls
+        if call == "CreateTrainingJob"
     }
     assert sent == {job["TrainingJobName"]: job for job in planned}
 
@@ -178,6 +181,55 @@ def test_survivors_of_an_earlier_life_of_a_launch_are_not_those_of_a_later_one(
     assert [ours.poll(handle) for handle in lives[1]] == ["pending"] * 2
     ours.cancel(lives[0][0])
     assert {job["TrainingJobStatus"] for job in aws.jobs.values()} == {"InProgress"}
+
+
+def test_a_job_that_another_launch_has_created_is_none_of_ours_though_an_answer_was_lost(
+    aws, executor
+):
+    """It has the same fingerprint, the list lags, and what was lost may have been its create."""
+    handles = launch(executor(), 2)
+    aws.lists_lag = True
+    create, asked = aws.CreateTrainingJob, set()
+
+    def refused(body):
+        name = body["TrainingJobName"]
+        fault = ("InternalFailure", "", 500) if name.endswith("0") else ("AccessDenied", "no", 400)
+        if name in asked:  # the name is taken
+            return create(body)
+        asked.add(name)
+        aws.faults.append(("CreateTrainingJob", *fault, False))
+        return aws.answer("CreateTrainingJob", body)
+
+    aws.CreateTrainingJob = refused
+    with pytest.raises(LaunchError, match=r"survivors \(diloco-run-1-00000\)") as caught:
+        launch(executor(), 2)
+    assert list(caught.value.survivors) == handles[:1]
+    assert {job["TrainingJobStatus"] for job in aws.jobs.values()} == {"InProgress"}
+
+
+def test_a_job_that_comes_late_is_not_that_of_a_later_launch(aws, executor):
+    """The first create and its answer were lost, AWS was away, and the survivor was never seen again."""
+    ours = executor(retry_timeout=1)
+
+    def away(*_):
+        raise UnavailableError("away")
+
+    lives = []
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            for verb in ("create", "describe", "stop"):
+                patch.setattr(ours._client, verb, away)
+            with pytest.raises(LaunchError) as caught:
+                launch(ours, 1)
+        lives += caught.value.survivors
+    assert lives[0] != lives[1]
+    (handle,) = launch(ours, 1)
+    for survivor in lives:
+        ours.cancel(survivor)
+        ours.purge(survivor)
+        with pytest.raises(ReplicaNotFoundError):
+            ours.describe(survivor)
+    assert ours.poll(handle) == "pending"
 
 
 @pytest.fixture
@@ -399,6 +451,11 @@ def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executo
     del aws.jobs["diloco-run-1-00001"]
     ours.purge(second)
     assert list(aws.jobs) == ["diloco-run-1-00000"]
+    aws.jobs.clear()
+    launch(ours, 2)  # one with the same fingerprint
+    del aws.jobs["diloco-run-1-00001"]
+    with pytest.raises(BackendError, match=r"or of a later one .* attach\('run-1'\)"):
+        ours.purge(second)
 
 
 def test_a_job_that_is_taken_back_may_appear_later(aws, executor):

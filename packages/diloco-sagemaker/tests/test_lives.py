@@ -359,6 +359,67 @@ def test_a_purge_removes_a_job_that_the_list_has_whatever_describe_says(aws, exe
     assert aws.jobs == {}
 
 
+NOT_FOUND = ("ValidationException", "Requested resource not found.", 400, False)
+
+
+@pytest.fixture
+def young(aws, executor):
+    """An executor of whose clock all jobs have just been created, and a run of four."""
+    ours = executor(clock=lambda: aws.now)
+    return ours, ours.launch_replicas(4, "trainer:train", run_id="run-1")
+
+
+def test_a_job_that_was_created_a_moment_ago_is_asked_for_again(aws, young):
+    ours, handles = young
+    unseen = ("DescribeTrainingJob", *NOT_FOUND)
+    aws.faults.append(unseen)
+    assert ours.poll(handles[0]) is PENDING
+    aws.faults.append(unseen)
+    found = ours.collect(handles[:2], timeout=0)
+    assert [each["status"] for each in found] == ["pending", "pending"]
+    aws.faults.append(unseen)
+    ours.cancel(handles[0])
+    aws.faults.append(("StopTrainingJob", *NOT_FOUND))
+    ours.cancel(handles[1])
+    assert all(ours.describe(each).stopping for each in handles[:2])
+    assert aws.faults == []
+
+
+def test_what_is_not_there_for_half_a_minute_is_gone(aws, young):
+    ours, handles = young
+    begun = aws.now
+    aws.jobs.clear()
+    with pytest.raises(ReplicaNotFoundError):
+        ours.describe(handles[0])
+    assert 25 < aws.now - begun < 45
+    ours.cancel(handles[1])
+    assert {each["reason"] for each in ours.collect(handles, timeout=0)} == {"lost"}
+
+
+def test_what_was_purged_here_is_gone_at_once(aws, young):
+    ours, handles = young
+    for handle in handles:
+        aws.move(name(handle), "Completed", "Completed")
+    ours.purge(handles[0])
+    begun = aws.now
+    with pytest.raises(ReplicaNotFoundError):
+        ours.describe(handles[1])
+    assert not ours.exists("run-1")
+    assert aws.now - begun < 5
+
+
+@pytest.mark.parametrize("verb", ["attach", "exists", "cancel_run"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_run_that_was_launched_a_moment_ago_is_found_whole(aws, young, verb, times):
+    ours, handles = young
+    aws.lists_lag = True
+    aws.faults += [("DescribeTrainingJob", *NOT_FOUND)] * times
+    found = getattr(ours, verb)("run-1")
+    assert found == {"attach": handles, "exists": True, "cancel_run": None}[verb]
+    if verb == "cancel_run":
+        assert {job["TrainingJobStatus"] for job in aws.jobs.values()} == {"Stopping"}
+
+
 @pytest.mark.parametrize("operation", ["ListTrainingJobs", "Search"])
 def test_no_run_is_gone_where_nothing_was_asked_for_by_name(aws, executor, operation):
     handles = executor().launch_replicas(3, "trainer:train", run_id="run-1")

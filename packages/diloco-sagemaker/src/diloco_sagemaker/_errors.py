@@ -98,6 +98,10 @@ class MissingError(ReplicaNotFoundError):
     """Raised when there is no such job, stream or object."""
 
 
+class UnseenError(UnavailableError):
+    """Raised when a job is not there that was created a moment ago, so that it may not be seen everywhere yet."""
+
+
 class TakenError(BackendError):
     """Raised when the name of a job is taken, or a job cannot be removed now (ResourceInUse)."""
 

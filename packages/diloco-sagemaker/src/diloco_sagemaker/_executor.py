@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,9 +35,10 @@ from ._check import check_launch
 from ._client import Client
 from ._errors import MissingError
 from ._facts import Summary
-from ._handles import check_handle, make_handle
+from ._handles import LAUNCH_ID, check_handle, make_handle, unseen
 from ._launch import FailedLaunchError, Launch, Launcher, Made
 from ._logs import JobLog
+from ._names import LAUNCH
 from ._options import SageMakerOptions
 from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._runs import Runs
@@ -193,21 +195,28 @@ class SageMakerExecutor(BaseExecutor):
             )
         account = self._patiently(lambda: self._client.account)
         region = self._client.region
-        launch = Launch({str(job["TrainingJobName"]): job for job in jobs})
+        launch_id = uuid.uuid4().hex[:LAUNCH_ID]
+        for job in jobs:
+            job["HyperParameters"][LAUNCH] = launch_id
+        launch = Launch({str(job["TrainingJobName"]): job for job in jobs}, launch_id)
 
         def handle(rank: int, created: int | str) -> ReplicaHandle:
             return make_handle(request.run_id, rank, request.world_size, created, region, account)
 
         def unsure(job_names: Sequence[str]) -> list[ReplicaHandle]:
             ranks = dict(zip(launch.requests, request.ranks, strict=True))
-            # One that was seen to be of this launch is told from a later job of the same launch.
-            created = {
+            # Each is told from later jobs of the same name, though their launch may be the same.
+            created: dict[str, int | str] = {
                 name: job.created
-                for name, job in launch.met.items()
                 if launch.of(name) is Made.THERE
+                else unseen(launch.fingerprint(name), created=job.created)
+                for name, job in launch.met.items()
             }
             return [
-                handle(ranks[name], created.get(name, launch.fingerprint(name)))
+                handle(
+                    ranks[name],
+                    created.get(name) or unseen(launch.fingerprint(name), launch_id=launch_id),
+                )
                 for name in sorted(job_names)
             ]
 
@@ -229,6 +238,7 @@ class SageMakerExecutor(BaseExecutor):
         except BaseException as error:  # noqa: BLE001 - it is raised again; nobody would ever have the handles
             failed = self._launcher.taken_back(launch, error)
             _raise_failed(failed, unsure(failed.withdrawal.alive))
+        self._runs.launched(request.run_id)
         return [handle(rank, created[rank]) for rank in request.ranks]
 
     def _created(self, request: RunRequest, launch: Launch) -> dict[int, int]:

@@ -126,6 +126,11 @@ class JobFacts(Summary):
         return self.strings.get(names.FINGERPRINT, "")
 
     @property
+    def launch(self) -> str:
+        """The id of the one launch that created it, of all that have its fingerprint; empty if it tells none."""
+        return self.strings.get(names.LAUNCH, "")
+
+    @property
     def world_size(self) -> int:
         """Number of replicas of the whole run; InvalidRequestError if the job does not tell it."""
         return read_whole("world_size", self.strings.get(names.WORLD_SIZE, ""), 1, MAX_REPLICAS)

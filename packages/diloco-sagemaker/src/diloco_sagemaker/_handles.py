@@ -11,7 +11,11 @@ from . import _names as names
 from ._facts import JobFacts, Summary, same_life
 
 _LAUNCH = "launch-"
-_FINGERPRINT = re.compile(f"{_LAUNCH}[0-9a-f]{{16}}")
+LAUNCH_ID = 16
+"""So many hexadecimal digits tell a launch from others with its fingerprint."""
+_UNSEEN = re.compile(
+    rf"{_LAUNCH}(?P<print>[0-9a-f]{{16}})(-(?P<id>[0-9a-f]{{{LAUNCH_ID}}})|@(?P<at>[0-9]{{1,15}}))?"
+)
 _LATEST = 253_402_300_799_999  # the end of the year 9999, in milliseconds
 _KEYS = frozenset({"job_name", "region", "account", "created"})
 _LONGEST = 200
@@ -27,17 +31,29 @@ def make_handle(
         run_id: Its run.
         rank: Its rank.
         world_size: Number of replicas of the whole run.
-        created: When its job was created, in milliseconds; the launch's fingerprint if nobody knows whether it was.
+        created: When its job was created, in milliseconds; what :func:`unseen` gives if nobody knows whether it was.
         region: Where it is.
         account: Whose it is.
     """
     metadata = {
         "account": account,
-        "created": f"{_LAUNCH}{created[:16]}" if isinstance(created, str) else str(created),
+        "created": str(created),
         "job_name": names.job_name(run_id, rank),
         "region": region,
     }
     return ReplicaHandle(rank, "sagemaker", metadata, run_id=run_id, world_size=world_size)
+
+
+def unseen(fingerprint: str, *, launch_id: str = "", created: int | None = None) -> str:
+    """What stands in a handle for the time of a job that nobody has looked at.
+
+    Args:
+        fingerprint: Of its launch.
+        launch_id: Of its launch, if it can only be a job of that one.
+        created: When the job of its name was created that a list has, in milliseconds.
+    """
+    tail = f"@{created}" if created is not None else f"-{launch_id}"
+    return f"{_LAUNCH}{fingerprint[:16]}{tail}"
 
 
 def check_handle(handle: ReplicaHandle) -> None:
@@ -73,7 +89,7 @@ def created_of(handle: ReplicaHandle) -> int | None:
         InvalidRequestError: The handle says something else.
     """
     text = handle.metadata["created"]
-    if _FINGERPRINT.fullmatch(text):
+    if _UNSEEN.fullmatch(text):
         return None
     return read_whole("this handle's time created, in milliseconds,", text, 0, _LATEST)
 
@@ -83,9 +99,19 @@ def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
     created = created_of(handle)
     if job.run_id != handle.run_id:
         return False
-    if created is None:
-        return job.fingerprint.startswith(handle.metadata["created"].removeprefix(_LAUNCH))
-    return same_life(created, job.created)
+    if (told := _UNSEEN.fullmatch(handle.metadata["created"])) is not None:
+        return (
+            job.fingerprint.startswith(told["print"])
+            and told["id"] in {None, job.launch}
+            and (told["at"] is None or same_life(int(told["at"]), job.created))
+        )
+    return created is not None and same_life(created, job.created)
+
+
+def may_be_sibling(handle: ReplicaHandle, job: JobFacts) -> bool:
+    """Whether a job may be of the run of a handle whose own job nobody has looked at: of its launch, or of one of the same."""
+    told = _UNSEEN.fullmatch(handle.metadata["created"])
+    return told is not None and job.fingerprint.startswith(told["print"])
 
 
 def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:

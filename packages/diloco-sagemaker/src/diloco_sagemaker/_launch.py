@@ -49,6 +49,7 @@ class Launch:
 
     Attributes:
         requests: What to create, by job name, in rank order.
+        launch_id: What each of these carries, and no job of another launch, which may have the same fingerprint.
         made: What became of each so far.
         met: Those of :attr:`Made.THERE` that had not ended when they were met; while nobody knows whose they are, all that a
             list has of these names.
@@ -56,6 +57,7 @@ class Launch:
     """
 
     requests: dict[str, dict[str, Any]] = field(repr=False)
+    launch_id: str
     made: dict[str, Made] = field(default_factory=dict)
     met: dict[str, Summary] = field(default_factory=dict)
     over: JobFacts | None = None
@@ -207,10 +209,11 @@ class Launcher:
     def taken_back(self, launch: Launch, cause: BaseException) -> FailedLaunchError:
         """End what this launch has created, or may have; returns the error that says what is left."""
         mine = launch.mine()
-        prints = {name: launch.fingerprint(name) for name in mine}
         places = {name: launch.checkpoints(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
-        withdrawal = withdraw(self._client, prints, places, certain, self._backoff, self._patience)
+        withdrawal = withdraw(
+            self._client, launch.launch_id, places, certain, self._backoff, self._patience
+        )
         withdrawal.alive += launch.met
         return FailedLaunchError(cause, withdrawal)
 
@@ -289,7 +292,7 @@ class Launcher:
         except RunConflictError as error:
             launch.made[name] = Made.NOTHING
             return error
-        if before is Made.UNSURE:
+        if before is Made.UNSURE and job.launch == launch.launch_id:
             launch.made[name] = Made.OURS
         else:
             launch.meet(job)

@@ -114,6 +114,7 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
             names.WORLD_SIZE: str(request.world_size),
             names.FINGERPRINT: "",  # of all the rest, and so it comes last
             names.RESTARTS: str(request.max_restarts),
+            names.LAUNCH: "",  # whoever launches puts a new one in
         },
         "Tags": _tags(request, options),
     }

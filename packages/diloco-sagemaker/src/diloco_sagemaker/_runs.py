@@ -26,9 +26,9 @@ from diloco_protocol.backend import shown
 
 from . import _names as names
 from ._client import Client
-from ._errors import EndedError, MissingError, TakenError, UnreachedError
+from ._errors import EndedError, MissingError, TakenError, UnreachedError, UnseenError
 from ._facts import ENDED, JobFacts, Summary
-from ._handles import created_of, is_of, make_handle, may_be_of
+from ._handles import created_of, is_of, make_handle, may_be_of, may_be_sibling
 from ._logs import MOST_STREAMS
 from ._many import at_once, outcomes
 from ._options import SageMakerOptions
@@ -40,6 +40,8 @@ from ._sweep import Jobs
 _FEW = 2
 """So many replicas are described one by one; for more, the jobs of their run are listed."""
 _SECONDS_TO_GO = 120.0
+_SECONDS_TO_APPEAR = 30.0
+"""For so long a job that was created may not be seen everywhere; AWS tells no number. Looks are tried again for longer."""
 _SECONDS_TO_BE_LISTED = 3600.0
 """For so long a list is taken to lack what was created; AWS tells no number."""
 
@@ -59,6 +61,8 @@ class Runs:
         self._checkpoints = {f"{self._results}/checkpoints", options.checkpoint_s3_path}
         self._outcomes: Recent[tuple[str, int], tuple[Outcome | None]] = Recent()
         self._cancelled: Recent[tuple[str, int], bool] = Recent()
+        self.seconds_to_appear = _SECONDS_TO_APPEAR
+        self._launched: Recent[str, float] = Recent()
 
     # --- looking ---
 
@@ -67,13 +71,14 @@ class Runs:
 
         Raises:
             ReplicaNotFoundError: It is gone.
+            UnseenError: It is not there, and was created a moment ago.
             InvalidRequestError: It is of another account.
         """
         try:
             job = self._jobs.describe(handle.metadata["job_name"])
         except MissingError as error:
             self._check_account(handle, None)
-            raise _gone(handle) from error
+            raise self._unseen(handle) or _gone(handle) from error
         self._check_account(handle, job)
         if not is_of(handle, job):
             raise _gone(handle)
@@ -95,28 +100,52 @@ class Runs:
             found = self._jobs.described([handle.metadata["job_name"] for handle in handles])
         else:
             found = self._listed(handles)
+        lacking = []
         for handle in handles:
-            self._check_account(handle, found.get(handle.metadata["job_name"]))
+            job = found.get(handle.metadata["job_name"])
+            self._check_account(handle, job)
+            if job is None:
+                lacking.append(handle)
         known = {
             handle: job
             for handle in handles
             if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
         }
-        looks = zip(known.items(), outcomes(self._status, list(known.values())), strict=True)
+        looks = dict(zip(known, outcomes(self._status, list(known.values())), strict=True))
         # A job may be deleted while its run is looked at: that says nothing of the others.
-        seen = [each for each in looks if not isinstance(each[1], MissingError)]
-        statuses = [status for _, status in seen]
-        odd = [each for each in statuses if isinstance(each, BaseException)]
+        lacking += [handle for handle, look in looks.items() if isinstance(look, MissingError)]
+        for handle in lacking:
+            looks.pop(handle, None)
+            if (unseen := self._unseen(handle)) is not None:
+                looks[handle] = unseen
+        odd = [each for each in looks.values() if isinstance(each, BaseException)]
         for error in odd:
-            # A word that nobody knows is one rank's, unless there is no other.
-            if not isinstance(error, UnknownWordError) or len(odd) == len(statuses):
+            # A word that nobody knows is one rank's, unless there is no other, and so is a job that nobody sees yet.
+            if not isinstance(error, (UnknownWordError, UnseenError)) or len(odd) == len(looks):
                 raise error
-        return {
-            handle: ReplicaStatus(ReplicaState.RUNNING, attempt_in(job), message=str(status))
-            if isinstance(status, BaseException)
-            else status
-            for (handle, job), status in seen
-        }
+
+        def shown_as(handle: ReplicaHandle, look: ReplicaStatus | BaseException) -> ReplicaStatus:
+            if isinstance(look, UnseenError):
+                return ReplicaStatus(ReplicaState.PENDING, message=str(look))
+            if isinstance(look, BaseException):
+                attempt = attempt_in(known[handle])
+                return ReplicaStatus(ReplicaState.RUNNING, attempt, message=str(look))
+            return look
+
+        return {handle: shown_as(handle, look) for handle, look in looks.items()}
+
+    def _unseen(self, handle: ReplicaHandle) -> UnseenError | None:
+        """The error for a job that is not there, if it may only not be seen yet; None if it is believed to be gone."""
+        created, name = created_of(handle), handle.metadata["job_name"]
+        if created is None or self._jobs.is_removed(name, created):
+            return None
+        age = self._clock() - created / 1000
+        if abs(age) >= self.seconds_to_appear:
+            return None
+        return UnseenError(
+            f"SageMaker says that there is no training job {name}, which was created {age:.0f} s ago: it may not be seen "
+            f"everywhere yet, and is believed to be gone only {self.seconds_to_appear:.0f} s after that"
+        )
 
     def _listed(self, handles: Sequence[ReplicaHandle]) -> dict[str, JobFacts]:
         run_id = handles[0].run_id
@@ -179,7 +208,7 @@ class Runs:
         asked = sent = False
 
         def once() -> None:
-            nonlocal asked, sent
+            nonlocal asked, sent, seen
             name, account = handle.metadata["job_name"], handle.metadata["account"]
             created, arn = created_of(handle), ""
             if asked or not seen or created is None:
@@ -195,8 +224,11 @@ class Runs:
             sent = True
             try:
                 self._client.stop(name)
-            except (EndedError, MissingError):
+            except EndedError:
                 return
+            except MissingError as error:
+                seen = False  # whether it is gone says another look
+                raise UnavailableError(f"{error}, although it was there a moment ago") from error
             except UnavailableError as error:
                 asked |= not isinstance(error, UnreachedError)
                 raise
@@ -259,6 +291,7 @@ class Runs:
         if own.name not in going:
             self._remove(own)
         self._wait_until_gone([*others, own])
+        self._launched.forget(str(handle.run_id))
 
     def _left_of(self, handle: ReplicaHandle) -> JobFacts | None:
         """A job of a handle's run, whose own job is gone: a purge of another rank was interrupted, or it was deleted by hand."""
@@ -271,11 +304,13 @@ class Runs:
         if all(job.status == "Deleting" for job in jobs):
             return jobs[0]  # whosever they are: nothing is removed, and they are waited for
         oldest, created = jobs[0], created_of(handle)
-        if created is None:  # it has the fingerprint of the launch, which the others have, too
-            return next((job for job in jobs if is_of(handle, job)), None)
-        if oldest.created <= created:
+        if created is None:
+            own = next((job for job in jobs if is_of(handle, job)), None)
+            if own is not None or not any(may_be_sibling(handle, job) for job in jobs):
+                return own
+        elif oldest.created <= created:
             return oldest  # a later run of the name began when it was gone
-        if names.job_name(handle.run_id, oldest.ranks[0]) in there:
+        elif names.job_name(handle.run_id, oldest.ranks[0]) in there:
             return None  # the first job of a launch comes first: this is a later one, which may be under way
         raise BackendError(
             f"the job of this handle is gone, and not {oldest.name}, of the same run or of a later one of its name: purge what "
@@ -335,9 +370,14 @@ class Runs:
 
         Raises:
             ReplicaNotFoundError: There is no such run.
+            UnseenError: There is none, and it was launched here a moment ago.
         """
         listed, ours = self._all(run_id)
         if not ours:
+            if abs(self._clock() - (self._launched.get(run_id) or 0.0)) < self.seconds_to_appear:
+                raise UnseenError(
+                    f"SageMaker shows no training job of the run {run_id!r}, which was launched here a moment ago"
+                )
             raise ReplicaNotFoundError(
                 f"there is no run {run_id!r} in {self._client.region} that diloco has launched: list_runs() names those that "
                 "there are"
@@ -369,8 +409,24 @@ class Runs:
         if ours and self._clock() - newest < _SECONDS_TO_BE_LISTED:
             ranks = min(ours, key=_age).ranks
             lacking = {names.job_name(run_id, rank) for rank in ranks} - found.keys()
-            ours += [job for job in self._jobs.described(sorted(lacking)).values() if job.run_id]
+            ours += [job for job in self._appeared(lacking, newest) if job.run_id]
         return listed, sorted(ours, key=_age)
+
+    def _appeared(self, job_names: set[str], newest: float) -> list[JobFacts]:
+        """Those of some jobs that are there, or appear as long as they may after the newest one of their run."""
+        deadline = self._backoff.clock() + self._patience
+        there: dict[str, JobFacts] = {}
+        for delay in self._backoff.delays():
+            there |= self._jobs.described(sorted(job_names - there.keys()))
+            old = abs(self._clock() - newest) >= self.seconds_to_appear
+            if old or len(there) == len(job_names) or self._backoff.clock() >= deadline:
+                break
+            self._backoff.sleep(delay)
+        return list(there.values())
+
+    def launched(self, run_id: str) -> None:
+        """A run was launched here."""
+        self._launched.keep(run_id, self._clock())
 
     def all(self) -> list[str]:
         """The run_ids, oldest first."""

@@ -22,6 +22,7 @@ class Jobs:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: Recent[tuple[str, int], JobFacts] = Recent()
+        self._removed: Recent[tuple[str, int], bool] = Recent()
 
     def of_run(self, run_id: str, since: int | None = None) -> dict[int, Summary]:
         """The jobs of a run by rank, as the list has them.
@@ -84,6 +85,11 @@ class Jobs:
     def forget(self, job: Summary) -> None:
         """It was deleted."""
         self._known.forget((job.name, job.created))
+        self._removed.keep((job.name, job.created), True)
+
+    def is_removed(self, name: str, created: int) -> bool:
+        """Whether a job was deleted here, so that it is no wonder that it is not there."""
+        return (name, created) in self._removed
 
     def _keep(self, job: JobFacts) -> JobFacts:
         before = self._known.get((job.name, job.created))

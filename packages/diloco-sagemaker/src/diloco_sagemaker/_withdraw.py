@@ -49,7 +49,7 @@ class Withdrawal:
 
 def withdraw(
     client: Client,
-    fingerprints: Mapping[str, str],
+    launch_id: str,
     checkpoints: Mapping[str, str],
     certain: Collection[str],
     backoff: Backoff,
@@ -59,13 +59,13 @@ def withdraw(
 
     Args:
         client: To ask.
-        fingerprints: What the jobs of this launch carry, by name.
-        checkpoints: Where they keep checkpoints; empty for a job that keeps none.
+        launch_id: What the jobs of this launch carry, and those of no other.
+        checkpoints: Where they keep checkpoints, by name; empty for a job that keeps none.
         certain: Those that this launch has certainly created, so that nobody has to look first.
         backoff: Pauses between tries.
         patience: Seconds for which each call is tried again.
     """
-    result = Withdrawal(alive=list(fingerprints))
+    result = Withdrawal(alive=list(checkpoints))
     appears_until = backoff.clock() + _SECONDS_TO_APPEAR
 
     def stop(name: str) -> bool:
@@ -73,7 +73,7 @@ def withdraw(
 
         def once() -> bool:
             try:
-                if name not in certain and client.describe(name).fingerprint != fingerprints[name]:
+                if name not in certain and client.describe(name).launch != launch_id:
                     return False
                 client.stop(name)
             except EndedError:
@@ -90,7 +90,7 @@ def withdraw(
             return False
 
     try:
-        stopped = dict(zip(fingerprints, outcomes(stop, list(fingerprints)), strict=True))
+        stopped = dict(zip(checkpoints, outcomes(stop, list(checkpoints)), strict=True))
         result.alive = [
             name for name, answer in stopped.items() if isinstance(answer, BaseException)
         ]
