@@ -28,7 +28,10 @@ pytestmark = [
 MARK = "DILOCO_BOUNDS"
 MIB = 1 << 20
 LINES = 768
-"""How many lines of 64 KiB are printed after one of 2 MiB. A launcher that held them all would grow by more than it may."""
+"""How many lines of 64 KiB are printed after one of 2 MiB.
+
+A launcher that held them all would grow by more than it may.
+"""
 GROWTH = 40 * MIB
 HOSTILE = f"""
 import os

@@ -1,8 +1,9 @@
 """Every code block of the pages in packages/*/docs, and of the READMEs' unnamed ones, is run; every name in them is there.
 
-Python blocks of a page run one after the other in one namespace, in a folder of their own. One that begins with ``# name.py``
-is a file of that name instead. Lines of sh blocks are run if they begin with ``python``. A text block after either is what it
-prints, with ``...`` for what differs from run to run. A block of no language is a drawing.
+Python blocks of a page run one after the other in one namespace, in a folder of their own. One that
+begins with ``# name.py`` is a file of that name instead. Lines of sh blocks are run if they begin
+with ``python``. A text block after either is what it prints, with ``...`` for what differs from run
+to run. A block of no language is a drawing.
 """
 
 import contextlib
@@ -33,7 +34,8 @@ UNBROKEN = {
     " ./packages/diloco-core ./packages/diloco-local": "copied in one go; test_wheels.py runs it",
 }
 
-# What the unnamed blocks of a README take for granted, and what in them is replaced by what is there.
+# What the unnamed blocks of a README take for granted, and what in them is replaced by what is
+# there.
 PRELUDES = {
     "diloco-core": """
 import torch, types

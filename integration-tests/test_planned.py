@@ -107,7 +107,8 @@ class TestPlanned:
     @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_with_a_codec(self, scale, kind, codec):
         found, plan = scale.compared(kind, 4, 8e6, codec=codec)
-        # Here, where sizes are scaled down, a block of int8 is larger than a chunk, and so cuts other ranges.
+        # Here, where sizes are scaled down, a block of int8 is larger than a chunk, and so cuts
+        # other ranges.
         cut = {"GET", "all requests"} if codec == "int8" else set()
         assert disagreements(found, plan).keys() <= cut
         plain = plan_exchange(

@@ -207,8 +207,8 @@ SIZES = (3, 6, 12)
 MOST_GETS = {"fixed": (2, 3), "sharded": (2, 6), "gather": (1, 8)}
 """At most a N + b GETs of a replica in a sync of a model whose contributions are one block each: (a, b).
 
-Fixed: one of them shows whether the rank has a newer incarnation. Gather: but for the sync after a publication, in which one
-replica sends 2 N + 4.
+Fixed: one of them shows whether the rank has a newer incarnation. Gather: but for the sync after a
+publication, in which one replica sends 2 N + 4.
 """
 
 

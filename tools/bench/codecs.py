@@ -1,9 +1,10 @@
 """What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
 
-One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an exchange does. In each round
-each codec takes its turn, and before it a copy of the same chunks. Of each chunk, the least processor time of all rounds counts,
-since what else a machine does only adds to it. Each figure is the median of the chunks, divided by that of the copies before the
-codec, which are as many measurements.
+One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an
+exchange does. In each round each codec takes its turn, and before it a copy of the same chunks. Of
+each chunk, the least processor time of all rounds counts, since what else a machine does only adds
+to it. Each figure is the median of the chunks, divided by that of the copies before the codec,
+which are as many measurements.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 """What overlap and codecs cost and gain, as ratios within one run: ``hatch run bench-overlap``.
 
-* Inner steps that only sleep, as if a GPU took them: how long they take while an exchange runs behind them, beside how long
-  they take while none does. The exchange runs over a link of 1 Gbit/s, and over a folder in memory, where it never waits and
-  keeps a core busy. The steps that send and adopt a fragment are not among them; their time is said beside it.
-* The peak memory of the outer side with a delay: local and global copy included, in copies of the fp32 model.
-* The time of syncs over a slow link with int8 in both directions, beside that of syncs without codecs. Each replica has a link of
-  its own (``packages/diloco-core/benchmarks/proof/throttle.py``); every eighth sync publishes its values whole.
+* Inner steps that only sleep, as if a GPU took them: how long they take while an exchange runs
+  behind them, beside how long they take while none does. The exchange runs over a link of 1 Gbit/s,
+  and over a folder in memory, where it never waits and keeps a core busy. The steps that send and
+  adopt a fragment are not among them; their time is said beside it.
+* The peak memory of the outer side with a delay: local and global copy included, in copies of the
+  fp32 model.
+* The time of syncs over a slow link with int8 in both directions, beside that of syncs without
+  codecs. Each replica has a link of its own
+  (``packages/diloco-core/benchmarks/proof/throttle.py``); every eighth sync publishes its values
+  whole.
 
 Replicas are processes with one thread each (two while a sync is under way).
 """
@@ -78,7 +82,8 @@ def main() -> int:
             limit = 2.1 + 1 / 4 + 1 / fragments
             print(
                 f"peak memory with a delay, N = 4, {fragments} fragment(s): {peak / size:.2f} B "
-                f"(goal: 2.1 + 1/N + 1/{fragments} = {limit:.2f} B, and 64 MiB = {64 * MIB / size:.2f} B)"
+                f"(goal: 2.1 + 1/N + 1/{fragments} = {limit:.2f} B, and 64 MiB = "
+                f"{64 * MIB / size:.2f} B)"
             )
     if "link" in arguments.what:
         _print_link(arguments)
@@ -104,8 +109,8 @@ def _print_steps(arguments: argparse.Namespace) -> None:
             )
             goal = " (goal: below 1.01)" if name == "mean" else ""
             print(
-                f"{counted} sleeping steps while an exchange over {where} runs, N = 2, {name}: {slowed:.4f} of those without "
-                f"one{goal}"
+                f"{counted} sleeping steps while an exchange over {where} runs, N = 2, {name}: "
+                f"{slowed:.4f} of those without one{goal}"
             )
     ends = statistics.median(step for each in found for step in each["ends"])
     alone = statistics.median(step for each in found for step in each["alone"])
@@ -123,8 +128,9 @@ def _print_link(arguments: argparse.Namespace) -> None:
     plain, int8 = (max(seconds for seconds, _ in found[codec]) for codec in ("plain", "int8"))
     moved = [sum(size for _, size in found[codec]) for codec in ("plain", "int8")]
     print(
-        f"{FULL_EVERY} syncs over {arguments.bandwidth / 1e6:g} MB/s, N = 4, int8 both ways: {int8 / plain:.3f} of the time "
-        f"without codecs ({int8:.1f} s of {plain:.1f} s; goal: <= 0.35), {moved[1] / moved[0]:.3f} of the bytes"
+        f"{FULL_EVERY} syncs over {arguments.bandwidth / 1e6:g} MB/s, N = 4, int8 both ways: "
+        f"{int8 / plain:.3f} of the time without codecs ({int8:.1f} s of {plain:.1f} s; goal: <= "
+        f"0.35), {moved[1] / moved[0]:.3f} of the bytes"
     )
 
 

@@ -1,11 +1,13 @@
 """The outer step against its peers, as ratios from interleaved rounds in one run: ``hatch run bench``.
 
-Starts N worker processes (:mod:`worker`) on this machine, each with one thread. Every round runs every contender once, in
-turn, so that a noisy machine disturbs all alike; what is printed is the median of the ratios round by round.
+Starts N worker processes (:mod:`worker`) on this machine, each with one thread. Every round runs
+every contender once, in turn, so that a noisy machine disturbs all alike; what is printed is the
+median of the ratios round by round.
 
-The input/output floor is the same bytes, written and read with plain system calls and no arithmetic: into fresh files,
-which the system must find pages for, and into files that exist, as our driver does from the third sync on. It is written from,
-and read into, a buffer that stays in the processor's cache; once more with the values themselves, which do not fit there.
+The input/output floor is the same bytes, written and read with plain system calls and no
+arithmetic: into fresh files, which the system must find pages for, and into files that exist, as
+our driver does from the third sync on. It is written from, and read into, a buffer that stays in
+the processor's cache; once more with the values themselves, which do not fit there.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def main() -> int:
         if not arguments.no_memory:
             _print_memory(replicas, arguments)
     print(
-        f"\nimport diloco_protocol: {_import_milliseconds():.0f} ms over a bare interpreter (goal: < 50)"
+        f"\nimport diloco_protocol: {_import_milliseconds():.0f} ms over a bare interpreter (goal: "
+        "< 50)"
     )
     return 0
 
@@ -161,8 +164,8 @@ def _print_copies(timings: dict[str, list[float]], parameters: int) -> None:
         for name in ("exchange", "gloo", "outer step", "elastic sharded step", "gloo step")
     )
     print(
-        f"        a plain copy of the values: {4 * parameters / copy / 1e9:.1f} GB/s per replica; the same time as so many "
-        f"copies of every value: {passes}"
+        f"        a plain copy of the values: {4 * parameters / copy / 1e9:.1f} GB/s per replica; "
+        f"the same time as so many copies of every value: {passes}"
     )
 
 
@@ -188,8 +191,8 @@ def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
         peak = max(_run(kind, replicas, arguments)["bytes"])
         label = kind if kind == "fixed" else f"elastic and {kind}"
         print(
-            f"        peak memory, {label}, local and global copy included: {peak / MIB:.0f} MiB = {peak / size:.2f} B "
-            f"(goal: {formula} = {limit / MIB:.0f} MiB)"
+            f"        peak memory, {label}, local and global copy included: {peak / MIB:.0f} MiB = "
+            f"{peak / size:.2f} B (goal: {formula} = {limit / MIB:.0f} MiB)"
         )
 
 

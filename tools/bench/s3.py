@@ -1,13 +1,15 @@
 """The drivers for S3 against a bare parallel client, as ratios from interleaved rounds in one run: ``hatch run bench-s3``.
 
-The server is moto, in a process of its own on a loopback port. The bare client is the standard library's http.client: parts
-of 8 MiB, four at once up, as many down (the drivers have more under way, which gains nothing on loopback), not really signed,
-from and into buffers that exist; it does what must be done and nothing else. Our side is what an exchange does: chunks of 1 MiB
-into ``put``, and out of an open object.
-Every round runs every contender once, in turn; what is printed is the median of the ratios round by round.
+The server is moto, in a process of its own on a loopback port. The bare client is the standard
+library's http.client: parts of 8 MiB, four at once up, as many down (the drivers have more under
+way, which gains nothing on loopback), not really signed, from and into buffers that exist; it does
+what must be done and nothing else. Our side is what an exchange does: chunks of 1 MiB into ``put``,
+and out of an open object. Every round runs every contender once, in turn; what is printed is the
+median of the ratios round by round.
 
-Then, in processes of their own (``s3_memory.py``): by how much the resident memory of a replica grows at its peak in whole runs
-of two replicas, local and global copy included, for both drivers and every kind of run.
+Then, in processes of their own (``s3_memory.py``): by how much the resident memory of a replica
+grows at its peak in whole runs of two replicas, local and global copy included, for both drivers
+and every kind of run.
 """
 
 from __future__ import annotations
@@ -202,7 +204,8 @@ def _print_times(
     seconds: dict[tuple[str, str], list[float]], arguments: argparse.Namespace
 ) -> None:
     print(
-        f"{arguments.megabytes} MiB in parts of 8 MiB, {AT_ONCE} at once; {os.cpu_count()} cores, moto on loopback"
+        f"{arguments.megabytes} MiB in parts of 8 MiB, {AT_ONCE} at once; {os.cpu_count()} cores, "
+        "moto on loopback"
     )
     print(f"medians of {arguments.rounds} rounds, against the bare client\n")
     print(f"{'':<30} {'obstore':>8} {'s3fs':>8}   {'goal':>7}   bare client")
@@ -233,7 +236,8 @@ def _print_memory(parameters: int) -> None:
         "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB"),
     }
     print(
-        f"\npeak memory of a replica in MiB, N = {replicas}, B = {size / MIB:.0f} MiB of parameters\n"
+        f"\npeak memory of a replica in MiB, N = {replicas}, B = {size / MIB:.0f} MiB of "
+        "parameters\n"
     )
     print(f"{'':<30} {'obstore':>8} {'s3fs':>8}   {'goal':>7}")
     for kind, (limit, formula) in goals.items():

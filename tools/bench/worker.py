@@ -206,7 +206,8 @@ class Contenders:
     def _floor(self, published: int, *, reuse: bool, values: memoryview | None = None) -> None:
         """Contribution to the others' shards out, theirs to the own shard in; own shard out, the others' in.
 
-        Written from ``values`` and read into them, or from and into one buffer that stays in the processor's cache.
+        Written from ``values`` and read into them, or from and into one buffer that stays in the
+        processor's cache.
         """
         buffer = memoryview(bytearray(CHUNK))
         size, shard = 4 * self.size, 4 * self.size // self.world
@@ -292,7 +293,8 @@ def times(
             peer.barrier()
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - start)
-    contenders.outer_step()  # a step after what the other contenders have done to the model, so that nothing is put back
+    # A step after what the other contenders have done to the model, so that nothing is put back
+    contenders.outer_step()
     contenders.outer.__exit__(None, None, None)
     for outer, _ in contenders.elastic.values():
         outer.__exit__(None, None, None)

@@ -140,8 +140,8 @@ class FixedReader(Reader):
                 "lost parts",
                 (rank, epoch) in named and shard % self.manifest["world_size"] == int(rank),
                 (
-                    f"{key} is without the part of rank {rank} in incarnation {epoch}, which has none "
-                    "in it"
+                    f"{key} is without the part of rank {rank} in incarnation {epoch}, which has "
+                    "none in it"
                 ),
             )
             if (rank, epoch) not in named or before is None:

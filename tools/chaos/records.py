@@ -120,8 +120,8 @@ class Log:
                 "steps",
                 before <= first < stop,
                 (
-                    f"{key} counts the inner steps {first} to {stop} of rank {rank}, and {before} are "
-                    "counted already"
+                    f"{key} counts the inner steps {first} to {stop} of rank {rank}, and {before} "
+                    "are counted already"
                 ),
             )
             if first > before:

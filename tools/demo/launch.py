@@ -65,7 +65,8 @@ class Cohort:
                 "trainer_kwargs": settings.trainer_kwargs(folder, name),
                 "rendezvous_uri": str(folder / f"{name}-store"),
             },
-            # The replicas share the cores as it is; the process with all batches has two for itself.
+            # The replicas share the cores as it is; the process with all batches has two for
+            # itself.
             env=_threads(2 if name == "averaged" else 1),
             run_id=name,
             max_restarts=int(settings.kill is not None),
@@ -124,8 +125,8 @@ class Cohort:
         log = self._executor.stream_logs(first, n_lines=100).splitlines()
         tail = [line for line in log if not line.startswith("{")][-20:] or ["(empty)"]
         return (
-            f"rank {first.rank} of run {self._name!r} failed: {result['error']}\nThe end of its log:\n"
-            + "\n".join(tail)
+            f"rank {first.rank} of run {self._name!r} failed: {result['error']}\nThe end of its "
+            "log:\n" + "\n".join(tail)
         )
 
 

@@ -59,8 +59,8 @@ def between(settings: Settings, name: str) -> str:
     if name == "lone":
         return f"\nnow one replica alone: {settings.steps} steps on the part of replica 0, and no sync\n"
     return (
-        f"\nnow one process with the batches of all {settings.replicas}: the same as averaging gradients at "
-        "every step\n"
+        f"\nnow one process with the batches of all {settings.replicas}: the same as averaging "
+        "gradients at every step\n"
     )
 
 
@@ -133,7 +133,8 @@ def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
     print(_table(rows))
     print(_verdict(settings, outcome, summary["sent_mb"]))
     print(
-        f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  {folder}/demo.png"
+        f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  "
+        f"{folder}/demo.png"
     )
 
 
@@ -142,7 +143,8 @@ def _row(own: list[Line]) -> dict[str, Any]:
         sum(line[key] for line in own) for key in ("exchange_seconds", "wait_seconds")
     )
     first, last = own[0]["at"], own[-1]["at"]
-    # The first report came one period after training began; before that, processes started and imported torch.
+    # The first report came one period after training began; before that, processes started and
+    # imported torch.
     start = max(0.0, first - (last - first) / (len(own) - 1)) if len(own) > 1 else 0.0
     return {
         "rank": own[0]["rank"],
@@ -223,7 +225,8 @@ def _draw_losses(axes: Axes, settings: Settings, outcome: Outcome) -> None:
     colors = {"lone": RED, "diloco": BLUE, "averaged": BLACK}
     for key, name in names_of(settings).items():
         color, lines, final = colors[key], outcome.lines[key], outcome.losses[key]
-        # The replicas see other parts of the text than a lone one: their training losses are no comparison.
+        # The replicas see other parts of the text than a lone one: their training losses are no
+        # comparison.
         steps, values = _curve(lines, "valid")
         axes.plot(steps, values, color=color, linewidth=2.2, label=name)
         axes.plot(steps[-1:], [final], "o", color=color, clip_on=False)

@@ -73,7 +73,8 @@ def train(
     losses: list[float] = []
 
     def samples(step: int) -> torch.Tensor:
-        # Drawn anew for every step, so that a replica that is started again goes on with the batches that come next.
+        # Drawn anew for every step, so that a replica that is started again goes on with the
+        # batches that come next.
         drawn = []
         for part, text in texts.items():
             generator = torch.Generator().manual_seed(seed + part + 1000 * step)

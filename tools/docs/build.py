@@ -1,7 +1,10 @@
-"""One site from the pages of all packages: ``hatch run docs:build``. Broken links and missing names are errors.
+"""One site from the pages of all packages: ``hatch run docs:build``.
 
-Pages are copied from beside what they describe, with links between them made to fit; the API reference is made from the
-docstrings of all public names. Then zensical builds the site, and what it has built is looked at once more.
+Broken links and missing names are errors.
+
+Pages are copied from beside what they describe, with links between them made to fit; the API
+reference is made from the docstrings of all public names. Then zensical builds the site, and what
+it has built is looked at once more.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ _SENTENCE = re.compile(r"(.*?\.)(?= [A-Z0-9`(]|$)")
 def table(described: Callable[..., Any] | type) -> str:
     """Return a table in Markdown: each argument, its default, and the first sentence that the docstring has for it.
 
-    A class without arguments for users, such as a report, has its attributes there instead, without defaults.
+    A class without arguments for users, such as a report, has its attributes there instead, without
+    defaults.
     """
     text = inspect.getdoc(described) or ""
     is_passed = "\nArgs:\n" in text

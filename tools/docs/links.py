@@ -17,7 +17,8 @@ class Pages:
     """Files of the repository that are pages of the site.
 
     Attributes:
-        pictures: Files that the pages show, and where they stand in the site; filled by :meth:`text`.
+        pictures: Files that the pages show, and where they stand in the site; filled by
+            :meth:`text`.
     """
 
     def __init__(self, top: Path, places: Mapping[Path, str]) -> None:
@@ -28,8 +29,9 @@ class Pages:
     def text(self, path: Path) -> str:
         """A page's text, with links that lead to the same things in the site.
 
-        What a link leads to in the repository and the site does not have keeps its text and loses the link. What belongs to a
-        point of a list by three spaces gets the four that Python's Markdown wants.
+        What a link leads to in the repository and the site does not have keeps its text and loses
+        the link. What belongs to a point of a list by three spaces gets the four that Python's
+        Markdown wants.
         """
         text = path.read_text(encoding="utf-8")
         pieces, last = [], 0

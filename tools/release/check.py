@@ -1,10 +1,12 @@
 """Would this package hold, released as it is? ``hatch run release:check PACKAGE``.
 
-Builds the sdist, and the wheel out of the sdist; looks at the metadata and at what is in both; installs the wheel alone
-in a fresh environment; and runs the package's examples there, from the sdist. Nothing is uploaded.
+Builds the sdist, and the wheel out of the sdist; looks at the metadata and at what is in both;
+installs the wheel alone in a fresh environment; and runs the package's examples there, from the
+sdist. Nothing is uploaded.
 
-What builds and looks is what ``requirements.txt`` beside this file names, by version and digest. What the examples need is
-not fixed, so a release is built by a run with ``--no-install``, in which nothing else is executed.
+What builds and looks is what ``requirements.txt`` beside this file names, by version and digest.
+What the examples need is not fixed, so a release is built by a run with ``--no-install``, in which
+nothing else is executed.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def install(release: Release, siblings: Path, folder: Path) -> str:
 def run_examples(release: Release, python: str, folder: Path) -> int:
     """Run the examples as the sdist has them; how many files there were to run.
 
-    A folder with tests is run by pytest. Of the others every file is run that can be run: one with a main guard.
+    A folder with tests is run by pytest. Of the others every file is run that can be run: one with
+    a main guard.
     """
     with tarfile.open(release.sdist) as archive:
         archive.extractall(folder, filter="data")

@@ -1,7 +1,8 @@
 """Print the frames from the hook of the inner optimizer to the store's put, outermost first.
 
-A fixed run of two replicas over a folder, without a delay. Each kind of object that is written during a step is listed once, with
-the number of frames: those of the hook and of the store's own method count.
+A fixed run of two replicas over a folder, without a delay. Each kind of object that is written
+during a step is listed once, with the number of frames: those of the hook and of the store's own
+method count.
 
     python tools/shape/frames.py
 """

@@ -73,7 +73,9 @@ class Job:
 
 
 class ToyCloud:
-    """Jobs by name. The methods of the first part are its API, the others move the world. Safe between threads.
+    """Jobs by name.
+
+    The methods of the first part are its API, the others move the world. Safe between threads.
 
     Args:
         clock: The time in seconds.

@@ -114,11 +114,13 @@ class ToyExecutor(BaseExecutor):
         jobs = ask(lambda: self.cloud.describe(request.run_id))
         if not all(map(is_ours, jobs.values())):
             raise RunConflictError(
-                f"there are jobs of run {request.run_id!r} that diloco has not launched: choose another run_id"
+                f"there are jobs of run {request.run_id!r} that diloco has not launched: choose "
+                "another run_id"
             )
         if any(job.body["fingerprint"] != request.fingerprint() for job in jobs.values()):
             raise RunConflictError(
-                f"run {request.run_id!r} was launched with other arguments: choose another run_id, or purge it first"
+                f"run {request.run_id!r} was launched with other arguments: choose another run_id, "
+                "or purge it first"
             )
         if any(job.removing for job in jobs.values()):
             raise RunConflictError(
@@ -182,13 +184,16 @@ class ToyExecutor(BaseExecutor):
             )
         if (account := handle.metadata["account"]) != self.cloud.account:
             raise InvalidRequestError(
-                f"this handle belongs to the account {account!r}, and this executor works in {self.cloud.account!r}"
+                f"this handle belongs to the account {account!r}, and this executor works in "
+                f"{self.cloud.account!r}"
             )
 
-        # A handle may come from anywhere: what it leads to is of its own run, or it leads to nothing.
+        # A handle may come from anywhere: what it leads to is of its own run, or it leads to
+        # nothing.
         if handle.metadata["name"] != (name := f"{handle.run_id}-{handle.rank}"):
             raise InvalidRequestError(
-                f"this handle is of the job {name!r}, and its metadata names {handle.metadata['name']!r}"
+                f"this handle is of the job {name!r}, and its metadata names "
+                f"{handle.metadata['name']!r}"
             )
 
     # --- watching ---
@@ -243,7 +248,8 @@ class ToyExecutor(BaseExecutor):
         yield from reader.finish()
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        # Whoever follows for hours meets a broken connection now and then, and it must not cost the rest of the log.
+        # Whoever follows for hours meets a broken connection now and then, and it must not cost the
+        # rest of the log.
         return retry(call, self._backoff, timeout=PATIENCE)
 
     # --- ending and finding ---

@@ -14,7 +14,8 @@ from diloco_protocol.backend import LineSplitter
 class LineReader:
     """Lines with the time of their last byte, from chunks that begin and end anywhere.
 
-    Only a newline ends a line. What an attempt leaves unfinished is a line of its own, not the begin of the next attempt's.
+    Only a newline ends a line. What an attempt leaves unfinished is a line of its own, not the
+    begin of the next attempt's.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,8 @@ class LineReader:
                 self._attempt = chunk.attempt
             self._times[chunk.stream] = chunk.time
             for line in self._begun.setdefault(chunk.stream, LineSplitter()).feed(chunk.data):
-                # Decoded as a whole line, since a character may lie across the border of two chunks.
+                # Decoded as a whole line, since a character may lie across the border of two
+                # chunks.
                 yield chunk.time, line.decode(errors="replace")
 
     def finish(self) -> Iterator[tuple[float, str]]:

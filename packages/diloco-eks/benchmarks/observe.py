@@ -2,8 +2,8 @@
 
     python packages/diloco-eks/benchmarks/observe.py [replicas]
 
-Prints, for one Job and its pods as JSON: reading the JSON (the floor), our facts and states, and the client's own
-models of the same pods (the peer).
+Prints, for one Job and its pods as JSON: reading the JSON (the floor), our facts and states, and
+the client's own models of the same pods (the peer).
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def main() -> None:
     except TypeError:  # the generation of 37 takes the text
         peer = seconds(lambda: api.deserialize(text, "V1PodList", "application/json"))
     print(
-        f"  client {kubernetes.__version__}'s own models {peer * 1e3:8.1f} ms   {mapping / peer:5.2f} of it are ours"
+        f"  client {kubernetes.__version__}'s own models {peer * 1e3:8.1f} ms   "
+        f"{mapping / peer:5.2f} of it are ours"
     )
 
 

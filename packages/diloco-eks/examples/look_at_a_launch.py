@@ -1,4 +1,7 @@
-"""What a launch would send to a cluster, to look at before it is sent. No cluster is needed, and nothing is called."""
+"""What a launch would send to a cluster, to look at before it is sent.
+
+No cluster is needed, and nothing is called.
+"""
 
 import json
 import sys

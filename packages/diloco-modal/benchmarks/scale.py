@@ -2,9 +2,10 @@
 
     python packages/diloco-modal/benchmarks/scale.py [ranks] [rounds]
 
-The loop starts each call, writes one entry of a Dict for it, and later asks for its result without waiting; 32 at once, as the
-executor does. An executor that has not launched the run reads its record at its first look, too, and knows nothing of its calls;
-every other look does so after a change only. Both talk to a stand-in of Modal in a process of its own, in turns. Needs
+The loop starts each call, writes one entry of a Dict for it, and later asks for its result without
+waiting; 32 at once, as the executor does. An executor that has not launched the run reads its
+record at its first look, too, and knows nothing of its calls; every other look does so after a
+change only. Both talk to a stand-in of Modal in a process of its own, in turns. Needs
 ``diloco-localcloud[modal]``.
 """
 
@@ -110,7 +111,8 @@ def main() -> None:
     for index, what in enumerate(("launch", "first look", "look", "look elsewhere")):
         loop, executor = (statistics.median(each[who][index] for each in told) for who in (0, 1))
         print(
-            f"  {what:14}  bare loop {loop:6.3f} s   executor {executor:6.3f} s   {executor / loop:5.2f} x"
+            f"  {what:14}  bare loop {loop:6.3f} s   executor {executor:6.3f} s   "
+            f"{executor / loop:5.2f} x"
         )
 
 

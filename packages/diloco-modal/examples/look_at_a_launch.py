@@ -1,4 +1,7 @@
-"""What a launch would send to Modal, to look at before it is sent. No account is needed, and nothing is called."""
+"""What a launch would send to Modal, to look at before it is sent.
+
+No account is needed, and nothing is called.
+"""
 
 import json
 import sys

@@ -1,7 +1,8 @@
 """What every backend does in the end: tell a replica what to do, run it, and read how it ended.
 
-The spec goes into a file, the runner executes it in a process of its own, and the outcome comes back in another file. A
-backend for a cloud has the same two, and sends them by whatever channel its platform has.
+The spec goes into a file, the runner executes it in a process of its own, and the outcome comes
+back in another file. A backend for a cloud has the same two, and sends them by whatever channel its
+platform has.
 """
 
 import os

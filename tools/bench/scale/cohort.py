@@ -52,7 +52,8 @@ class Run:
         grace: Of elastic runs, in seconds.
         publish_every: Of the gather topology.
         joins: Whether one more replica begins when the measured syncs are over (elastic runs only).
-        chunks: How many chunks are handled as one. With more than one the simulation is quicker, and reads in another order.
+        chunks: How many chunks are handled as one. With more than one the simulation is quicker,
+            and reads in another order.
         transfer: How the replicas read and write.
         codec: How contributions are sent.
         clip: How contributions are clipped.
@@ -131,7 +132,8 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
     time = VirtualTime()
     cohort = _Cohort(run, scale, time)
     chunk_bytes = run.chunks * CHUNK_BYTES // scale.factor
-    # Replicas share one process here: how values are cut is worked out once for all of them, unless that is what is measured.
+    # Replicas share one process here: how values are cut is worked out once for all of them, unless
+    # that is what is measured.
     pieces = lru_cache(maxsize=None)(_pieces)
     chunks = Layout.chunks if profiles is not None else lambda *cut: iter(pieces(*cut))
     with (

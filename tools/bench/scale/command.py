@@ -1,8 +1,9 @@
 """What a sync costs as replicas grow: ``hatch run bench-scale``.
 
-The real exchanges, with the real outer loop above them and the real RemoteStore below, run in virtual time over a model of
-S3. Printed is what a steady sync and the start cost: virtual seconds until the last replica is through; requests by kind,
-serial round trips and bytes, per replica; US dollars for all replicas. Beside it is what ``plan_exchange`` foresees.
+The real exchanges, with the real outer loop above them and the real RemoteStore below, run in
+virtual time over a model of S3. Printed is what a steady sync and the start cost: virtual seconds
+until the last replica is through; requests by kind, serial round trips and bytes, per replica; US
+dollars for all replicas. Beside it is what ``plan_exchange`` foresees.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One replica's connections to the store: requests that take virtual time, in the foreground and in the background.
 
-A request in the foreground lets its thread sleep. What is done in the background needs no thread of its own: it is run at
-once when a connection is free, its requests move a time of its own on instead of sleeping, and its result can be had when
-that time has come.
+A request in the foreground lets its thread sleep. What is done in the background needs no thread of
+its own: it is run at once when a connection is free, its requests move a time of its own on instead
+of sleeping, and its result can be had when that time has come.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class Network:
         """When so many bytes have been moved: the network card serves the connections in the order of their requests."""
         if not size:
             return time
-        # In reality connections share the card: the few bytes of a sign of life do not wait for the whole of a long upload.
+        # In reality connections share the card: the few bytes of a sign of life do not wait for the
+        # whole of a long upload.
         if self._repeats:
             return time + size / self.s3.connection
         self._card[way] = max(self._card[way], time) + size / self.s3.network
@@ -145,11 +146,13 @@ class Background(Executor):
         future = InBackground(self._network)
         if arguments or named:
             act = partial(act, *arguments, **named)
-        # Not at once: what is done may need a lock that the caller holds. And in the background it is later than now.
+        # Not at once: what is done may need a lock that the caller holds. And in the background it
+        # is later than now.
         self._network.time.call_at(self._network.clock(), partial(self._add, future, act))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - nothing to wait for
+    # Nothing to wait for
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Cancel what has not begun."""
         if cancel_futures:
             for future, _ in self._queue:

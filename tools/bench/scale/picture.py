@@ -17,8 +17,9 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _WIDTH, _HEIGHT = 300, 260  # of a panel's plot, in pixels
 _LEFT, _TOP, _GAP, _BOTTOM = 60, 40, 70, 75
 _STYLE = (
-    "text{font:12px sans-serif;fill:#777}.t{font-weight:bold;font-size:14px}.g{stroke:#7774;stroke-width:1}"
-    ".m{fill:none;stroke-width:2}.p{fill:none;stroke-width:1.5;stroke-dasharray:4 4}"
+    "text{font:12px "
+    "sans-serif;fill:#777}.t{font-weight:bold;font-size:14px}.g{stroke:#7774;stroke-width:1}.m{fill:none;stroke-width:2}.p{fill:none;stroke-width:1.5;stroke-dasharray:4 "
+    "4}"
 )
 
 
@@ -38,7 +39,10 @@ class Point:
 
 
 def svg(panels: Mapping[str, Mapping[float, Sequence[Point]]]) -> str:
-    """The picture: for every kind and every number of parameters its points. Both axes are logarithmic."""
+    """The picture: for every kind and every number of parameters its points.
+
+    Both axes are logarithmic.
+    """
     points = [point for lines in panels.values() for line in lines.values() for point in line]
     sizes = sorted({size for lines in panels.values() for size in lines})
     axes = _Axes(

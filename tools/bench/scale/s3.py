@@ -21,12 +21,15 @@ class S3:
     Attributes:
         latency: Seconds that a request takes besides its transfer.
         connection: Bytes per second of one connection.
-        network: Bytes per second that a replica moves in one direction, over all of its connections.
-        reads: GET, HEAD and LIST requests per second that the prefix takes; infinite to leave that out. S3 promises 5,500.
+        network: Bytes per second that a replica moves in one direction, over all of its
+            connections.
+        reads: GET, HEAD and LIST requests per second that the prefix takes; infinite to leave that
+            out. S3 promises 5,500.
         writes: PUT and DELETE requests per second that the prefix takes. S3 promises 3,500.
         page: Keys in one answer to LIST.
         bulk: Keys that one DELETE removes: 1,000 through obstore, 1 through s3fs.
-        head_reads: Whether opening an object is a GET of its first bytes (obstore) or a HEAD (s3fs).
+        head_reads: Whether opening an object is a GET of its first bytes (obstore) or a HEAD
+            (s3fs).
         put_price: US dollars for a PUT or LIST.
         get_price: US dollars for a GET or HEAD.
     """

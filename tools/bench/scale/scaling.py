@@ -1,7 +1,8 @@
 """Making everything smaller by a factor, so that hundreds of replicas of a large model fit into memory.
 
-A model of 10^9 parameters is simulated with 10^9 / factor of them. Then every constant that cuts values into blocks, parts,
-shards or chunks has to be smaller by the same factor, so that as many requests come out as with the large model.
+A model of 10^9 parameters is simulated with 10^9 / factor of them. Then every constant that cuts
+values into blocks, parts, shards or chunks has to be smaller by the same factor, so that as many
+requests come out as with the large model.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ _ALIGNMENT = 16  # of shards, in elements
 _LARGEST_FACTOR = 4096  # so that the smallest block is larger than a few checksums
 _ELEMENTS = 640  # of a shard, at least: then rounding changes its size by less than 3 %
 _MEMORY = 6e9  # bytes for all replicas together
-_COPIES = 5  # how often a replica holds the model: parameters, gradient, global copy, contribution, published shards
+# How often a replica holds the model: parameters, gradient, global copy, contribution, published
+# shards
+_COPIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def scaled(factor: int) -> Iterator[dict[str, int]]:
     """Divide the constants of ``diloco_core`` that cut values; gives them as they were.
 
     Raises:
-        RuntimeError: There is a constant in bytes of which it is not said here whether it is one of those.
+        RuntimeError: There is a constant in bytes of which it is not said here whether it is one of
+            those.
     """
     names = {
         module.name for module in pkgutil.walk_packages(diloco_core.__path__, "diloco_core.")

@@ -7,7 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-# Virtual time is that of the simulated runs, which are with the tests of diloco-core and not in its wheel.
+# Virtual time is that of the simulated runs, which are with the tests of diloco-core and not in its
+# wheel.
 sys.path.append(str(Path(__file__).parents[3] / "packages/diloco-core/tests"))
 
 from simulated import Killed, Scheduler
@@ -58,7 +59,8 @@ class VirtualTime(Scheduler):
         self._end()
         if late or stuck:
             raise StuckError(
-                f"{stuck} threads wait for each other, {late} events lie after {limit:g} virtual seconds"
+                f"{stuck} threads wait for each other, {late} events lie after {limit:g} virtual "
+                "seconds"
             )
 
 

@@ -1,7 +1,7 @@
 """How many bytes an object stands for: payloads are made smaller by a factor, headers and checksums are not.
 
-A payload object is a safetensors file. Its tensors whose names end in ``.xxh3`` are checksums (with the zeros before them);
-all others are values, every byte of which stands for ``factor`` bytes.
+A payload object is a safetensors file. Its tensors whose names end in ``.xxh3`` are checksums (with
+the zeros before them); all others are values, every byte of which stands for ``factor`` bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Weighed:
         """Where the first bytes end that stand for so many."""
         if not self._starts or weight <= self.values:
             return min(weight, len(self.data))
-        # Headers are far smaller than what is asked for here; checksums among the values are passed over.
+        # Headers are far smaller than what is asked for here; checksums among the values are passed
+        # over.
         return min(self.values + (weight - self.values) // self._factor // 4 * 4, len(self.data))
 
     def _values_before(self, offset: int) -> int:

@@ -24,15 +24,18 @@ def build_app(
 ) -> Any:
     """An app with the function whose calls are replicas, for ``modal deploy``.
 
-    Every call has a container of its own, which ends with it, so that a cancel can end the container and harm no other replica.
-    Modal starts nothing again by itself: restarts are counted by the runner.
+    Every call has a container of its own, which ends with it, so that a cancel can end the
+    container and harm no other replica. Modal starts nothing again by itself: restarts are counted
+    by the runner.
 
     Args:
         name: Name of the app.
-        image: A ``modal.Image`` with ``diloco-modal`` of the launcher's version, and with the trainer.
+        image: A ``modal.Image`` with ``diloco-modal`` of the launcher's version, and with the
+            trainer.
         gpu: The GPU where a launch names none.
-        secrets: ``modal.Secret`` objects whose variables all replicas have. A launch with ``secrets=`` keeps those that have a
-            name; with a client of Modal before 1.6 only if their names are given to the executor (``app_secrets=``).
+        secrets: ``modal.Secret`` objects whose variables all replicas have. A launch with
+            ``secrets=`` keeps those that have a name; with a client of Modal before 1.6 only if
+            their names are given to the executor (``app_secrets=``).
         volumes: ``modal.Volume`` objects by path.
         function: Name of the function.
         **options: Further arguments of ``modal.App.function``, such as ``region``.
@@ -46,8 +49,8 @@ def build_app(
     own = {"retries": 0, "single_use_containers": True}
     if taken := sorted(own.keys() & options.keys()):
         raise InvalidRequestError(
-            f"build_app sets {', '.join(taken)} of the function itself, so that a cancel ends one replica only, and only the "
-            "runner starts one again: leave it out"
+            f"build_app sets {', '.join(taken)} of the function itself, so that a cancel ends one "
+            "replica only, and only the runner starts one again: leave it out"
         )
     check_function("function", function)
     modal = import_modal()  # slow

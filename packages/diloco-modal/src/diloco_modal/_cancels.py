@@ -56,7 +56,8 @@ class Cancels:
     ) -> bool:
         """End a replica of which the record says that it is alive. Returns whether it says so.
 
-        It has written no end, so it is not looked at before: Modal keeps the result of what has ended.
+        It has written no end, so it is not looked at before: Modal keeps the result of what has
+        ended.
         """
         trace = self._looks.known([handle], entries, numbers).get(handle)
         if trace is None or trace.damage or trace.ended_at is not None:
@@ -191,8 +192,9 @@ class Cancels:
         if (app, function) != (self._options.app, self._options.function):
             # Whoever may write Dicts could name any app in one.
             raise InvalidRequestError(
-                f"this handle is of the function {shown(function)} of the app {shown(app)}, and this executor ends only calls of "
-                f"{self._options.function!r} of {self._options.app!r}: make one with app= and function= of the run"
+                f"this handle is of the function {shown(function)} of the app {shown(app)}, and "
+                f"this executor ends only calls of {self._options.function!r} of "
+                f"{self._options.app!r}: make one with app= and function= of the run"
             )
         self._check_app(call)
         try:

@@ -45,7 +45,8 @@ class Client(Records):
             secrets: Names of Secrets by the variable that each must hold.
 
         Raises:
-            InvalidRequestError: The app is not deployed, or a Secret or its key is missing; says what to do.
+            InvalidRequestError: The app is not deployed, or a Secret or its key is missing; says
+                what to do.
         """
         modal = import_modal()
         options, where = self._options, self._where
@@ -104,7 +105,8 @@ class Client(Records):
             self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
         if found != self._apps[place]:
             raise damaged(
-                f"the run's record on Modal names the call {call_id}, which is none of the app {app!r} ({link(call_id)})"
+                f"the run's record on Modal names the call {call_id}, which is none of the app "
+                f"{app!r} ({link(call_id)})"
             )
 
     async def end(self, call_id: str, *, value: bool = True) -> End | None:

@@ -36,7 +36,8 @@ def check_settings() -> None:
         value = _setting(name, AuthError) or ""
         if not (value.isascii() and value.isprintable()):
             raise AuthError(
-                f"{_named(name)} has a character that no token has, such as a line end or one that cannot be seen: set it again"
+                f"{_named(name)} has a character that no token has, such as a line end or one that "
+                "cannot be seen: set it again"
             )
     url = _setting("server_url") or ""
     try:
@@ -67,7 +68,8 @@ class Connection:
     """Safe to share between threads.
 
     Attributes:
-        known_environment: What :meth:`environment` has found; None before it was called, unless the options name one.
+        known_environment: What :meth:`environment` has found; None before it was called, unless the
+            options name one.
     """
 
     def __init__(self, options: ModalOptions) -> None:
@@ -105,7 +107,8 @@ class Connection:
                     await modal.Environment.from_context(client=client).hydrate.aio()
                 ).name or ""
 
-            # Modal's client would read the profile again for each object, and the workspace has a default.
+            # Modal's client would read the profile again for each object, and the workspace has a
+            # default.
             self.known_environment = _setting("environment") or self._ask(
                 find, "looking for the default environment"
             )

@@ -13,7 +13,10 @@ _MOST_BYTES = 256 * 2**20
 
 
 class Ends:
-    """Of too many, or of too large results, the oldest are forgotten, and asked for again. Safe to share between threads."""
+    """Of too many, or of too large results, the oldest are forgotten, and asked for again.
+
+    Safe to share between threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

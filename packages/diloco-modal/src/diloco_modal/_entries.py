@@ -37,9 +37,9 @@ _WORD = 2**64
 class Entries:
     """What has been read of a log. Not for several threads.
 
-    A look reads the last half minute again, so it takes as long for a long log as for a short one. Modal's client gives no
-    position in a log to go on from, and entries with one and the same time, or with an earlier one, may come later; hence each
-    that was given is known by eight bytes.
+    A look reads the last half minute again, so it takes as long for a long log as for a short one.
+    Modal's client gives no position in a log to go on from, and entries with one and the same time,
+    or with an earlier one, may come later; hence each that was given is known by eight bytes.
 
     Args:
         fetch: Entries, from what it asks the log of the call.
@@ -48,7 +48,8 @@ class Entries:
         clock: Unix seconds.
 
     Attributes:
-        gap: Begin and end, in microseconds, of the last stretch that could not be read, since there was too much at one time.
+        gap: Begin and end, in microseconds, of the last stretch that could not be read, since there
+            was too much at one time.
     """
 
     def __init__(
@@ -64,15 +65,16 @@ class Entries:
 
         Args:
             until: Unix seconds; None for all.
-            whole: Read the whole log again, also for what has arrived later than :data:`_LATE_SECONDS` allow.
+            whole: Read the whole log again, also for what has arrived later than
+                :data:`_LATE_SECONDS` allow.
 
         Raises:
             BackendError: Modal could not be asked.
         """
         # The clock of a container may be ahead of that of the next one.
         recent = min(self._newest, self._clock()) - _LATE_SECONDS
-        # Without an end the client would take the time of its own clock, which may also be set back; and one that is far away
-        # it would ask for day by day.
+        # Without an end the client would take the time of its own clock, which may also be set
+        # back; and one that is far away it would ask for day by day.
         latest = min(max(self._newest, self._clock()) + CLOCKS, LATEST)
         until = latest if until is None else min(until, latest)
         since = self._begin if whole else max(self._begin, recent)
@@ -116,7 +118,8 @@ class Entries:
         if found is not None:
             yield self.not_given(found)
         elif refusals is None or (until - since > 2 and next(refusals, None) is not None):
-            # Whether an end counts is not documented: the parts overlap, and nothing is given twice.
+            # Whether an end counts is not documented: the parts overlap, and nothing is given
+            # twice.
             step = max(1, (until - since) // (2 if refusals is None else 10))
             for first in range(since, until, step):
                 yield from self._between(first, min(first + step + 1, until), refusals)

@@ -32,8 +32,8 @@ class DenseLogError(BackendError):
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
     """What ``call`` returns or raises, unless it takes longer than that.
 
-    The client itself takes up to a minute to say that a server is gone. What a call would still do is left to a thread that
-    nobody waits for.
+    The client itself takes up to a minute to say that a server is gone. What a call would still do
+    is left to a thread that nobody waits for.
 
     Raises:
         UnavailableError: The time is up.
@@ -72,14 +72,15 @@ def meant(error: Exception, what: str) -> BackendError:
         return error
     if shown_cause(error) is None:
         return AuthError(
-            f"{what}: a token that was given to Modal's client has a character that cannot be sent, such as a line end"
+            f"{what}: a token that was given to Modal's client has a character that cannot be "
+            "sent, such as a line end"
         )
     if (
         found := _NO_ENVIRONMENT.search(str(error))
     ) is not None:  # nothing is said of what it was asked about
         return InvalidRequestError(
-            f"{text.rstrip('.')}. 'modal environment list' shows those that are there, and 'modal environment create {found[1]}' "
-            "makes one"
+            f"{text.rstrip('.')}. 'modal environment list' shows those that are there, and 'modal "
+            f"environment create {found[1]}' makes one"
         )
     if isinstance(error, (modal_errors.NotFoundError, modal_errors.OutputExpiredError)):
         return MissingError(text)
@@ -87,7 +88,8 @@ def meant(error: Exception, what: str) -> BackendError:
         return ThrottledError(text)
     if isinstance(error, modal_errors.AuthError):
         return AuthError(
-            f"{text.rstrip('.')}. Run 'modal token new', or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+            f"{text.rstrip('.')}. Run 'modal token new', or set MODAL_TOKEN_ID and "
+            "MODAL_TOKEN_SECRET"
         )
     if isinstance(error, modal_errors.PermissionDeniedError):
         return ForbiddenError(text)

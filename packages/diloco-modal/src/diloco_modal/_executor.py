@@ -65,11 +65,13 @@ _WARNINGS = 10
 class ModalSpawnExecutor(BaseExecutor):
     """Runs replicas as calls of one function of an app that is deployed on Modal: one call per rank.
 
-    What Modal does not keep about calls is in one ``modal.Dict`` per run, ``diloco-<run_id>``, so any executor in any process
-    answers for any handle. It fades 7 days after its last use, as results do. Safe to share between threads.
+    What Modal does not keep about calls is in one ``modal.Dict`` per run, ``diloco-<run_id>``, so
+    any executor in any process answers for any handle. It fades 7 days after its last use, as
+    results do. Safe to share between threads.
 
-    ``gpu``: ``"H100"``, ``"H100:8"`` or ``"any:2"``. ``secrets`` maps a variable to the name of the Secret of Modal that has it
-    as a key. Cancel ends one replica. Its arguments are the fields of :class:`ModalOptions`.
+    ``gpu``: ``"H100"``, ``"H100:8"`` or ``"any:2"``. ``secrets`` maps a variable to the name of the
+    Secret of Modal that has it as a key. Cancel ends one replica. Its arguments are the fields of
+    :class:`ModalOptions`.
 
     Raises:
         InvalidRequestError: A value is not allowed; says what was given and what is allowed.
@@ -121,8 +123,9 @@ class ModalSpawnExecutor(BaseExecutor):
         seconds = call_timeout(request, self._options.grace)
         if seconds > LONGEST_CALL:
             raise InvalidRequestError(
-                f"timeout={request.timeout!r} with max_restarts={request.max_restarts} needs a call of {seconds:.0f} s, and "
-                f"Modal allows {LONGEST_CALL:.0f}: give less, and launch again on the same rendezvous to go on"
+                f"timeout={request.timeout!r} with max_restarts={request.max_restarts} needs a "
+                f"call of {seconds:.0f} s, and Modal allows {LONGEST_CALL:.0f}: give less, and "
+                "launch again on the same rendezvous to go on"
             )
         check_labels(request.labels)
         bound_options(request, self._options)
@@ -157,9 +160,10 @@ class ModalSpawnExecutor(BaseExecutor):
     ) -> list[Finding]:
         """What stands in the way of a launch; starts nothing, but for one call where ``rendezvous_uri`` is given.
 
-        Looks at the token, the app and its function, and the Secrets. Whether replicas can reach their rendezvous, and whether
-        the app is of this version, only a call can find out: one is started without asking for a GPU (it has one where the app
-        declares it), tries the prefix, and is removed.
+        Looks at the token, the app and its function, and the Secrets. Whether replicas can reach
+        their rendezvous, and whether the app is of this version, only a call can find out: one is
+        started without asking for a GPU (it has one where the app declares it), tries the prefix,
+        and is removed.
 
         Args:
             n_replicas: As for the launch.
@@ -168,9 +172,10 @@ class ModalSpawnExecutor(BaseExecutor):
             **options: As for the launch: ``gpu``, ``secrets`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
-            subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"`` (``region``, ``cloud``), ``"version"`` and
-            ``"rendezvous"``; and ``"cleanup"`` if the call could not be ended.
+            What was found, good and bad; each says what to do, and ``ok`` is None where it could
+            not be found out. The subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"``
+            (``region``, ``cloud``), ``"version"`` and ``"rendezvous"``; and ``"cleanup"`` if the
+            call could not be ended.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -194,7 +199,10 @@ class ModalSpawnExecutor(BaseExecutor):
     # --- watching ---
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
+        """Everything known about a replica; see :meth:`BaseExecutor.describe`.
+
+        Tries again for ``retry_timeout`` seconds.
+        """
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
@@ -211,8 +219,8 @@ class ModalSpawnExecutor(BaseExecutor):
             ended = self._call_looks.ended(handle)
         if ended is None:
             raise ResultLostError(
-                f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its result for 7 days only: "
-                f"{link(handle.metadata['function_call_id'])}"
+                f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its "
+                f"result for 7 days only: {link(handle.metadata['function_call_id'])}"
             )
         _, result = ended
         if isinstance(result, states.Lost):
@@ -254,12 +262,16 @@ class ModalSpawnExecutor(BaseExecutor):
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
 
-        Ranks without a call are not started any more. If none has one, the record is removed, and the name is free again.
+        Ranks without a call are not started any more. If none has one, the record is removed, and
+        the name is free again.
         """
         self._cancels.cancel_run(run_id, self.attach, self.cancel)
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the record of a run; see :meth:`BaseExecutor.purge`. Tries again for ``retry_timeout`` seconds."""
+        """Remove the record of a run; see :meth:`BaseExecutor.purge`.
+
+        Tries again for ``retry_timeout`` seconds.
+        """
         ask = super().purge
         self._patiently(lambda: ask(handle))
 
@@ -282,7 +294,8 @@ class ModalSpawnExecutor(BaseExecutor):
             except DamagedRecordError as error:
                 # Nobody could find it without the record.
                 raise DamagedRecordError(
-                    f"run {handle.run_id!r} is not purged, since a call that its record does not name may be running: {error}"
+                    f"run {handle.run_id!r} is not purged, since a call that its record does not "
+                    f"name may be running: {error}"
                 ) from error
             found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
             alive = {
@@ -298,7 +311,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 raise InvalidRequestError(
                     f"run {handle.run_id!r} has not ended (rank {ranks}): cancel it first{why}"
                 )
-            # What claims a rank before the record is gone would train, and nobody could find it any more.
+            # What claims a rank before the record is gone would train, and nobody could find it any
+            # more.
             if not self._cancels.void(record, entries):
                 break
         self._patiently(lambda: self._client.delete_record(handle.run_id, record))
@@ -317,8 +331,9 @@ class ModalSpawnExecutor(BaseExecutor):
             logging.getLogger("diloco_modal").warning("a rank has no handle: %s", error)
         if not handles:
             raise ReplicaNotFoundError(
-                f"there is a record of the run {run_id!r}, and no replica was started yet: its launch is under way or was "
-                f"interrupted. Launch it again, or free its name: cancel_run({run_id!r})"
+                f"there is a record of the run {run_id!r}, and no replica was started yet: its "
+                "launch is under way or was interrupted. Launch it again, or free its name: "
+                f"cancel_run({run_id!r})"
             )
         return handles
 

@@ -43,8 +43,8 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
     theirs = handle.metadata["environment"]
     if environment is not None and theirs != environment:
         raise InvalidRequestError(
-            f"this handle is of Modal's environment {shown(theirs)}, and this executor is for {environment!r}: make one "
-            f"with environment_name={shown(theirs)}"
+            f"this handle is of Modal's environment {shown(theirs)}, and this executor is for "
+            f"{environment!r}: make one with environment_name={shown(theirs)}"
         )
 
 

@@ -33,8 +33,8 @@ from ._resources import cores, mebibytes, modal_gpu
 from ._states import Trace, ended
 from ._withdraw import Withdrawal
 
-# Launches with the same options share the containers that are counted here. With fewer, the replicas of one would wait for those
-# of another to end, and an app may have declared fewer.
+# Launches with the same options share the containers that are counted here. With fewer, the
+# replicas of one would wait for those of another to end, and an app may have declared fewer.
 _CONTAINERS = 1000
 _AGREED = ("ranks", "world_size", "app", "function", "environment", "grace")
 _FADING = 6.0 * DAY
@@ -92,10 +92,10 @@ class Launcher:
         """Start what is missing of a run.
 
         Raises:
-            RunConflictError: The run_id belongs to another launch, or this one was cancelled or taken back and has ended,
-                or has in part and cannot be completed.
-            LaunchError: It failed, and some of its calls may be running: they could not be ended, or an earlier or another
-                launcher has started them.
+            RunConflictError: The run_id belongs to another launch, or this one was cancelled or
+                taken back and has ended, or has in part and cannot be completed.
+            LaunchError: It failed, and some of its calls may be running: they could not be ended,
+                or an earlier or another launcher has started them.
             BackendError: It failed, and nothing that it has seen is left running.
         """
         wanted, began = self._entry(request), self._options.clock()
@@ -125,8 +125,9 @@ class Launcher:
             if missing and began - launch["at"] > _FADING:
                 days = (began - launch["at"]) / DAY
                 raise RunConflictError(
-                    f"the run {request.run_id!r} was launched {days:.1f} days ago, and its record on Modal does not say what "
-                    f"became of rank {missing[0]}, which may have been trained: entries fade after 7 days. Choose another run_id"
+                    f"the run {request.run_id!r} was launched {days:.1f} days ago, and its record "
+                    f"on Modal does not say what became of rank {missing[0]}, which may have been "
+                    "trained: entries fade after 7 days. Choose another run_id"
                 )
             if missing and any(held.values()):
                 self._check_not_over(request.run_id, missing[0], held)
@@ -156,7 +157,8 @@ class Launcher:
             if voided:
                 how = "choose another run_id" if any(held.values()) else _freed(request.run_id)
                 raise RunConflictError(
-                    f"the run {request.run_id!r} was cancelled before rank {voided[0]} was started: {how}"
+                    f"the run {request.run_id!r} was cancelled before rank {voided[0]} was "
+                    f"started: {how}"
                 )
             theirs = [str(call) for rank, call in held.items() if made.get(rank) != call]
             many.at_once(self._check_app, theirs)
@@ -271,7 +273,8 @@ class Launcher:
             kept = self._patiently(lambda: self._client.settle(record, kept=True))
         if not kept:
             raise RunConflictError(
-                f"another launch of the run {run_id!r} has failed, and ended what it had started: choose another run_id"
+                f"another launch of the run {run_id!r} has failed, and ended what it had started: "
+                "choose another run_id"
             )
 
     async def _drop(self, call: str) -> None:
@@ -291,8 +294,9 @@ class Launcher:
         fallen = list(itertools.compress(calls, many.at_once(self._has_fallen, calls)))
         if fallen:
             raise RunConflictError(
-                f"rank {fallen[0][0]} of an earlier try of this launch has ended, and rank {missing} was not started: end what "
-                f"runs with cancel_run({run_id!r}), and purge that run, which attach({run_id!r}) finds, or choose another run_id"
+                f"rank {fallen[0][0]} of an earlier try of this launch has ended, and rank "
+                f"{missing} was not started: end what runs with cancel_run({run_id!r}), and purge "
+                f"that run, which attach({run_id!r}) finds, or choose another run_id"
             )
 
     async def _has_fallen(self, held: tuple[int, str]) -> bool:

@@ -57,8 +57,8 @@ class Life:
     Attributes:
         number: From 1.
         before: How many attempts were started before it, and how many of them have failed.
-        outcome: What it returns at once instead of running the replica, which has ended in an earlier life: Modal took its
-            container away before it had returned that.
+        outcome: What it returns at once instead of running the replica, which has ended in an
+            earlier life: Modal took its container away before it had returned that.
     """
 
     number: int
@@ -70,7 +70,8 @@ def new_life(record: Any, rank: int, now: float) -> Life:
     """Begin a life: a container may be taken away, and the same call run again.
 
     Raises:
-        DamagedRecordError: There are more lives and attempts than a call can have had, or one is not what this version writes.
+        DamagedRecordError: There are more lives and attempts than a call can have had, or one is
+            not what this version writes.
     """
     life, before, own = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
     while life + before["started"] <= _MOST_ENTRIES:
@@ -91,7 +92,8 @@ def new_life(record: Any, rank: int, now: float) -> Life:
             if outcome is not None and _is_outcome(outcome):
                 return Life(life, before, str(outcome))
         else:
-            # A life that was killed has written no end; it had one attempt at least, and one more after each failure.
+            # A life that was killed has written no end; it had one attempt at least, and one more
+            # after each failure.
             before["started"] += 1
             while (
                 before["started"] < _MOST_ENTRIES

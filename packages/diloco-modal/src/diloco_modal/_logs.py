@@ -16,8 +16,7 @@ from ._entries import CLOCKS, MOST_BYTES, Entries, Fetch
 from ._errors import DenseLogError
 
 _QUIET_LOOKS = 3
-"""How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its
-result still passes on what it has printed."""
+"""How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its result still passes on what it has printed."""
 
 _MOST_ENTRIES = 20_000
 """So many the client gives of the end of a log at most."""
@@ -27,9 +26,12 @@ _MODAL = "system"
 
 
 class Lines:
-    """Puts lines together from entries, which are cut anywhere, without those of Modal itself. Not for several threads.
+    """Puts lines together from entries, which are cut anywhere, without those of Modal itself.
 
-    Each stream of each container has lines of its own: one does not go on with what another has begun.
+    Not for several threads.
+
+    Each stream of each container has lines of its own: one does not go on with what another has
+    begun.
     """
 
     def __init__(self) -> None:

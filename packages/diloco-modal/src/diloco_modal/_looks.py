@@ -72,12 +72,15 @@ class Looks:
         """Look at replicas of one run.
 
         Returns:
-            The record of the run, or None if it was not needed; and what is known of the replicas that are there.
+            The record of the run, or None if it was not needed; and what is known of the replicas
+            that are there.
 
         Raises:
-            ReplicaNotFoundError: The run has no record, and Modal says of each of these calls that it has ended.
-            BackendError: Modal could not be asked, or as another workspace; or the entry of the launch is damaged; or the run
-                has no record, and one of these calls lives; or of none of the replicas is it known now how they are.
+            ReplicaNotFoundError: The run has no record, and Modal says of each of these calls that
+                it has ended.
+            BackendError: Modal could not be asked, or as another workspace; or the entry of the
+                launch is damaged; or the run has no record, and one of these calls lives; or of
+                none of the replicas is it known now how they are.
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
         asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
@@ -89,7 +92,8 @@ class Looks:
             numbers = numbers_of(entries)
             known = self.known(asked, entries, numbers)
             if any(trace.damage for trace in known.values()):
-                # What is written while entries are read may be among them without what was written before.
+                # What is written while entries are read may be among them without what was written
+                # before.
                 record, entries = self.read(handles[0].run_id)
                 numbers = numbers_of(entries)
                 known = self.known(asked, entries, numbers)
@@ -158,7 +162,8 @@ class Looks:
             record, entries = self._client.read(run_id)
         except MissingError as error:
             raise ReplicaNotFoundError(
-                f"there is no record of the run {run_id!r} on Modal, in the environment {self._client.environment()!r}"
+                f"there is no record of the run {run_id!r} on Modal, in the environment "
+                f"{self._client.environment()!r}"
             ) from error
         if "launch" not in entries:
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
@@ -169,7 +174,8 @@ class Looks:
 
         Raises:
             ReplicaNotFoundError: There is none any more, and their calls have ended.
-            AuthError: There is none in the workspace that this token is of, which is not that of a handle.
+            AuthError: There is none in the workspace that this token is of, which is not that of a
+                handle.
             BackendError: There is none, and a call has not ended.
         """
         try:
@@ -210,13 +216,15 @@ class Looks:
             call = handle.metadata["function_call_id"]
             if word is None:
                 living[handle] = BackendError(
-                    f"{why}, but the call of this handle has not ended, and may "
-                    f"cost money: modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it ({link(call)})"
+                    f"{why}, but the call of this handle has not ended, and may cost money: "
+                    f"modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends "
+                    f"it ({link(call)})"
                 )
             elif word == "MISSING" and self._is_young(handle):
                 living[handle] = AuthError(
-                    f"{why}; and Modal does not know its call {call}, as it would for 7 days: the token is of another workspace "
-                    "than the launch ('modal profile current', MODAL_PROFILE, MODAL_TOKEN_ID), or the handle is not true"
+                    f"{why}; and Modal does not know its call {call}, as it would for 7 days: the "
+                    "token is of another workspace than the launch ('modal profile current', "
+                    "MODAL_PROFILE, MODAL_TOKEN_ID), or the handle is not true"
                 )
         return living
 
@@ -228,8 +236,9 @@ class Looks:
             return None
         call = handle.metadata["function_call_id"]
         return BackendError(
-            f"Modal says that it does not know the call {call} of rank {handle.rank}, as it would for 7 days, and the record of "
-            f"the run {handle.run_id!r} names it, without an end: it may be running, and cost money ({link(call)})"
+            f"Modal says that it does not know the call {call} of rank {handle.rank}, as it would "
+            f"for 7 days, and the record of the run {handle.run_id!r} names it, without an end: it "
+            f"may be running, and cost money ({link(call)})"
         )
 
     def _is_young(self, handle: ReplicaHandle) -> bool:
@@ -317,7 +326,8 @@ class Looks:
                 life = {"attempt": trace.lives + 1, "at": None}
                 trace = replace(trace, damage=str(error))
         if life:
-            # It has begun since the record was read. One that begins later finds that its call was terminated.
+            # It has begun since the record was read. One that begins later finds that its call was
+            # terminated.
             trace = replace(
                 trace, open=True, lives=trace.lives + 1, attempt=life["attempt"], started_at=life["at"], again=None,
             )  # fmt: skip
@@ -385,8 +395,9 @@ def other_call(handle: ReplicaHandle) -> str:
 def other_launch(handle: ReplicaHandle) -> str:
     """What is to be said of a handle whose call a record names, of another launch."""
     return (
-        f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says otherwise of its launch (app, "
-        f"function, time, number of replicas; attach({handle.run_id!r}) gives the true handles)"
+        f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says "
+        "otherwise of its launch (app, function, time, number of replicas; "
+        f"attach({handle.run_id!r}) gives the true handles)"
     )
 
 

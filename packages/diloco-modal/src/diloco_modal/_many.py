@@ -21,7 +21,8 @@ AT_ONCE = 32
 def at_once(work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]) -> list[R]:
     """What ``work`` returns for each item, in order; may be called where an event loop runs, too.
 
-    After an error or Ctrl-C nothing more is begun, and what is under way is waited for, so that its end is known.
+    After an error or Ctrl-C nothing more is begun, and what is under way is waited for, so that its
+    end is known.
 
     Raises:
         Exception: The first error of ``work``.

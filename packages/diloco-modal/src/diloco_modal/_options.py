@@ -34,7 +34,8 @@ def _place(name: str, value: object) -> str:
     text = check_text(name, value)
     if _PLACE.fullmatch(text) is None:
         raise InvalidRequestError(
-            f"{name}={value!r} is not one name in Modal's words: give one, such as 'us-east' for a region or 'aws' for a cloud"
+            f"{name}={value!r} is not one name in Modal's words: give one, such as 'us-east' for a "
+            "region or 'aws' for a cloud"
         )
     return text
 
@@ -67,23 +68,25 @@ class ModalOptions(Options):
     Attributes:
         app: Name of the deployed app; see :func:`build_app`.
         function: Name of its function.
-        environment_name: The environment of Modal in which the app is. Whoever leaves it out stays in that of the first call,
-            also if the profile changes.
+        environment_name: The environment of Modal in which the app is. Whoever leaves it out stays
+            in that of the first call, also if the profile changes.
         client: A ``modal.Client`` to use.
         run_id: Prefix of the names of runs that the caller does not name.
         env: Environment variables for every launch; those of the launch itself win.
-        app_secrets: Names of the Secrets that the app declares, for clients of Modal before 1.6, which do not tell them. A launch
-            with ``secrets=`` would replace them without this.
+        app_secrets: Names of the Secrets that the app declares, for clients of Modal before 1.6,
+            which do not tell them. A launch with ``secrets=`` would replace them without this.
         region: Where replicas run, in Modal's words.
         cloud: The cloud in which they run, in Modal's words.
-        max_restarts: Restarts of a failed replica where the launch does not say; in the same container.
-        pending_timeout: Seconds that a replica may wait for its GPU, from the launch that starts its call. One that gets it later
-            fails, since its siblings have gone.
+        max_restarts: Restarts of a failed replica where the launch does not say; in the same
+            container.
+        pending_timeout: Seconds that a replica may wait for its GPU, from the launch that starts
+            its call. One that gets it later fails, since its siblings have gone.
         grace: Seconds between SIGTERM and SIGKILL, at most 25, since Modal kills after about 30.
         request_timeout: Seconds for every call of Modal's client.
-        retry_timeout: Seconds for which calls are tried again while Modal throttles, fails or is away; ``collect`` has its own
-            timeout.
-        journal: Where launches and ends are written down, besides Modal's own records, which fade after 7 days.
+        retry_timeout: Seconds for which calls are tried again while Modal throttles, fails or is
+            away; ``collect`` has its own timeout.
+        journal: Where launches and ends are written down, besides Modal's own records, which fade
+            after 7 days.
         backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
         clock: Unix seconds, for tests.
 

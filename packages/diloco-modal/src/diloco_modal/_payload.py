@@ -31,8 +31,8 @@ def payloads(
     Args:
         request: The launch.
         options: Of the executor.
-        launch: Which launch of this run_id it is, so that a call that was left over from another one trains nothing; empty
-            before there is one.
+        launch: Which launch of this run_id it is, so that a call that was left over from another
+            one trains nothing; empty before there is one.
         environment: Where the record is; what the options say if it is not known yet.
         start_by: Unix seconds after which a replica must not begin; 0 before it is launched.
 
@@ -75,7 +75,8 @@ def _check_size(what: str, value: object) -> None:
     size = len(json.dumps(value).encode())
     if size > MAX_PAYLOAD_BYTES:
         raise InvalidRequestError(
-            f"{what} {size} bytes as JSON, and {MAX_PAYLOAD_BYTES} are allowed: put what is large into a bucket, and pass its URI"
+            f"{what} {size} bytes as JSON, and {MAX_PAYLOAD_BYTES} are allowed: put what is large "
+            "into a bucket, and pass its URI"
         )
 
 

@@ -96,8 +96,8 @@ class DamagedRecordError(BackendError):
 def damaged(text: str) -> DamagedRecordError:
     """The error, with what to do."""
     return DamagedRecordError(
-        f"{text}. 'modal dict items diloco-RUN_ID' shows the record; cancel_run ends the calls that it knows, and "
-        "'modal dict delete diloco-RUN_ID' removes it then"
+        f"{text}. 'modal dict items diloco-RUN_ID' shows the record; cancel_run ends the calls "
+        "that it knows, and 'modal dict delete diloco-RUN_ID' removes it then"
     )
 
 
@@ -126,8 +126,9 @@ def checked(key: str, text: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping) and all(right(value.get(name)) for name, right in shape.items()):
         return value
     raise damaged(
-        f"the entry {key!r} of the run's record on Modal is {shown(text) if text else 'no text'}, and has to have "
-        f"{', '.join(shape)}: it was damaged, or written by somebody else or by another version of diloco-modal"
+        f"the entry {key!r} of the run's record on Modal is {shown(text) if text else 'no text'}, "
+        f"and has to have {', '.join(shape)}: it was damaged, or written by somebody else or by "
+        "another version of diloco-modal"
     )
 
 
@@ -153,8 +154,9 @@ def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: floa
     """
     if not earliest <= value["at"] <= latest:
         raise damaged(
-            f"the entry {key!r} of the run's record on Modal is {shown(dict(value))}, and its time has to be "
-            f"from {earliest:.0f} to {latest:.0f}: it was damaged, or the clock of who wrote it or of this machine is wrong"
+            f"the entry {key!r} of the run's record on Modal is {shown(dict(value))}, and its time "
+            f"has to be from {earliest:.0f} to {latest:.0f}: it was damaged, or the clock of who "
+            "wrote it or of this machine is wrong"
         )
 
 
@@ -167,8 +169,8 @@ def launch_of(entries: Mapping[str, str]) -> Mapping[str, Any]:
     launch = checked("launch", entries.get("launch", ""))
     if max(launch["ranks"]) >= launch["world_size"]:
         raise damaged(
-            f"the entry 'launch' of the run's record on Modal has rank {max(launch['ranks'])} of {launch['world_size']} "
-            "replicas: it was damaged, or written by somebody else"
+            f"the entry 'launch' of the run's record on Modal has rank {max(launch['ranks'])} of "
+            f"{launch['world_size']} replicas: it was damaged, or written by somebody else"
         )
     return launch
 
@@ -177,7 +179,8 @@ def calls_of(entries: Mapping[str, str]) -> dict[int, str | None]:
     """What :func:`call_of` says of each rank of the launch.
 
     Raises:
-        DamagedRecordError: As for :func:`entry`; or a call holds a rank that the launch does not have.
+        DamagedRecordError: As for :func:`entry`; or a call holds a rank that the launch does not
+            have.
     """
     calls, damage = readable_calls(entries)
     if damage:
@@ -204,8 +207,9 @@ def readable_calls(
 def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:
     """The error for a call that holds a rank which the launch does not have."""
     return damaged(
-        f"the run's record on Modal has an entry 'call-{rank}' ({shown(entries[f'call-{rank}'])}), and the ranks of its entry "
-        "'launch' leave that out: one of them was damaged, or written by somebody else"
+        f"the run's record on Modal has an entry 'call-{rank}' ({shown(entries[f'call-{rank}'])}), "
+        "and the ranks of its entry 'launch' leave that out: one of them was damaged, or written "
+        "by somebody else"
     )
 
 
@@ -269,6 +273,6 @@ def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int])
                 else f"life-{rank}-{lives + 1}"
             )
             raise damaged(
-                f"the run's record on Modal has an entry '{kind}-{rank}-{number}' and lacks {lacks!r}, which comes before it: it "
-                "was damaged, or has faded in part"
+                f"the run's record on Modal has an entry '{kind}-{rank}-{number}' and lacks "
+                f"{lacks!r}, which comes before it: it was damaged, or has faded in part"
             )

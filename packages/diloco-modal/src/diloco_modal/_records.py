@@ -53,8 +53,8 @@ class Records(Connection):
     def read(self, run_id: str) -> tuple[Any, Mapping[str, str]]:
         """The Dict of a run, and its entries.
 
-        For a minute it is asked for by its id; only if it is not there, or is not a run's any more, is its name looked up. A
-        Dict of the same name that was made meanwhile has another id.
+        For a minute it is asked for by its id; only if it is not there, or is not a run's any more,
+        is its name looked up. A Dict of the same name that was made meanwhile has another id.
 
         Raises:
             MissingError: There is no such Dict.
@@ -128,10 +128,13 @@ class Records(Connection):
                 self._ask(lambda: _wire.remove_entry.aio(record, key), what)
 
     def entries(self, record: Any) -> Mapping[str, str]:
-        """All entries, as they were written. They are read only if their number is not that of the last time, or after a minute.
+        """All entries, as they were written.
 
-        Entries are created and never changed, and Modal's client takes as long to read a few of them as to ask for a result.
-        Only a cancel that has failed takes its entry away, and another may come in its place: hence the minute.
+        They are read only if their number is not that of the last time, or after a minute.
+
+        Entries are created and never changed, and Modal's client takes as long to read a few of
+        them as to ask for a result. Only a cancel that has failed takes its entry away, and another
+        may come in its place: hence the minute.
         """
         key, now = record.object_id, self._options.clock()
         count = self._ask(record.len.aio, "looking at the record")

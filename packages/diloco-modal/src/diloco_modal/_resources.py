@@ -51,8 +51,8 @@ def mebibytes(text: str) -> int:
     amount = 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
     if not 1 <= amount <= _MOST_MEMORY:
         raise InvalidRequestError(
-            f"memory={shown(text)} is not an amount of memory from 1Mi to 16384Gi: give bytes, or a number with M, Mi, G or Gi "
-            "('16Gi')"
+            f"memory={shown(text)} is not an amount of memory from 1Mi to 16384Gi: give bytes, or "
+            "a number with M, Mi, G or Gi ('16Gi')"
         )
     return int(amount)
 

@@ -19,7 +19,8 @@ def secrets_of(
 ) -> list[Any]:
     """What to bind to a function: the Secrets of the app, and then those of the launch.
 
-    Modal's client tells which Secrets the app has from version 1.6 on; with an older one only those that are named are kept.
+    Modal's client tells which Secrets the app has from version 1.6 on; with an older one only those
+    that are named are kept.
 
     Args:
         function: The deployed function, which was looked up.
@@ -29,7 +30,8 @@ def secrets_of(
         ask: Makes a call of Modal's client.
 
     Raises:
-        InvalidRequestError: A Secret or its key is missing, or the app has one without a name; says what to do.
+        InvalidRequestError: A Secret or its key is missing, or the app has one without a name; says
+            what to do.
     """
     named = [_named(name, [], where, ask) for name in declared]
     named += [_named(name, [key], where, ask) for key, name in sorted(wanted.items())]
@@ -72,7 +74,8 @@ def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) 
     nameless = [each for each in missing if each not in by_id]
     if nameless:
         raise InvalidRequestError(
-            f"a launch with secrets= would take {len(nameless)} of the app's Secrets away, which have no name in this "
-            f"environment ({', '.join(nameless)}): have build_app use modal.Secret.from_name, and deploy it again"
+            f"a launch with secrets= would take {len(nameless)} of the app's Secrets away, which "
+            f"have no name in this environment ({', '.join(nameless)}): have build_app use "
+            "modal.Secret.from_name, and deploy it again"
         )
     return [by_id[each] for each in missing]

@@ -30,8 +30,10 @@ class Trace:
         attempt: From 1.
         started_at: Start of the newest attempt, in Unix seconds.
         open: Whether its newest life has no end.
-        again: Whether Modal was to run the call again when that life ended; None if it has no end, or nobody could tell.
-        outcome: How the replica had ended before it was told to, or in spite of that; empty otherwise.
+        again: Whether Modal was to run the call again when that life ended; None if it has no end,
+            or nobody could tell.
+        outcome: How the replica had ended before it was told to, or in spite of that; empty
+            otherwise.
         lives: How many containers it has had.
         ended_at: End of the newest life that has one.
         cancel: The entry of a cancel: who, and when.

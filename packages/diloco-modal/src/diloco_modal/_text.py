@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # Opcodes of pickle, and how many bytes follow each: PROTO, FRAME, MEMOIZE, BINPUT, LONG_BINPUT.
 _PASSED_OVER = {0x80: 1, 0x95: 8, 0x94: 0, ord("q"): 1, ord("r"): 4}
-# Opcodes of a text, and how many bytes say how long it is: SHORT_BINUNICODE, BINUNICODE, BINUNICODE8.
+# Opcodes of a text, and how many bytes say how long it is: SHORT_BINUNICODE, BINUNICODE,
+# BINUNICODE8.
 _TEXTS = {0x8C: 1, ord("X"): 4, 0x8D: 8}
 _STOP = ord(".")
 _MOST_OPCODES = 8

@@ -1,10 +1,10 @@
 """What calls return and Dicts hold, as the bytes that Modal keeps; none of it is unpickled.
 
-Modal's client unpickles whatever a call returns or raises, and whatever anybody has put into a Dict,
-and so runs code of theirs. It reads each message whole: how large it is can be looked at only then. This
-is the only file that uses what the client keeps to itself: its RPCs (``_stub``), the loop on which they
-run (``synchronize_api``), and the HTTP session that knows the user's proxy. ``test_wire.py`` says what
-has moved if a client differs.
+Modal's client unpickles whatever a call returns or raises, and whatever anybody has put into a
+Dict, and so runs code of theirs. It reads each message whole: how large it is can be looked at only
+then. This is the only file that uses what the client keeps to itself: its RPCs (``_stub``), the
+loop on which they run (``synchronize_api``), and the HTTP session that knows the user's proxy.
+``test_wire.py`` says what has moved if a client differs.
 """
 
 # ruff: noqa: SLF001

@@ -31,7 +31,8 @@ class Withdrawal:
     Attributes:
         left: Those of them that have not been ended.
         others: Calls that hold a rank and are not of this launcher, or their answer was lost.
-        kept: Whether another launch of the run may have returned what this one has started: none of it is ended then.
+        kept: Whether another launch of the run may have returned what this one has started: none of
+            it is ended then.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class Withdrawal:
         """End them.
 
         Args:
-            mine: Whether it was this launch that made the record. Then nobody may claim a rank any more, and the record is
-                removed if nothing is left.
+            mine: Whether it was this launch that made the record. Then nobody may claim a rank any
+                more, and the record is removed if nothing is left.
         """
         if self.left:
             settle = lambda: self._client.settle(self._record, kept=False)  # noqa: E731
@@ -75,7 +76,8 @@ class Withdrawal:
             )
         many.at_once(self._end, sorted(self.left.items()))
         if mine and not (self.left or self.others or self._unsure):
-            # Without the record a call that was left over trains nothing, and the name is free again.
+            # Without the record a call that was left over trains nothing, and the name is free
+            # again.
             with contextlib.suppress(BackendError):
                 self._client.delete_record(self._request.run_id, self._record)
 

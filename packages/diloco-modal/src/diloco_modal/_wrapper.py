@@ -34,9 +34,9 @@ _KEPT_CHARACTERS = 4000
 def run_replica(payload: dict[str, Any]) -> str:
     """Run one replica to its end; the function that :func:`build_app` puts into an app.
 
-    It claims its rank in the run's record. If another call holds the rank, it returns at once and trains nothing. It never
-    raises, except when Modal ends its container: then the runner gets SIGTERM and its grace, the end is written down, and the
-    exception goes on.
+    It claims its rank in the run's record. If another call holds the rank, it returns at once and
+    trains nothing. It never raises, except when Modal ends its container: then the runner gets
+    SIGTERM and its grace, the end is written down, and the exception goes on.
 
     Args:
         payload: What a :class:`ModalSpawnExecutor` has sent.
@@ -55,8 +55,9 @@ def _run(payload: dict[str, Any]) -> str:
     if version != _VERSION:
         how = payload.get("deploy", "modal deploy") if isinstance(payload, dict) else "modal deploy"
         return _refusal(
-            f"the launcher sent a payload of version {version!r}, and the deployed app (diloco-modal {__version__}) reads "
-            f"version {_VERSION}: deploy the app again with the launcher's diloco-modal ({how})"
+            f"the launcher sent a payload of version {version!r}, and the deployed app "
+            f"(diloco-modal {__version__}) reads version {_VERSION}: deploy the app again with the "
+            f"launcher's diloco-modal ({how})"
         )
     import modal
 
@@ -77,7 +78,8 @@ def _run(payload: dict[str, Any]) -> str:
 def claim(payload: dict[str, Any], record: Any, launch: str | None, own: str) -> str | None:
     """Have this call hold its rank; what it returns instead, if it may not."""
     rank = payload["rank"]
-    # What runs is in the payload, which comes with the call: a record that a stranger has made decides nothing but this.
+    # What runs is in the payload, which comes with the call: a record that a stranger has made
+    # decides nothing but this.
     known = parsed(launch or "")
     if not isinstance(known, Mapping) or known.get("id") != payload["launch"]:
         return _refusal("this call is left over from a launch that is gone: it trained nothing")
@@ -96,7 +98,8 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
     if life.number == 1 and late > 0:
         limit = payload["pending_timeout"]
         refused = _refusal(
-            f"it got its container {limit + late:.0f} s after it was asked for, and pending_timeout={limit:g} allows fewer"
+            f"it got its container {limit + late:.0f} s after it was asked for, and "
+            f"pending_timeout={limit:g} allows fewer"
         )
         return _ended(record, rank, life.number, life.before, outcome=refused)
     if was_cancelled(record, rank):
@@ -122,7 +125,8 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
             counted = _counted(counter, life.before)
             return _ended(record, rank, life.number, counted, outcome=_report(outcome, code))
         except BaseException as error:
-            # Also what comes before the runner is there, such as Modal's SIGINT: the life has begun, and has to have an end.
+            # Also what comes before the runner is there, such as Modal's SIGINT: the life has
+            # begun, and has to have an end.
             over = runner is not None and runner.poll() is not None
             if runner is not None:
                 _end(runner, payload["grace"])
@@ -138,7 +142,8 @@ def _last_word(path: Path, *, over: bool) -> str:
 
     Args:
         path: Of the report.
-        over: Whether it had ended before it was told to. Otherwise only a success counts: a failure comes from being told.
+        over: Whether it had ended before it was told to. Otherwise only a success counts: a failure
+            comes from being told.
     """
     try:
         outcome = Outcome.from_json(_read(path))
@@ -189,7 +194,8 @@ def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
             for each, n in before.items()
         ):
             started, failed = data["started"], data["failed"]
-    # A life is an attempt from its beginning, also if it ends before its runner has counted it: so the record has said.
+    # A life is an attempt from its beginning, also if it ends before its runner has counted it: so
+    # the record has said.
     return {"started": max(started, before["started"] + 1), "failed": failed}
 
 

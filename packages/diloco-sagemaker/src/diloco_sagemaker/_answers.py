@@ -1,6 +1,7 @@
 """Every answer is looked at before it is believed: it may be cut, or a proxy's page with status 200.
 
-botocore takes what is missing to be empty, so half a list of jobs, or a page that says "log in", would be a list of none.
+botocore takes what is missing to be empty, so half a list of jobs, or a page that says "log in",
+would be a list of none.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
     Args:
         client: The client.
         up: Tells when (of ``time.monotonic``) an answer that is asked for now has to be here.
-        ours: Whether to bound what it streams, and headers, too: a client that was handed in may have other users.
+        ours: Whether to bound what it streams, and headers, too: a client that was handed in may
+            have other users.
     """
     endpoint = getattr(client, "_endpoint", None)  # no event of botocore comes before it reads
     if endpoint is None or isinstance(session := endpoint.http_session, _Session):

@@ -24,7 +24,9 @@ class Patiently(Protocol):
 def check_launch(
     client: Client, run_id: str, jobs: Sequence[Mapping[str, Any]], patiently: Patiently
 ) -> list[Finding]:
-    """Everything that can be known before a launch; creates nothing. Ends at the first look if there are no credentials.
+    """Everything that can be known before a launch; creates nothing.
+
+    Ends at the first look if there are no credentials.
 
     Args:
         client: To ask.
@@ -62,7 +64,8 @@ def _found(
     try:
         return patiently(lambda: list(look()))
     except BackendError as error:
-        # Whoever may not list jobs cannot follow them, either; the other looks only make messages better.
+        # Whoever may not list jobs cannot follow them, either; the other looks only make messages
+        # better.
         ok = False if subject == "training jobs" else None
         return [Finding(subject, ok, str(error) if ok is False else f"this is not known: {error}")]
 

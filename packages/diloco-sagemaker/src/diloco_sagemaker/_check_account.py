@@ -1,7 +1,7 @@
 """What an account says of a launch: whether the role may be handed over, quota, image, bucket.
 
-What is not proof is not told as such: IAM's simulation does not know the policies of buckets and organisations, and a quota
-does not say how much of it is in use.
+What is not proof is not told as such: IAM's simulation does not know the policies of buckets and
+organisations, and a quota does not say how much of it is in use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def check_pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]
         yield Finding(
             "pass role",
             False,
-            f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, as in launcher_policy.json",
+            (
+                f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, as "
+                "in launcher_policy.json"
+            ),
         )
 
 
@@ -70,7 +73,10 @@ def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[
         yield Finding(
             "quota",
             False,
-            f"{told}, and the launch needs {count}: ask for more in the console of Service Quotas, or choose another type",
+            (
+                f"{told}, and the launch needs {count}: ask for more in the console of Service "
+                "Quotas, or choose another type"
+            ),
         )
 
 
@@ -84,7 +90,10 @@ def check_image(client: Client, image: str | None) -> Iterator[Finding]:
         yield Finding(
             "image",
             None,
-            f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it is there is not looked at",
+            (
+                f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it is "
+                "there is not looked at"
+            ),
         )
         return
     wanted = (
@@ -122,8 +131,9 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
         yield Finding(
             "bucket",
             None,
-            f"{bucket} is in {region}, and the jobs are in {client.region}: whether SageMaker takes it is not known, and what "
-            "is sent between regions costs money. A bucket of the jobs' region is safe",
+            f"{bucket} is in {region}, and the jobs are in {client.region}: whether SageMaker "
+            "takes it is not known, and what is sent between regions costs money. A bucket of the "
+            "jobs' region is safe",
         )
     path = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     written = f"arn:{role.split(':')[1]}:s3:::{bucket}/{path}job/output/model/file"
@@ -137,7 +147,10 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
         yield Finding(
             "bucket",
             None,
-            f"no policy of {role} lets it write below {place}; one of the bucket's may, which IAM does not simulate",
+            (
+                f"no policy of {role} lets it write below {place}; one of the bucket's may, which IAM "
+                "does not simulate"
+            ),
         )
 
 

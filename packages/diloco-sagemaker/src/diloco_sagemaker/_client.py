@@ -46,7 +46,10 @@ _NOT_OBEYED = {
 
 
 class Client:
-    """SageMaker, CloudWatch Logs, S3 and STS. Clients are made when they are first needed. Thread-safe."""
+    """SageMaker, CloudWatch Logs, S3 and STS.
+
+    Clients are made when they are first needed. Thread-safe.
+    """
 
     def __init__(self, options: SageMakerOptions, backoff: Backoff) -> None:
         self._options = options
@@ -351,7 +354,8 @@ class Client:
         except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
             caught = error
         try:
-            # Out here, since an error of ours looks for secrets in those that are being handled, however long they are.
+            # Out here, since an error of ours looks for secrets in those that are being handled,
+            # however long they are.
             raise to_error(caught, what).with_traceback(caught.__traceback__)
         finally:
             del caught
@@ -427,8 +431,8 @@ def _check_certificates(client: Any, what: str) -> None:
         ssl.create_default_context(cafile=held)
     except OSError as error:  # as those of ssl are
         raise InvalidRequestError(
-            f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look at AWS_CA_BUNDLE, "
-            "REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
+            f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look "
+            "at AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
         ) from None
 
 

@@ -20,11 +20,13 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut
 
-_LONGEST = 16_000  # characters of what AWS or its client says; looking for secrets takes seconds per million
+# Characters of what AWS or its client says; looking for secrets takes seconds per million
+_LONGEST = 16_000
 _OTHER_SCHEME = re.compile("https?://[^/]*://")
 """What botocore makes of a proxy with another scheme."""
 _UNSENDABLE = "Invalid header"  # and then the value, which may be a token
-# An unknown job is a ValidationException, though ResourceNotFound is documented; and so is a stop of what has ended.
+# An unknown job is a ValidationException, though ResourceNotFound is documented; and so is a stop
+# of what has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
 _HAS_ENDED = re.compile(
     r"rejected because the training job is in status (Stopped|Completed|Failed|Stopping)\b",
@@ -128,8 +130,9 @@ def to_error(error: Exception, what: str) -> DilocoError:
         unsent = error.kwargs.get("error")
         if str(unsent).startswith(_UNSENDABLE):
             return AuthError(
-                f"cannot {what}: one of the credentials has a character that cannot be sent, such as a line end: look at "
-                "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the same in the profile"
+                f"cannot {what}: one of the credentials has a character that cannot be sent, such "
+                "as a line end: look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+                "AWS_SESSION_TOKEN, or the same in the profile"
             )
         # A proxy's; an endpoint was looked at before.
         if isinstance(unsent, LocationValueError) or str(unsent) == "Invalid IPv6 URL":
@@ -165,7 +168,8 @@ def to_error(error: Exception, what: str) -> DilocoError:
         ),
     ):
         return AuthError(
-            f"{text}. Log in (aws login, aws sso login), set AWS_PROFILE, or give the executor session="
+            f"{text}. Log in (aws login, aws sso login), set AWS_PROFILE, or give the executor "
+            "session="
         )
     if isinstance(error, (of_botocore.ParamValidationError, of_botocore.UnknownServiceError)):
         return InvalidRequestError(text)
@@ -191,7 +195,8 @@ def to_error(error: Exception, what: str) -> DilocoError:
     if isinstance(
         error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
     ):
-        # botocore has checked what is asked, and looks at no answer before it takes it apart. What was asked may have been done.
+        # botocore has checked what is asked, and looks at no answer before it takes it apart. What
+        # was asked may have been done.
         return UnavailableError(f"{text}: {type(error).__name__}{NOT_ITS_OWN}")
     return BackendError(text)
 
@@ -232,8 +237,9 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
     if about is not None or (code in {"", str(status)} and status not in {0, 429}):
-        # botocore found no words of AWS in it: it was cut on its way, or somebody between answered. It says nothing of what
-        # was asked for, so that no result is lost and no job is gone because of it.
+        # botocore found no words of AWS in it: it was cut on its way, or somebody between answered.
+        # It says nothing of what was asked for, so that no result is lost and no job is gone
+        # because of it.
         return UnavailableError(f"{text}{NOT_ITS_OWN}")
     if code in _THROTTLED or status == 429:
         return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
@@ -251,7 +257,8 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
         )
     if code in _FORBIDDEN:
         return ForbiddenError(
-            f"{text}. The package has the policies that are needed: launcher_policy.json and role_policy.json"
+            f"{text}. The package has the policies that are needed: launcher_policy.json and "
+            "role_policy.json"
         )
     if isinstance(status, int) and status >= 500:
         return UnavailableError(text)
@@ -283,9 +290,10 @@ def _quota(text: str, message: str) -> str:
     if known is None:
         return f"{text}. Ask for more in the console of Service Quotas, or wait with quota_timeout="
     return (
-        f"{text}. The quota of {known['type']} ({known['use']}) is {known['quota']}, of which {known['used']} are in use: ask "
-        "for more in the console of Service Quotas, choose another type, or wait with quota_timeout= (a job that was stopped "
-        "frees its quota some minutes later)"
+        f"{text}. The quota of {known['type']} ({known['use']}) is {known['quota']}, of which "
+        f"{known['used']} are in use: ask for more in the console of Service Quotas, choose "
+        "another type, or wait with quota_timeout= (a job that was stopped frees its quota some "
+        "minutes later)"
     )
 
 

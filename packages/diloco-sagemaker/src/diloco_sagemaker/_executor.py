@@ -64,14 +64,16 @@ _FIELDS_LEFT_OUT = {
 class SageMakerExecutor(BaseExecutor):
     """Runs replicas as SageMaker training jobs: one job of one instance per rank, named after run and rank.
 
-    All that is known about a run is in its jobs, so any executor in any process answers for any handle. The replicas' image
-    needs ``diloco-protocol``, whose runner is what the container starts. Safe to share between threads.
+    All that is known about a run is in its jobs, so any executor in any process answers for any
+    handle. The replicas' image needs ``diloco-protocol``, whose runner is what the container
+    starts. Safe to share between threads.
 
-    ``gpu``: ``"H100"``, ``"H100:8"``, ``"2"`` for two of any model, or an instance type such as ``"ml.g5.12xlarge"``. Cancel
-    ends one replica. ``cpu=``, ``memory=`` and ``secrets=`` are refused: see the README.
+    ``gpu``: ``"H100"``, ``"H100:8"``, ``"2"`` for two of any model, or an instance type such as
+    ``"ml.g5.12xlarge"``. Cancel ends one replica. ``cpu=``, ``memory=`` and ``secrets=`` are
+    refused: see the README.
 
-    Its arguments are the fields of :class:`SageMakerOptions`: ``role_arn``, ``image_uri`` and ``output_s3_path`` are
-    required.
+    Its arguments are the fields of :class:`SageMakerOptions`: ``role_arn``, ``image_uri`` and
+    ``output_s3_path`` are required.
 
     Raises:
         InvalidRequestError: A value is not allowed; says what was given and what is allowed.
@@ -117,14 +119,15 @@ class SageMakerExecutor(BaseExecutor):
     def _check_request(self, request: RunRequest) -> None:
         if request.secrets:
             raise InvalidRequestError(
-                f"secrets={sorted(request.secrets)!r}: SageMaker hands no secrets to training jobs. Keep them in AWS Secrets "
-                "Manager, let the execution role read them (secretsmanager:GetSecretValue), and have the program ask for them"
+                f"secrets={sorted(request.secrets)!r}: SageMaker hands no secrets to training "
+                "jobs. Keep them in AWS Secrets Manager, let the execution role read them "
+                "(secretsmanager:GetSecretValue), and have the program ask for them"
             )
         for name, value in (("cpu", request.cpu), ("memory", request.memory)):
             if value is not None:
                 raise InvalidRequestError(
-                    f"{name}={value!r}: a replica has a whole instance, whose type decides. Give gpu= an instance type, or the "
-                    "executor instance_type= or cpu_instance_type="
+                    f"{name}={value!r}: a replica has a whole instance, whose type decides. Give "
+                    "gpu= an instance type, or the executor instance_type= or cpu_instance_type="
                 )
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
@@ -146,23 +149,24 @@ class SageMakerExecutor(BaseExecutor):
     ) -> list[Finding]:
         """What stands in the way of a launch; creates nothing, but for one job where ``rendezvous_uri`` is given.
 
-        Looks at the credentials, whether jobs may be listed and the role be passed, the instance type's quota, the image in
-        ECR, and the bucket of the results. Whether replicas can reach their rendezvous only a replica can find out: a job
-        without GPUs is started with the run's image and environment, tries it, and is removed. It costs what such a job
-        costs.
+        Looks at the credentials, whether jobs may be listed and the role be passed, the instance
+        type's quota, the image in ECR, and the bucket of the results. Whether replicas can reach
+        their rendezvous only a replica can find out: a job without GPUs is started with the run's
+        image and environment, tries it, and is removed. It costs what such a job costs.
 
         Args:
             n_replicas: As for the launch.
             rendezvous_uri: Have a job try this prefix; its image needs ``diloco-core``.
-            patience: Seconds that this job may take, instance and image included; and no longer does it wait for quota, if
-                ``quota_timeout`` is more.
+            patience: Seconds that this job may take, instance and image included; and no longer
+                does it wait for quota, if ``quota_timeout`` is more.
             **options: As for the launch: ``gpu``, ``spot`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do, and ``ok`` is None where it could not be found out. The
-            subjects are ``"credentials"``, ``"training jobs"``, ``"pass role"``, ``"quota"``, ``"image"``, ``"bucket"`` and
-            ``"rendezvous"``; ``"settings"`` for each setting of AWS's that is not obeyed; and ``"cleanup"`` if the job that
-            tried the rendezvous could not be removed.
+            What was found, good and bad; each says what to do, and ``ok`` is None where it could
+            not be found out. The subjects are ``"credentials"``, ``"training jobs"``,
+            ``"pass role"``, ``"quota"``, ``"image"``, ``"bucket"`` and ``"rendezvous"``;
+            ``"settings"`` for each setting of AWS's that is not obeyed; and ``"cleanup"`` if the
+            job that tried the rendezvous could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -178,11 +182,13 @@ class SageMakerExecutor(BaseExecutor):
             overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
             for key, fields in _FIELDS_LEFT_OUT.items():
                 given = overlay.get(key, {})
-                # What is taken away, such as the volume's size, is what instances of the launch's own type do not take.
+                # What is taken away, such as the volume's size, is what instances of the launch's
+                # own type do not take.
                 kept = {name: value for name, value in given.items() if value is not None}
                 overlay[key] = {**kept, **dict.fromkeys(fields)}
             changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
-            probe._options = replace(self._options, **changed)  # noqa: SLF001 - it is of this very class
+            # It is of this very class
+            probe._options = replace(self._options, **changed)  # noqa: SLF001
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
         return findings
 
@@ -190,7 +196,10 @@ class SageMakerExecutor(BaseExecutor):
         jobs = job_requests(request, self._options)
         if shown := secret_names(jobs[0]):
             logging.getLogger("diloco_sagemaker").warning(
-                "named like secrets: %s. Whoever may describe training jobs can read them: keep them in AWS Secrets Manager",
+                (
+                    "named like secrets: %s. Whoever may describe training jobs can read them: keep "
+                    "them in AWS Secrets Manager"
+                ),
                 ", ".join(shown),
             )
         account = self._patiently(lambda: self._client.account)
@@ -231,11 +240,13 @@ class SageMakerExecutor(BaseExecutor):
             _raise_failed(failed, unsure(failed.withdrawal.alive))
         except BackendError as error:
             raise LaunchError(
-                f"run {request.run_id!r} was started, but its jobs could not be looked up: {error}. They are running: they are "
-                "in this error's survivors, and attach(run_id) finds them too",
+                f"run {request.run_id!r} was started, but its jobs could not be looked up: "
+                f"{error}. They are running: they are in this error's survivors, and "
+                "attach(run_id) finds them too",
                 unsure(list(launch.requests)),
             ) from error
-        except BaseException as error:  # noqa: BLE001 - it is raised again; nobody would ever have the handles
+        # It is raised again; nobody would ever have the handles
+        except BaseException as error:  # noqa: BLE001
             failed = self._launcher.taken_back(launch, error)
             _raise_failed(failed, unsure(failed.withdrawal.alive))
         self._runs.launched(request.run_id)
@@ -262,7 +273,10 @@ class SageMakerExecutor(BaseExecutor):
     # --- watching ---
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica; see :meth:`BaseExecutor.describe`. Tries again for ``retry_timeout`` seconds."""
+        """Everything known about a replica; see :meth:`BaseExecutor.describe`.
+
+        Tries again for ``retry_timeout`` seconds.
+        """
         ask = super().describe
         return self._patiently(lambda: ask(handle))
 
@@ -299,7 +313,10 @@ class SageMakerExecutor(BaseExecutor):
         self._runs.cancel(handle)
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove a run; see :meth:`BaseExecutor.purge`. Tries again for ``retry_timeout`` seconds."""
+        """Remove a run; see :meth:`BaseExecutor.purge`.
+
+        Tries again for ``retry_timeout`` seconds.
+        """
         ask = super().purge
         self._patiently(lambda: ask(handle))
 
@@ -307,7 +324,10 @@ class SageMakerExecutor(BaseExecutor):
         self._patiently(lambda: self._runs.purge(handle))
 
     def cancel_run(self, run_id: str) -> None:
-        """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`. Takes two calls per rank, and a few for the run."""
+        """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
+
+        Takes two calls per rank, and a few for the run.
+        """
         try:
             handles = self._find(run_id)
         except ReplicaNotFoundError:
@@ -326,8 +346,8 @@ class SageMakerExecutor(BaseExecutor):
         region = handle.metadata["region"]
         if region != self._client.region:
             raise InvalidRequestError(
-                f"this handle is of the region {region}, and this executor asks {self._client.region}: "
-                f"make one with region={region!r}"
+                f"this handle is of the region {region}, and this executor asks "
+                f"{self._client.region}: make one with region={region!r}"
             )
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:
@@ -349,13 +369,14 @@ def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) 
         ending = interrupt if interrupt is not None else cause
         if survivors:
             ending.add_note(
-                f"these training jobs may be running, and cost money until they are stopped: {alive}"
+                "these training jobs may be running, and cost money until they are stopped: "
+                f"{alive}"
             )
         raise ending
     if survivors:
         raise LaunchError(
-            f"{cause}. {len(survivors)} training jobs of this launch may be running: cancel this error's survivors "
-            f"({alive})",
+            f"{cause}. {len(survivors)} training jobs of this launch may be running: cancel this "
+            f"error's survivors ({alive})",
             survivors,
         ) from cause
     raise cause

@@ -26,7 +26,8 @@ class Summary:
 
     Attributes:
         name: Its name.
-        created: When it was created, in milliseconds of Unix time: a name may live again, and this tells the lives apart.
+        created: When it was created, in milliseconds of Unix time: a name may live again, and this
+            tells the lives apart.
         status: TrainingJobStatus.
         secondary: SecondaryStatus; empty where the list leaves it out.
         modified: When it last changed, in milliseconds; None if not told.
@@ -89,9 +90,9 @@ class JobFacts(Summary):
     def run_id(self) -> str:
         """The run that it belongs to; empty if diloco did not launch it.
 
-        A name says nothing, since anybody may have given it to a job. A job of ours carries the run,
-        the ranks and the fingerprint of its launch, and its rank is one of these: a copy of such a
-        job under another rank's name is not ours.
+        A name says nothing, since anybody may have given it to a job. A job of ours carries the
+        run, the ranks and the fingerprint of its launch, and its rank is one of these: a copy of
+        such a job under another rank's name is not ours.
         """
         run_id, rank = names.parse_job_name(self.name) or ("", -1)
         if self.strings.get(names.RUN_ID) != run_id or not _FINGERPRINT.fullmatch(self.fingerprint):

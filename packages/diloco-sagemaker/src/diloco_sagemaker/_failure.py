@@ -7,7 +7,8 @@ import re
 from diloco_protocol import DilocoError, Outcome, Reason, outcome_from_message
 from diloco_protocol.backend import signal_name
 
-# SageMaker ends what a program has written about itself with these words; before them may stand anything.
+# SageMaker ends what a program has written about itself with these words; before them may stand
+# anything.
 _EXIT_CODE = re.compile(r"AlgorithmError: .*, exit code: ([0-9]{1,3})", re.DOTALL)
 # A ClientError is SageMaker's own; what a program writes stands behind "AlgorithmError: ".
 _NO_MEMORY = "ClientError: Please use an instance type with more memory"

@@ -16,7 +16,8 @@ def _sizes(family: str, counts: Mapping[int, str]) -> dict[str, int]:
 
 _SMALL = {1: "xlarge 2xlarge 4xlarge 8xlarge 16xlarge", 4: "12xlarge 24xlarge", 8: "48xlarge"}
 
-#: Model → instance type → GPUs of one instance, from the smallest to the largest. https://aws.amazon.com/ec2/instance-types/
+#: Model → instance type → GPUs of one instance, from the smallest to the largest.
+#: https://aws.amazon.com/ec2/instance-types/
 MODELS: Mapping[str, Mapping[str, int]] = {
     "K80": {"ml.p2.xlarge": 1, "ml.p2.8xlarge": 8, "ml.p2.16xlarge": 16},
     "V100": {"ml.p3.2xlarge": 1, "ml.p3.8xlarge": 4, "ml.p3.16xlarge": 8, "ml.p3dn.24xlarge": 8},
@@ -68,7 +69,8 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
     """The smallest instance type that has what ``gpu=`` asks for.
 
     Args:
-        gpu: ``"H100"``, ``"H100:8"``, ``"2"``; an instance type such as ``"ml.g5.12xlarge"``; None for no GPU.
+        gpu: ``"H100"``, ``"H100:8"``, ``"2"``; an instance type such as ``"ml.g5.12xlarge"``; None
+            for no GPU.
         gpu_type: The type for GPUs of any model, if it has enough of them.
         cpu_type: The type where no GPU is asked for.
 
@@ -96,14 +98,16 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
         model = MODELS.get(wanted.name.upper())
         if model is None:
             raise InvalidRequestError(
-                f"gpu={gpu!r}: there is no GPU {wanted.name!r} on SageMaker; known are {', '.join([*sorted(MODELS), ANY])}, "
-                "and every instance type, such as 'ml.g5.12xlarge'"
+                f"gpu={gpu!r}: there is no GPU {wanted.name!r} on SageMaker; known are "
+                f"{', '.join([*sorted(MODELS), ANY])}, and every instance type, such as "
+                "'ml.g5.12xlarge'"
             )
         types = dict(model)
         fitting = [kind for kind, count in model.items() if count >= wanted.count]
     if not fitting:
         raise InvalidRequestError(
-            f"gpu={gpu!r}: an instance has at most {max(types.values())} of these, and a replica runs on one instance"
+            f"gpu={gpu!r}: an instance has at most {max(types.values())} of these, and a replica "
+            "runs on one instance"
         )
     return fitting[0]
 

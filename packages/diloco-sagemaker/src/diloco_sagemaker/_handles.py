@@ -31,7 +31,8 @@ def make_handle(
         run_id: Its run.
         rank: Its rank.
         world_size: Number of replicas of the whole run.
-        created: When its job was created, in milliseconds; what :func:`unseen` gives if nobody knows whether it was.
+        created: When its job was created, in milliseconds; what :func:`unseen` gives if nobody
+            knows whether it was.
         region: Where it is.
         account: Whose it is.
     """
@@ -65,19 +66,21 @@ def check_handle(handle: ReplicaHandle) -> None:
     missing = _KEYS - handle.metadata.keys()
     if missing:
         raise InvalidRequestError(
-            f"this handle does not lead to a training job: its metadata lacks {', '.join(sorted(missing))}"
+            "this handle does not lead to a training job: its metadata lacks "
+            f"{', '.join(sorted(missing))}"
         )
     # Much longer than any name is: these are not put into messages uncut.
     longest = max(len(handle.metadata[key]) for key in _KEYS)
     if longest > _LONGEST:
         raise InvalidRequestError(
-            f"this handle does not lead to a training job: its metadata has a text of {longest} characters"
+            f"this handle does not lead to a training job: its metadata has a text of {longest} "
+            "characters"
         )
     name = handle.metadata["job_name"]
     if names.parse_job_name(name) != (handle.run_id, handle.rank):
         raise InvalidRequestError(
-            f"this handle is of rank {handle.rank} of run {handle.run_id!r}, and names the training job {name!r} of "
-            "another replica"
+            f"this handle is of rank {handle.rank} of run {handle.run_id!r}, and names the "
+            f"training job {name!r} of another replica"
         )
     created_of(handle)
 

@@ -49,10 +49,11 @@ class Launch:
 
     Attributes:
         requests: What to create, by job name, in rank order.
-        launch_id: What each of these carries, and no job of another launch, which may have the same fingerprint.
+        launch_id: What each of these carries, and no job of another launch, which may have the same
+            fingerprint.
         made: What became of each so far.
-        met: Those of :attr:`Made.THERE` that had not ended when they were met; while nobody knows whose they are, all that a
-            list has of these names.
+        met: Those of :attr:`Made.THERE` that had not ended when they were met; while nobody knows
+            whose they are, all that a list has of these names.
         over: One of :attr:`Made.THERE` that had ended.
     """
 
@@ -96,9 +97,10 @@ class Launch:
             del self.met[job_name]
             run_id, _ = names.parse_job_name(job_name) or ("", -1)
             raise RunConflictError(
-                f"the training job {job_name}, which another launch of this run had created, was ended meanwhile: that launch "
-                "was interrupted, or somebody has cancelled the run. Before you launch it again, end what is left of it with "
-                f"cancel_run({run_id!r}), and purge it"
+                f"the training job {job_name}, which another launch of this run had created, was "
+                "ended meanwhile: that launch was interrupted, or somebody has cancelled the run. "
+                f"Before you launch it again, end what is left of it with cancel_run({run_id!r}), "
+                "and purge it"
             )
 
     def checkpoints(self, job_name: str) -> str:
@@ -132,7 +134,8 @@ class Launcher:
         """Find out what an earlier try has created; creates nothing.
 
         Raises:
-            RunConflictError: There are jobs of another launch under this name, or they are being deleted.
+            RunConflictError: There are jobs of another launch under this name, or they are being
+                deleted.
             BackendError: SageMaker could not be asked.
         """
         there = self._patiently(lambda: self._jobs.of_run(run_id))
@@ -159,9 +162,9 @@ class Launcher:
             left = launch.left()
         if left:
             raise RunConflictError(
-                f"the training job {over.name} of an earlier try of this launch is over, and {left[0]} was not there: end what "
-                f"runs with cancel_run({over.run_id!r}), and purge that run, which attach({over.run_id!r}) finds, or choose "
-                "another run_id"
+                f"the training job {over.name} of an earlier try of this launch is over, and "
+                f"{left[0]} was not there: end what runs with cancel_run({over.run_id!r}), and "
+                f"purge that run, which attach({over.run_id!r}) finds, or choose another run_id"
             )
 
     def _meet_all(self, launch: Launch, jobs: Iterable[JobFacts]) -> None:
@@ -181,7 +184,8 @@ class Launcher:
     def create(self, launch: Launch, run_id: str, quota_patience: float) -> None:
         """Look what an earlier try has created, and create what is missing.
 
-        The first is created alone: of two launches at once, the second one finds it and creates nothing.
+        The first is created alone: of two launches at once, the second one finds it and creates
+        nothing.
 
         Args:
             launch: What is to be there.
@@ -189,8 +193,8 @@ class Launcher:
             quota_patience: Seconds for which to wait for quota.
 
         Raises:
-            FailedLaunchError: Not everything could be created; what was created by this launch was ended again, as far as
-                its ``withdrawal`` says.
+            FailedLaunchError: Not everything could be created; what was created by this launch was
+                ended again, as far as its ``withdrawal`` says.
             DilocoError: The same, and nothing of the launch was created, now or before.
         """
         try:
@@ -304,19 +308,22 @@ class Launcher:
     def _check_same(self, launch: Launch, job: JobFacts) -> None:
         if job.status == "Deleting":
             raise RunConflictError(
-                f"the training job {job.name} is being deleted: wait until it is gone, or choose another run_id"
+                f"the training job {job.name} is being deleted: wait until it is gone, or choose "
+                "another run_id"
             )
         if job.name not in launch.requests:
             raise RunConflictError(
-                f"there is a training job {job.name} already, which is not part of this launch: choose another run_id; "
-                f"attach({job.run_id!r}) finds a run again"
+                f"there is a training job {job.name} already, which is not part of this launch: "
+                f"choose another run_id; attach({job.run_id!r}) finds a run again"
             )
         if not job.run_id or job.fingerprint != launch.fingerprint(job.name):
             if not job.run_id:
                 raise RunConflictError(
-                    f"there is a training job {job.name} already, that was not launched by diloco: choose another run_id"
+                    f"there is a training job {job.name} already, that was not launched by diloco: "
+                    "choose another run_id"
                 )
             raise RunConflictError(
-                f"there is a training job {job.name} already, of another launch, whose arguments or options were different: "
-                f"choose another run_id, or purge that run first, which attach({job.run_id!r}) finds"
+                f"there is a training job {job.name} already, of another launch, whose arguments "
+                "or options were different: choose another run_id, or purge that run first, which "
+                f"attach({job.run_id!r}) finds"
             )

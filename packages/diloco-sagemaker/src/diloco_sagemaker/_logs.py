@@ -108,7 +108,8 @@ class JobLog:
         self._job = self._patiently(self._look)
         if len(found) > MOST_STREAMS:
             raise BackendError(
-                f"the training job {self._job.name} has more than {MOST_STREAMS} log streams. {self._place()}"
+                f"the training job {self._job.name} has more than {MOST_STREAMS} log streams. "
+                f"{self._place()}"
             )
         return found
 
@@ -177,7 +178,8 @@ class JobLog:
             pages, empty = pages + 1, 0 if events else empty + 1
             if following == mark or empty > _MOST_EMPTY:
                 raise UnavailableError(
-                    f"cannot read the log stream {shown(stream)}: its pages have no end{NOT_ITS_OWN}"
+                    f"cannot read the log stream {shown(stream)}: its pages have no "
+                    f"end{NOT_ITS_OWN}"
                 )
             if pages.bit_count() == 1:  # so every circle is found, with one token kept
                 mark = following

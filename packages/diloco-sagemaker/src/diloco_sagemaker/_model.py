@@ -18,7 +18,8 @@ _LISTED = 40  # names that a message lists
 _USERINFO = re.compile("[a-z0-9]+://[^/]*[@:]")
 # Characters of Unicode's category Z, for which Python's expressions have no class.
 _SEPARATORS = r"\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-# What Java's expressions have and Python's do not. Python's \w is letters, numbers and the underscore.
+# What Java's expressions have and Python's do not. Python's \w is letters, numbers and the
+# underscore.
 _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\w", r"\p{Z}": _SEPARATORS, r"\p{Alnum}": "a-zA-Z0-9"}
 
 
@@ -127,8 +128,8 @@ def _string(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
     if "enum" in model and value not in model["enum"]:
         known = some_of(model["enum"], value)
         yield (
-            f"{name} is {_show(value, name)}, which this version of botocore does not know; it knows "
-            f"{known}"
+            f"{name} is {_show(value, name)}, which this version of botocore does not know; it "
+            f"knows {known}"
         )
     if path.endswith(("Uri", "Path")) and _USERINFO.match(value):
         yield f"{name} may hold no user and no password: only a bucket stands before its path"

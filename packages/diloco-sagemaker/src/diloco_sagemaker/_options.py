@@ -63,7 +63,8 @@ def _shown(value: object, name: str) -> str:
 def _check_role(name: str, value: object) -> str:
     if not isinstance(value, str) or not _ROLE.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be the ARN of an IAM role, such as 'arn:aws:iam::123456789012:role/trainer', not {shown(value)}"
+            f"{name} must be the ARN of an IAM role, such as "
+            f"'arn:aws:iam::123456789012:role/trainer', not {shown(value)}"
         )
     return value
 
@@ -80,8 +81,9 @@ def _check_image(name: str, value: object) -> str:
 def _check_s3(name: str, value: object) -> str:
     if not isinstance(value, str) or not _S3.fullmatch(value):
         raise InvalidRequestError(
-            f"{name} must be a place in S3, such as 's3://bucket/prefix', not {_shown(value, name)} (a bucket has 3 to 63 "
-            "lower-case letters, digits, dots and dashes)"
+            f"{name} must be a place in S3, such as 's3://bucket/prefix', not "
+            f"{_shown(value, name)} (a bucket has 3 to 63 lower-case letters, digits, dots and "
+            "dashes)"
         )
     return value.rstrip("/")
 
@@ -89,7 +91,8 @@ def _check_s3(name: str, value: object) -> str:
 def _check_type(name: str, value: object) -> str:
     if not isinstance(value, str) or value not in instance_types():
         raise InvalidRequestError(
-            f"{name} must be an instance type for training that this version of botocore knows, not {shown(value)}; it knows "
+            f"{name} must be an instance type for training that this version of botocore knows, "
+            f"not {shown(value)}; it knows "
             f"{some_of(instance_types(), value if isinstance(value, str) else '')}"
         )
     return value
@@ -120,7 +123,8 @@ def _check_channels(name: str, values: object) -> dict[str, str]:
     for channel, uri in channels.items():
         if not _CHANNEL.fullmatch(channel):
             raise InvalidRequestError(
-                f"{name} has the channel {channel!r}: 1 to 64 letters, digits, '.', '_' and '-' are allowed"
+                f"{name} has the channel {channel!r}: 1 to 64 letters, digits, '.', '_' and '-' "
+                "are allowed"
             )
         _check_s3(f"{name}[{channel!r}]", uri)
     return channels
@@ -146,7 +150,8 @@ def check_endpoint(name: str, value: object) -> str:
     """Refuse an address without a scheme, with a user and password, or with a port that is none."""
     if not isinstance(value, str) or not _ENDPOINT.fullmatch(value) or not _has_port(value):
         raise InvalidRequestError(
-            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not {_shown(value, name)}"
+            f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not "
+            f"{_shown(value, name)}"
         )
     return value
 
@@ -182,8 +187,8 @@ def _check_client(name: str, value: object) -> Any:
     model = getattr(getattr(value, "meta", None), "service_model", None)
     if not hasattr(value, "meta") or getattr(model, "service_name", service) != service:
         raise InvalidRequestError(
-            f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of type "
-            f"{type(value).__name__}"
+            f"{name} must be a boto3 client, such as boto3.client({service!r}), not a value of "
+            f"type {type(value).__name__}"
         )
     return value
 
@@ -197,7 +202,8 @@ def _check_flag(name: str, value: object) -> bool:
 def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InvalidRequestError(
-            f"{name} must be a mapping with fields of CreateTrainingJob, not a value of type {type(value).__name__}"
+            f"{name} must be a mapping with fields of CreateTrainingJob, not a value of type "
+            f"{type(value).__name__}"
         )
     try:
         # A copy: the caller may go on to change what is inside.
@@ -223,11 +229,12 @@ class SageMakerOptions(Options):
     """The options of a :class:`SageMakerExecutor`: what its constructor takes, checked. Immutable.
 
     Attributes:
-        role_arn: The execution role of the jobs, with which replicas reach their bucket. Whoever launches needs
-            ``iam:PassRole`` on it.
+        role_arn: The execution role of the jobs, with which replicas reach their bucket. Whoever
+            launches needs ``iam:PassRole`` on it.
         image_uri: The replicas' container image, usually in ECR.
         output_s3_path: Where jobs write their results, each below its own name.
-        instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of them.
+        instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of
+            them.
         cpu_instance_type: The instance type where no GPU is asked for.
         volume_size_gb: Size of the volume in GB; left out for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
@@ -237,39 +244,46 @@ class SageMakerOptions(Options):
         s3_client: A boto3 client of S3 to use.
         sts_client: A boto3 client of STS to use.
         session: A ``boto3.Session`` to make the clients with.
-        endpoint_url: Where all services answer instead, such as a stand-in; clients that are handed in keep their own.
-        command: What starts the runner; the runner's own arguments are put behind it. SIGTERM must reach the runner, so no shell
-            may stand between.
+        endpoint_url: Where all services answer instead, such as a stand-in; clients that are handed
+            in keep their own.
+        command: What starts the runner; the runner's own arguments are put behind it. SIGTERM must
+            reach the runner, so no shell may stand between.
         env: Environment variables for every launch; those of the launch itself win.
         tags: Tags of every job, for costs and policies.
         owner: Value of the tag ``diloco:owner``.
-        spot: Managed spot capacity where the launch does not say. Replicas may then be interrupted and started again.
-        checkpoint_s3_path: Where ``/opt/ml/checkpoints`` is kept from one attempt to the next, each job's below its own name: on
-            spot, and with ``platform_retries``.
-        max_restarts: Restarts of a failed replica where the launch does not say; in the same job, on the same machine.
-        platform_retries: How often SageMaker itself starts a job again after an internal error of its own, up to 30. Each attempt
-            has the whole timeout.
-        pending_timeout: Seconds that a job may wait for capacity before it is given up: with spot from 0; without it only on GPU
-            types, from 1800.
-        quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own only minutes later.
-        keep_alive: Seconds for which an instance is kept warm for the next job, up to 21600. It costs money meanwhile, and its
-            job cannot be purged.
+        spot: Managed spot capacity where the launch does not say. Replicas may then be interrupted
+            and started again.
+        checkpoint_s3_path: Where ``/opt/ml/checkpoints`` is kept from one attempt to the next, each
+            job's below its own name: on spot, and with ``platform_retries``.
+        max_restarts: Restarts of a failed replica where the launch does not say; in the same job,
+            on the same machine.
+        platform_retries: How often SageMaker itself starts a job again after an internal error of
+            its own, up to 30. Each attempt has the whole timeout.
+        pending_timeout: Seconds that a job may wait for capacity before it is given up: with spot
+            from 0; without it only on GPU types, from 1800.
+        quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own
+            only minutes later.
+        keep_alive: Seconds for which an instance is kept warm for the next job, up to 21600. It
+            costs money meanwhile, and its job cannot be purged.
         security_group_ids: Security groups of the jobs, together with ``subnets``.
         subnets: Subnets of the jobs. They must lead to S3 and CloudWatch, by a NAT or endpoints.
-        volume_kms_key: KMS key of the volume; left out for types whose storage is fixed, which take none.
+        volume_kms_key: KMS key of the volume; left out for types whose storage is fixed, which take
+            none.
         output_kms_key: KMS key of what is written to S3.
-        instance_preferences: Up to 5 instance types, the most wanted first, of which SageMaker takes what there is. Not
-            with spot. Each must have what ``gpu=`` asks for.
+        instance_preferences: Up to 5 instance types, the most wanted first, of which SageMaker
+            takes what there is. Not with spot. Each must have what ``gpu=`` asks for.
         training_plan_arn: A training plan (reserved capacity) to run in.
         channels: Name → place in S3, which replicas find below ``/opt/ml/input/data/NAME``.
-        image_credentials_arn: The Lambda function with the credentials of a private registry that is not ECR; needs ``subnets``.
+        image_credentials_arn: The Lambda function with the credentials of a private registry that
+            is not ECR; needs ``subnets``.
         request_overlay: Fields of CreateTrainingJob that are merged over the executor's own.
         grace: Seconds between SIGTERM and SIGKILL, at most 110.
-        request_timeout: Seconds for a connection, and for the next piece of an answer; a whole answer has ten times as many.
-        retry_timeout: Seconds for which calls are tried again while AWS throttles, fails or is away; ``collect`` has its own
-            timeout.
-        log_delay: Seconds without a new line after the end until a log that is followed counts as complete: CloudWatch has lines
-            some seconds late.
+        request_timeout: Seconds for a connection, and for the next piece of an answer; a whole
+            answer has ten times as many.
+        retry_timeout: Seconds for which calls are tried again while AWS throttles, fails or is
+            away; ``collect`` has its own timeout.
+        log_delay: Seconds without a new line after the end until a log that is followed counts as
+            complete: CloudWatch has lines some seconds late.
         journal: Where launches and ends are written down, besides SageMaker's own records.
         backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
         clock: Unix seconds, for tests.
@@ -356,5 +370,6 @@ class SageMakerOptions(Options):
             )
         if self.image_credentials_arn is not None and self.subnets is None:
             raise InvalidRequestError(
-                "image_credentials_arn needs subnets and security_group_ids: SageMaker pulls from such registries only in a VPC"
+                "image_credentials_arn needs subnets and security_group_ids: SageMaker pulls from "
+                "such registries only in a VPC"
             )

@@ -87,7 +87,8 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
             for tag in value
         ):
             raise InvalidRequestError(
-                f"{place} must be a list of mappings with 'Key' and 'Value', which are text, and is something else"
+                f"{place} must be a list of mappings with 'Key' and 'Value', which are text, and "
+                "is something else"
             )
         there = {tag["Key"] for tag in base.get("Tags", [])}
         keys = [tag["Key"] for tag in value]
@@ -98,7 +99,8 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
     else:
         if not isinstance(value, Mapping):
             raise InvalidRequestError(
-                f"{place} must be a mapping of text to text, not a value of type {type(value).__name__}"
+                f"{place} must be a mapping of text to text, not a value of type "
+                f"{type(value).__name__}"
             )
         there, given = set(base.get(key, {})), set(value)
         if key == "Environment":  # those that it does not take would win over it

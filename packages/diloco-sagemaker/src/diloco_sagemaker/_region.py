@@ -15,7 +15,8 @@ def check_region(session: Any, client: Any, region: str | None) -> None:
 
     Args:
         session: The session that the client was made with.
-        client: A client that is about to be used. One that asks another address, such as a stand-in's, may use any region.
+        client: A client that is about to be used. One that asks another address, such as a
+            stand-in's, may use any region.
         region: The region that it was made for. Its own may be the name for all regions.
 
     Raises:
@@ -34,8 +35,8 @@ def check_region(session: Any, client: Any, region: str | None) -> None:
     )
     if region not in known:
         raise InvalidRequestError(
-            f"region={region!r}: boto3 knows no such region with SageMaker, but these: {', '.join(known)}. If it is new, "
-            "upgrade boto3"
+            f"region={region!r}: boto3 knows no such region with SageMaker, but these: "
+            f"{', '.join(known)}. If it is new, upgrade boto3"
         )
 
 
@@ -51,6 +52,7 @@ def check_region_of_logs(client: Any, logs_client: Any) -> None:
     )
     if theirs is not None and theirs != ours:
         raise InvalidRequestError(
-            f"jobs and their logs are in one region, and logs_client is in {shown(theirs)}, while jobs are looked for in "
-            f"{shown(ours)}: pass region={shown(theirs)}, or a logs_client of the other"
+            f"jobs and their logs are in one region, and logs_client is in {shown(theirs)}, while "
+            f"jobs are looked for in {shown(ours)}: pass region={shown(theirs)}, or a logs_client "
+            "of the other"
         )

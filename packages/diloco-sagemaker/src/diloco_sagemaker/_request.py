@@ -40,7 +40,8 @@ def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[st
     """The requests of a launch, in rank order.
 
     Raises:
-        InvalidRequestError: Something cannot be asked for, does not fit, or would be refused for its form.
+        InvalidRequestError: Something cannot be asked for, does not fit, or would be refused for
+            its form.
     """
     specs = request.specs(grace=options.grace)
     shared = apply_overlay(_shared(request, options), options.request_overlay)
@@ -85,9 +86,9 @@ def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
     pieces = spec_to_environment(spec, piece_bytes=_PIECE)
     if len(pieces) > most:
         raise InvalidRequestError(
-            f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the hyperparameters of a job have room for "
-            f"about {max(0, most) * _PIECE * 3 // 4} of it: put what is large into a file in S3, and pass its URI in "
-            "entrypoint_args"
+            f"what each replica is told is {len(spec.to_json())} bytes of JSON, and the "
+            f"hyperparameters of a job have room for about {max(0, most) * _PIECE * 3 // 4} of it: "
+            "put what is large into a file in S3, and pass its URI in entrypoint_args"
         )
     return pieces
 
@@ -195,7 +196,8 @@ def _resources(
     preferred = options.instance_preferences
     if preferred is not None and spot:
         raise InvalidRequestError(
-            "instance_preferences cannot be had on spot: leave one of them out, or give instance_type="
+            "instance_preferences cannot be had on spot: leave one of them out, or give "
+            "instance_type="
         )
     if options.keep_alive and spot:
         raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
@@ -203,8 +205,8 @@ def _resources(
     for kind in kinds if preferred is not None else ():
         if request.gpu is not None and not has_gpus(kind, request.gpu):
             raise InvalidRequestError(
-                f"gpu={request.gpu!r}: instance_preferences has {kind}, which does not have that: leave gpu= out, or have only "
-                "types that do"
+                f"gpu={request.gpu!r}: instance_preferences has {kind}, which does not have that: "
+                "leave gpu= out, or have only types that do"
             )
     resources: dict[str, Any] = {"InstanceCount": 1}
     if preferred is not None:
@@ -232,8 +234,9 @@ def _stopping(
     runtime = math.ceil((timeout + options.grace) * (1 + request.max_restarts) + _MARGIN)
     if runtime > LONGEST_RUN:
         raise InvalidRequestError(
-            f"timeout={request.timeout:g} and max_restarts={request.max_restarts} make {runtime} s, and a training job lives for "
-            f"{LONGEST_RUN} s (28 days) at most: give a shorter timeout or fewer restarts"
+            f"timeout={request.timeout:g} and max_restarts={request.max_restarts} make {runtime} "
+            f"s, and a training job lives for {LONGEST_RUN} s (28 days) at most: give a shorter "
+            "timeout or fewer restarts"
         )
     # The service counts what all attempts have used together.
     lives = (_SPOT_LIVES if spot else 1) + options.platform_retries
@@ -249,7 +252,8 @@ def _stopping(
     kinds = options.instance_preferences or (instance,)
     if not all(gpus_of(kind) for kind in kinds):
         raise InvalidRequestError(
-            f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, not on {', '.join(kinds)}, or on spot"
+            f"pending_timeout={options.pending_timeout} can be had only on types with GPUs, not on "
+            f"{', '.join(kinds)}, or on spot"
         )
     return {
         "MaxRuntimeInSeconds": runtime,

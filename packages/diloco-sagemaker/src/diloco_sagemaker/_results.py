@@ -33,7 +33,8 @@ def place_of(job: JobFacts) -> tuple[str, str]:
 def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
     """Remove what is kept of a job from one attempt to the next; otherwise a later job of this name would go on from it.
 
-    A folder that is not named after the job is left alone, whoever made that job: others may have something there.
+    A folder that is not named after the job is left alone, whoever made that job: others may have
+    something there.
 
     Args:
         client: To list and delete.

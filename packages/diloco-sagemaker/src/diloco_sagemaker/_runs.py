@@ -41,7 +41,10 @@ _FEW = 2
 """So many replicas are described one by one; for more, the jobs of their run are listed."""
 _SECONDS_TO_GO = 120.0
 _SECONDS_TO_APPEAR = 30.0
-"""For so long a job that was created may not be seen everywhere; AWS tells no number. Looks are tried again for longer."""
+"""For so long a job that was created may not be seen everywhere; AWS tells no number.
+
+Looks are tried again for longer.
+"""
 _SECONDS_TO_BE_LISTED = 3600.0
 """For so long a list is taken to lack what was created; AWS tells no number."""
 
@@ -91,7 +94,8 @@ class Runs:
             return
         if account != (own := self._client.account):
             raise InvalidRequestError(
-                f"this handle is of the account {account}, and these credentials are of {own}: use the former's"
+                f"this handle is of the account {account}, and these credentials are of {own}: use "
+                "the former's"
             )
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
@@ -120,7 +124,8 @@ class Runs:
                 looks[handle] = unseen
         odd = [each for each in looks.values() if isinstance(each, BaseException)]
         for error in odd:
-            # A word that nobody knows is one rank's, unless there is no other, and so is a job that nobody sees yet.
+            # A word that nobody knows is one rank's, unless there is no other, and so is a job that
+            # nobody sees yet.
             if not isinstance(error, (UnknownWordError, UnseenError)) or len(odd) == len(looks):
                 raise error
 
@@ -143,8 +148,9 @@ class Runs:
         if abs(age) >= self.seconds_to_appear:
             return None
         return UnseenError(
-            f"SageMaker says that there is no training job {name}, which was created {age:.0f} s ago: it may not be seen "
-            f"everywhere yet, and is believed to be gone only {self.seconds_to_appear:.0f} s after that"
+            f"SageMaker says that there is no training job {name}, which was created {age:.0f} s "
+            "ago: it may not be seen everywhere yet, and is believed to be gone only "
+            f"{self.seconds_to_appear:.0f} s after that"
         )
 
     def _listed(self, handles: Sequence[ReplicaHandle]) -> dict[str, JobFacts]:
@@ -158,7 +164,8 @@ class Runs:
             if (summary := listed.get(handle.rank)) is not None and may_be_of(handle, summary)
         ]
         found = self._jobs.details(wanted, names.job_prefix(run_id))
-        # A list may lag behind what has just been created; only Describe says that something is not there.
+        # A list may lag behind what has just been created; only Describe says that something is not
+        # there.
         missing = [
             handle.metadata["job_name"]
             for handle in handles
@@ -254,8 +261,8 @@ class Runs:
             )
         except BackendError as error:
             logging.getLogger("diloco_sagemaker").warning(
-                "the training job %s is being ended, and could not be tagged as cancelled: others will take it to be stopped "
-                "from outside (%s)",
+                "the training job %s is being ended, and could not be tagged as cancelled: others "
+                "will take it to be stopped from outside (%s)",
                 name,
                 error,
             )
@@ -266,7 +273,8 @@ class Runs:
         Raises:
             InvalidRequestError: A replica has not ended.
             UnavailableError: Not all of it is gone yet.
-            BackendError: Its job is gone, and there are others of the run, or of a later one of its name.
+            BackendError: Its job is gone, and there are others of the run, or of a later one of its
+                name.
         """
         try:
             own = self.job(handle)
@@ -282,8 +290,9 @@ class Runs:
         alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
         if alive:
             raise InvalidRequestError(
-                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as {alive[0].name}: "
-                f"cancel them with cancel_run({handle.run_id!r}), and wait with collect"
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as "
+                f"{alive[0].name}: cancel them with cancel_run({handle.run_id!r}), and wait with "
+                "collect"
             )
         # Its own job goes last: as long as it is there, the same purge can be repeated.
         others = [job for job in run if job.name != own.name]
@@ -311,10 +320,11 @@ class Runs:
         elif oldest.created <= created:
             return oldest  # a later run of the name began when it was gone
         elif names.job_name(handle.run_id, oldest.ranks[0]) in there:
-            return None  # the first job of a launch comes first: this is a later one, which may be under way
+            # The first job of a launch comes first: this is a later one, which may be under way
+            return None
         raise BackendError(
-            f"the job of this handle is gone, and not {oldest.name}, of the same run or of a later one of its name: purge what "
-            f"attach({handle.run_id!r}) gives"
+            f"the job of this handle is gone, and not {oldest.name}, of the same run or of a later "
+            f"one of its name: purge what attach({handle.run_id!r}) gives"
         )
 
     def _remove(self, job: JobFacts) -> None:
@@ -332,7 +342,8 @@ class Runs:
         except TakenError as error:
             pool = f"; its warm pool is {job.warm_pool}" if job.warm_pool else ""
             raise UnavailableError(
-                f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge again after keep_alive"
+                f"{error}{pool}: SageMaker deletes a job only when its warm pool is gone. Purge "
+                "again after keep_alive"
             ) from error
         self._jobs.forget(job)
 
@@ -359,7 +370,8 @@ class Runs:
                 return
             if self._backoff.clock() >= deadline:
                 raise UnavailableError(
-                    f"{len(going)} training jobs are being deleted, such as {going[0].name}: purge again in a moment"
+                    f"{len(going)} training jobs are being deleted, such as {going[0].name}: purge "
+                    "again in a moment"
                 )
             self._backoff.sleep(delay)
 
@@ -376,11 +388,12 @@ class Runs:
         if not ours:
             if abs(self._clock() - (self._launched.get(run_id) or 0.0)) < self.seconds_to_appear:
                 raise UnseenError(
-                    f"SageMaker shows no training job of the run {run_id!r}, which was launched here a moment ago"
+                    f"SageMaker shows no training job of the run {run_id!r}, which was launched "
+                    "here a moment ago"
                 )
             raise ReplicaNotFoundError(
-                f"there is no run {run_id!r} in {self._client.region} that diloco has launched: list_runs() names those that "
-                "there are"
+                f"there is no run {run_id!r} in {self._client.region} that diloco has launched: "
+                "list_runs() names those that there are"
             )
         # A run is one launch: what says that it is another one came later, and is a stranger's.
         first = ours[0]
@@ -454,7 +467,10 @@ def _age(job: JobFacts) -> tuple[int, str]:
 
 def _leave(job: JobFacts, place: str, option: str) -> None:
     logging.getLogger("diloco_sagemaker").warning(
-        "what the training job %s has in %s is left there: %s= of this executor names another place",
+        (
+            "what the training job %s has in %s is left there: %s= of this executor names another "
+            "place"
+        ),
         job.name,
         shown(place),
         option,
@@ -463,6 +479,7 @@ def _leave(job: JobFacts, place: str, option: str) -> None:
 
 def _gone(handle: ReplicaHandle) -> ReplicaNotFoundError:
     return ReplicaNotFoundError(
-        f"there is no training job {handle.metadata['job_name']} of run {handle.run_id!r} any more: it was purged or deleted, "
-        "and its name may be another job's by now. How it ended is known only to a journal"
+        f"there is no training job {handle.metadata['job_name']} of run {handle.run_id!r} any "
+        "more: it was purged or deleted, and its name may be another job's by now. How it ended is "
+        "known only to a journal"
     )

@@ -44,8 +44,9 @@ def status_of(
     """
     if job.status not in ENDED | ALIVE:
         raise UnknownWordError(
-            f"the training job {job.name} is {shown(job.status)}, and this version does not know what that means: upgrade "
-            "diloco-sagemaker, or look at what stands between, such as a proxy"
+            f"the training job {job.name} is {shown(job.status)}, and this version does not know "
+            "what that means: upgrade diloco-sagemaker, or look at what stands between, such as a "
+            "proxy"
         )
     lives = _lives(job.transitions)
     url = console(job, region)
@@ -75,7 +76,8 @@ def status_of(
         if not cancelled and _waited_too_long(job):
             return ReplicaStatus(
                 ReplicaState.FAILED, attempt, Reason.TIMEOUT, message=(
-                    f"the job reached its MaxPendingTimeInSeconds: there was no capacity for {job.most_pending} s"
+                    "the job reached its MaxPendingTimeInSeconds: there was no capacity for "
+                    f"{job.most_pending} s"
                 ), finished_at=_ended(job), url=url, native=native,
             )  # fmt: skip
         reason = Reason.CANCEL_REQUESTED if cancelled else Reason.STOPPED_EXTERNALLY

@@ -14,7 +14,9 @@ from ._recent import Recent
 
 
 class Jobs:
-    """What is known of jobs: the latest details are kept until a list shows that they have changed. Thread-safe.
+    """What is known of jobs: the latest details are kept until a list shows that they have changed.
+
+    Thread-safe.
 
     Nothing depends on what is kept here but the number of calls.
     """
@@ -54,7 +56,8 @@ class Jobs:
             wanted = {each.name: each for each in changed}
             for job in self._client.search(contains):
                 listed = wanted.get(job.name)
-                # The index may lag behind the list: it is believed only where both are of the same moment.
+                # The index may lag behind the list: it is believed only where both are of the same
+                # moment.
                 if listed is not None and job.modified is not None and _same_moment(job, listed):
                     found[job.name] = self._keep(job)
             changed = [each for each in changed if each.name not in found]

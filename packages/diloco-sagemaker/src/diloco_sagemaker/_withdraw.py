@@ -37,7 +37,8 @@ class Withdrawal:
     """What became of the jobs of a failed launch.
 
     Attributes:
-        alive: Jobs that live, or of which nobody can say whether they do; those of an earlier try are not ended.
+        alive: Jobs that live, or of which nobody can say whether they do; those of an earlier try
+            are not ended.
         kept: Jobs that are ended or being ended, whose records are still there.
         interrupted: What has interrupted the withdrawal itself, such as a second Ctrl-C.
     """
@@ -95,7 +96,8 @@ def withdraw(
             name for name, answer in stopped.items() if isinstance(answer, BaseException)
         ]
         result.kept = [name for name, answer in stopped.items() if answer is True]
-        # The record of a job of which several creates were sent keeps its name from those that come late.
+        # The record of a job of which several creates were sent keeps its name from those that come
+        # late.
         until = {name: appears_until for name in result.kept if name not in certain}
         ended = result.kept
         result.kept = _delete(client, ended, until, backoff)
@@ -105,7 +107,10 @@ def withdraw(
         result.interrupted = again
     for name in result.kept:
         logging.getLogger("diloco_sagemaker").warning(
-            "the training job %s of a launch that failed is being ended, and was not deleted: its name is taken until it is",
+            (
+                "the training job %s of a launch that failed is being ended, and was not deleted: its "
+                "name is taken until it is"
+            ),
             name,
         )
     return result
@@ -116,8 +121,8 @@ def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
         remove_checkpoints(client, name, uri)
     except BackendError as error:
         logging.getLogger("diloco_sagemaker").warning(
-            "what the training job %s of a launch that failed has left in %s was not deleted, and the next job of that name "
-            "will go on from it: %s",
+            "what the training job %s of a launch that failed has left in %s was not deleted, and "
+            "the next job of that name will go on from it: %s",
             name,
             uri,
             error,
@@ -146,7 +151,8 @@ def _delete(
             except ForbiddenError:
                 refused.append(name)
             except BackendError as error:
-                # One that is not retryable says that it has not ended yet, or that nobody may delete it.
+                # One that is not retryable says that it has not ended yet, or that nobody may
+                # delete it.
                 (waiting if error.retryable or _lives(client, name) else refused).append(name)
         left = waiting
         if not left or backoff.clock() >= deadline:
