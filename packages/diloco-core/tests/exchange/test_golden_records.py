@@ -26,7 +26,7 @@ from diloco_core._export._choice import read_tensors
 from diloco_core._export._run_states import unsynced_files
 from diloco_core._inner import _state
 from diloco_core._inner._file import SavedInner
-from diloco_core._loop._residuals import Residuals
+from diloco_core._loop._own_state import Residuals
 from diloco_core._model._partition import NamedTensor
 from diloco_core._model._unsynced import Unsynced, unsynced_key
 from diloco_core._outer._fragment import Fragment
@@ -36,7 +36,7 @@ from diloco_core._run._generations import _carrying, _gathering
 from diloco_core._run._incarnation._progress import published_shard
 from diloco_core._run._policy._others import Beats, _epoch_of, interval_of, read_beats
 from diloco_core._run._records import _keys
-from diloco_core._run._records._farewell import Farewell, farewell, read_farewell
+from diloco_core._run._records._attendance import Farewell, farewell, read_farewell
 from diloco_core._run._records._keys import Delta, Hint, Wish, claim_key, done_key, shard_key
 from diloco_core._run._records._manifest import Manifest
 from diloco_core._run._records._records import Commit, Done, GivenUp, Rollback, read_record

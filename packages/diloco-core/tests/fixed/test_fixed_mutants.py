@@ -7,7 +7,7 @@ import pytest
 from faults_lab import assert_caught
 from fixed_lab import random_ended_run, random_run
 
-from diloco_core._run import _claims, _exchange
+from diloco_core._run import _claims, _exchange, _joining
 from diloco_core._run._incarnation._incarnation import Incarnation
 from diloco_core._run._policy import _ends
 from diloco_core._run._records._records import read_record
@@ -144,7 +144,7 @@ def everything_is_deleted_at_the_commit(monkeypatch):
 
 
 def nobody_obeys_an_end(monkeypatch):
-    for module in (_ends, _exchange, _rollback):
+    for module in (_ends, _joining, _rollback):
         for name in {"obey_end", "refuse_ended"} & vars(module).keys():
             monkeypatch.setattr(module, name, lambda *_, **__: None)
 
@@ -169,7 +169,7 @@ def an_end_has_a_key_of_its_own(monkeypatch):
         return [read_record(reader.store.get(key), int(key[5:13]), key) for key in keys]
 
     monkeypatch.setattr(_ends, "commit_key", lambda sync: f"ends/{sync:08}.json")
-    monkeypatch.setattr(_exchange, "ends_in_log", ends)
+    monkeypatch.setattr(_joining, "ends_in_log", ends)
 
 
 @pytest.mark.parametrize(

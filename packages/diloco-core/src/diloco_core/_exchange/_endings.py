@@ -138,19 +138,6 @@ def _as_told(ending: Ending) -> str:
     return f"rank {ending.cause_rank} is lost, as {source}: {ending.message}"
 
 
-def describe(kind: str, name: str, progress: Progress) -> str:
-    """Return what messages call the next sync; its number is counted from 1.
-
-    Args:
-        kind: The kind of sync; see :attr:`._sync_job.SyncJob.kind`.
-        name: Name of what is synced.
-        progress: How many syncs were finished before.
-    """
-    if kind == "initial":
-        return f"the exchange of the initial values of fragment {name}"
-    return f"mean {progress.next}" if kind == "mean" else f"sync {progress.next} (fragment {name})"
-
-
 def cause_of(rank: int | None, error: BaseException) -> int | None:
     """Return the rank of the replica that caused an error of rank ``rank``.
 

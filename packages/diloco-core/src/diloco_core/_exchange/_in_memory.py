@@ -14,7 +14,7 @@ from .._arithmetic._weights import shares
 from .._errors import ConfigurationError, MismatchError
 from .._timing import Timing, limits_given
 from ._base import Exchange, Schema
-from ._endings import Progress, describe
+from ._endings import Progress
 from ._pending import Syncs
 from ._report import SyncReport
 from ._schemas import compare_schemas
@@ -123,4 +123,8 @@ class ExchangeInMemory(Exchange):
         )
 
     def _describe(self, job: SyncJob) -> str:
-        return describe(job.kind, job.name, self._progress)
+        """Return what messages call the next sync; its number is counted from 1."""
+        if job.kind == "initial":
+            return f"the exchange of the initial values of fragment {job.name}"
+        number = self._progress.next
+        return f"mean {number}" if job.kind == "mean" else f"sync {number} (fragment {job.name})"

@@ -33,10 +33,7 @@ def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) ->
             f"{difference.mine} at {name}, {difference.theirs} at "
             f"{other_name}{_advice(difference, mine)}"
         )
-    for kind, own_values, other_values in (
-        ("setting", mine.settings, theirs.settings),
-        ("tensor", mine.tensors, theirs.tensors),
-    ):
+    for kind, own_values, other_values in _compared(mine, theirs):
         if list(own_values) != list(other_values):
             advice = "build both models" if kind == "tensor" else "start both"
             raise MismatchError(
@@ -104,10 +101,7 @@ def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
 
     Return None if they differ at most in the order.
     """
-    for kind, own_values, other_values in (
-        ("setting", mine.settings, theirs.settings),
-        ("tensor", mine.tensors, theirs.tensors),
-    ):
+    for kind, own_values, other_values in _compared(mine, theirs):
         for name in [*own_values, *(name for name in other_values if name not in own_values)]:
             if own_values.get(name) != other_values.get(name):
                 groups = _groups_of(own_values), _groups_of(other_values)
@@ -117,6 +111,15 @@ def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
                 own_value = own_values.get(name, missing)
                 return Difference(kind, name, own_value, other_values.get(name, missing))
     return None
+
+
+def _compared(
+    mine: Schema, theirs: Schema
+) -> list[tuple[str, Mapping[str, str], Mapping[str, str]]]:
+    return [
+        ("setting", mine.settings, theirs.settings),
+        ("tensor", mine.tensors, theirs.tensors),
+    ]
 
 
 def _groups_of(settings: Mapping[str, str]) -> str:

@@ -9,11 +9,9 @@ everything that was committed after it.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Literal, cast
 
 from .._arithmetic._layout import CHUNK_BYTES
@@ -29,39 +27,29 @@ from .._errors import (
     UnequalSyncsError,
 )
 from .._exchange._base import Exchange, Schema
-from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
-from .._exchange._pending import GivenUpError, Pending, Steps, Syncs
+from .._exchange._pending import GivenUpError, Pending, Steps
 from .._exchange._report import SyncReport
-from .._exchange._resumable import Position, ResumableJob
+from .._exchange._resumable import ResumableJob
 from .._inner._file import SavedInner
-from .._model._unsynced import UnsyncedWatch
-from .._store._api import Buffer, InBackground, Store, check_size
-from .._store._patient import Patient
+from .._store._api import Buffer, Store, check_size
 from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
-from ._claims import check_claim, watch_claim
-from ._generations._entering import Entrance
-from ._generations._names import FOLDER
+from ._claims import check_claim, watch_claim, watch_manifest
 from ._incarnation._incarnation import Incarnation
 from ._inner import save_inner, save_residual, saved
-from ._joining import leave_run, new_incarnation, reader_of, tell_failure
-from ._policy._ends import refuse_again, refuse_ended, refuse_left, refuse_reload
-from ._policy._meeting import meet, tell_refusal
-from ._policy._others import changeable
-from ._policy._together import name_of
+from ._joining import Member
+from ._policy._ends import refuse_reload
 from ._records._keys import Hint, parse_inner, parse_residual
 from ._repair import read_commit
 from ._round._reload import ReloadError
-from ._settings import Elastic, Fixed, Joiner, Settings
-from ._start import Opening, committed_in
-from ._states._rollback import ends_in_log, given_up_since, obey_rollback, saying_what_to_do
-from ._sync._catchup import catch_up, start_again
+from ._settings import Elastic, Fixed
+from ._states._rollback import given_up_since, saying_what_to_do
+from ._sync._catchup import start_again
 from ._sync._sync import StoreSync, stands_in
-from ._watch import check_run, watch_manifest
 
 
-class StoreExchange(Exchange):
+class StoreExchange(Member, Exchange):
     """Replicas meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
     An exchange carries one outer loop (:class:`DiLoCo`). Without ``elastic``, all ranks are in
@@ -94,8 +82,6 @@ class StoreExchange(Exchange):
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
 
-    comes_back = False
-
     def __init__(
         self,
         store: Store,
@@ -120,32 +106,11 @@ class StoreExchange(Exchange):
                 f"resume={resume!r} cannot be passed beside elastic=: pass "
                 f"Elastic({elastic.min_replicas}, resume={resume!r})"
             )
-        self._syncs = Syncs()
-        self._hurried = False
-        given = timing or Timing()
-        self._timing = replace(given, sleep=self._syncs.sleeping(given.sleep))
+        timing = timing or Timing()
         if elastic is not None:
-            elastic.check(world_size, self._timing.sync_timeout)
-        settings = elastic or Fixed(world_size, given.lost_after, resume, given.return_within)
-        self._store = Patient(store, self._timing)  # where the run's objects are
-        self._decides = self._store.creates_once()
-        if settings.fixed:
-            # It has answered: the others must not end because of an outage while they meet.
-            store.patience = self._timing.sync_timeout
-        if not self._decides and elastic is not None:
-            raise ConfigurationError(
-                f"{store.uri} lets an object be created twice: it ignores conditional writes, so "
-                "replicas could not agree on which of them take part in a sync. Use a store with "
-                "exclusive creation, or fixed membership (leave min_replicas out)."
-            )
-        self.rank = rank
-        self.world_size = world_size
-        self.run_id = run_id
-        self.store = store
-        self.settings: Settings = settings
-        self._entrance: Entrance | None = None
-        self.fixed = settings.fixed
-        self.resumes = bool(settings.resume)
+            elastic.check(world_size, timing.sync_timeout)
+        settings = elastic or Fixed(world_size, timing.lost_after, resume, timing.return_within)
+        super().__init__(store, rank, world_size, run_id, settings, timing, chunk_bytes)
         # In the gather topology every replica computes all values itself, and only a few syncs
         # publish any.
         gather = settings.topology == "gather"
@@ -156,20 +121,14 @@ class StoreExchange(Exchange):
             keeps_state=True,
             takes_run=not settings.fixed,
             fewest=None if settings.fixed else settings.min_replicas,
-            in_background=given.in_background,
-            clock=given.clock,
+            in_background=timing.in_background,
+            clock=timing.clock,
             check_window=None if settings.fixed else self.check_window,
         )
-        self._chunk_bytes = chunk_bytes
-        self._schema: Schema | None = None
-        self._incarnation: Incarnation | None = None
-        self.when_ended: Callable[[], object] = bool  # called when this replica has left or failed
-        self._ended = ""
+        self._hurried = False
         self._first = True
         self._hinted = 0
-        self._run = ""
         self._under_way: StoreSync | None = None
-        self._unsynced: UnsyncedWatch | None = None
 
     @one_thread()
     def join(self, schema: Schema) -> None:
@@ -204,113 +163,6 @@ class StoreExchange(Exchange):
                 "Connect again for another one."
             )
         self._schema = schema
-
-    @one_thread()
-    def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
-        """Begin or join the run, and take its newest state.
-
-        The state is the published shards, and what was committed after them.
-
-        Args:
-            jobs: All fragments, in the order in which they are synced. If this replica begins the
-                run, their values are the initial state.
-            loaded: Whether they hold a state that was loaded, with its outer state.
-
-        Raises:
-            RunExistsError: The prefix belongs to another run.
-            MismatchError: This replica has another model or other settings.
-            RendezvousError: There is no run to resume.
-            CorruptedObjectError: The store does not hold what its records promise.
-            FencedError: The run has gone back to older states since this incarnation began, and
-                this incarnation had not agreed to that.
-        """
-        self._check_open()
-        if self._schema is None:
-            raise SyncError("restore() was called before join(): call join() with the schema first")
-        self._run = ""
-        try:
-            self._enter(self._schema, jobs)
-            store, joiner = self._store, self._joiner
-            loaded_name = name_of(self._schema, self.run_id) if loaded else ""
-            manifest = Opening(store, jobs, self._schema, joiner, loaded_name).manifest()
-            if manifest.topology == "gather" and isinstance(self.store, InBackground):
-                self.store.budget = self.store.transfer.gather_budget()
-            self._run = manifest.run()
-            reader = reader_of(store, jobs, manifest, joiner)
-            if self.fixed:
-                ends = ends_in_log(reader)
-                if not self.settings.resume:
-                    refuse_ended(ends, store.uri, means=reader.takes_means)
-                    refuse_left(store, self.rank)
-                passed_over = {end.sync for end in ends}
-                incarnation = new_incarnation(
-                    reader, passed_over, changeable(self._schema.settings)
-                )
-            else:
-                incarnation = new_incarnation(reader)
-            self._incarnation = incarnation
-            self.comes_back = incarnation.epoch > 1 or self.resumes
-            store.before_writing = partial(check_run, incarnation)
-            if incarnation.takes_means:
-                refuse_again(incarnation)
-                incarnation.standing.begin()
-            else:
-                with saying_what_to_do(
-                    incarnation, going_back=self.settings.resume == "newest-whole"
-                ):
-                    catch_up(incarnation, first=True)
-            incarnation.standing.has_loaded()
-            for rollback, _ in incarnation.standing.rollbacks:
-                if rollback.end is None or rollback.sync > max(
-                    each.sync for each in incarnation.fragments
-                ):
-                    obey_rollback(incarnation, rollback)
-            if (
-                self.fixed
-                and incarnation.sync == manifest.first
-                and not incarnation.standing.rollbacks
-            ):
-                meet(incarnation)
-            incarnation.attendance.begin(
-                incarnation.rank, incarnation.standing.members, incarnation.now, store.get
-            )
-            own = self._schema.unsynced
-            self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, own)
-            # At the beginning of a run, the replica that began it has just written these objects
-            if incarnation.sync:
-                self._unsynced.look(self.rank, self.world_size, whole=True)
-            store.patience = self._timing.sync_timeout
-        except BaseException as error:
-            self.abort(error)
-            raise
-        finally:
-            if self._entrance is not None:
-                self._entrance.stop()
-        incarnation.say.info(
-            "has joined the run as incarnation %d, at sync %d and inner step %d (process %d)",
-            incarnation.epoch,
-            incarnation.sync,
-            self.counted,
-            os.getpid(),
-        )
-        return self.position
-
-    def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
-        """Find where the run's objects are.
-
-        Where the store cannot decide, meet the others (:mod:`._generations`).
-        """
-        settings = self.settings
-        if not isinstance(settings, Fixed) or (self._decides and not self._store.list(FOLDER)):
-            return
-        self.settings = replace(settings, decides=False, return_within=0.0)
-        self._entrance = Entrance(self._store, schema, self._joiner)
-        self._store = self._entrance.meet()
-        self._entrance.carry(jobs)
-
-    @property
-    def _joiner(self) -> Joiner:
-        return Joiner(self.rank, self.world_size, self.run_id, self.settings, self._chunk_bytes)
 
     def behind(self) -> bool:
         """Say whether there is a sync that this replica can adopt without contributing.
@@ -509,89 +361,6 @@ class StoreExchange(Exchange):
         near = self.store.near and self.settings.topology != "gather"
         return shards_of(size, self.world_size, near=near)
 
-    @property
-    def position(self) -> Position:
-        """Return where this replica stands in the run."""
-        incarnation = self._running()
-        counted = [progress.positions.get(self.rank, 0) for progress in incarnation.fragments]
-        return Position(
-            incarnation.sync,
-            sum(progress.outer_steps for progress in incarnation.fragments)
-            + incarnation.manifest.first,
-            max(counted, default=0),
-            incarnation.rollback,
-            counted,
-            incarnation.standing.rate,
-            incarnation.standing.seen,
-            incarnation.standing.members.get(self.rank) == incarnation.epoch,
-        )
-
-    @property
-    def counted(self) -> int:
-        """Return the inner steps that the run has counted for this rank in all incarnations."""
-        fragments = self._incarnation.fragments if self._incarnation else []
-        return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
-
-    @property
-    def epoch(self) -> int:
-        """Number of this incarnation among those of its rank, from 1; 0 before :meth:`restore`."""
-        return self._incarnation.epoch if self._incarnation else 0
-
-    @property
-    def ended(self) -> bool:
-        """Say whether this replica has left its run or failed."""
-        return bool(self._ended)
-
-    @one_thread()
-    def leave(self) -> None:
-        """Tell the others that this replica is done, and make sure that the run can be resumed.
-
-        A second call does nothing.
-        """
-        if not self._ended:
-            self._syncs.check("this replica cannot leave")
-            self._ended = "left"
-            self.when_ended()
-            try:
-                if self._incarnation is not None and self._incarnation.fragments[0].sums:
-                    leave_run(self._incarnation, self._unsynced)
-            finally:
-                self._stop_beats()
-                self.store.close()
-
-    def abort(self, error: BaseException) -> None:
-        """Tell the others not to wait for this replica; repeatable, never raises."""
-        self._syncs.give_up()
-        if self._ended:
-            return
-        kind = "was replaced" if isinstance(error, FencedError) else "failed"
-        self._ended = f"{kind} ({as_text(error)})"
-        self.when_ended()
-        try:
-            try:
-                self._stop_beats()
-                if self._incarnation is not None:
-                    tell_failure(self._incarnation, error)
-                elif self._is_awaited(error):
-                    committed = 0 if self._schema is None else committed_in(self._schema)
-                    tell_refusal(self._store, self.rank, self._run, committed + 1, error)
-            finally:
-                self.store.close()
-        except Exception as second:  # noqa: BLE001 - the first error matters more
-            error.add_note(f"the other replicas could not be told of this failure: {second}")
-
-    def _is_awaited(self, error: BaseException) -> bool:
-        """Say whether others wait to hear from this replica, which fails before it has joined."""
-        if not self.fixed or isinstance(error, RunExistsError):
-            return False
-        if self.settings.decides:
-            return not self.resumes
-        return self._store.store is not self.store  # they have met
-
-    def _stop_beats(self) -> None:
-        if self._incarnation is not None and self._incarnation.others is not None:
-            self._incarnation.others.stop()
-
     def check_window(self, seconds: float) -> None:
         """Refuse windows of so many seconds if replicas do not wait for each other for so long.
 
@@ -606,30 +375,4 @@ class StoreExchange(Exchange):
                 "is started while the others lack one for min_replicas contributes after all of "
                 "that time, and they would have given up. Connect with a larger sync_timeout, pass "
                 "fewer seconds, or use more fragments"
-            )
-
-    def _watch_unsynced(self, incarnation: Incarnation) -> None:
-        """Check this replica's share of the unsynced objects.
-
-        Each object is checked by one member, and by a different one each time, so that not all
-        write the same object at once.
-        """
-        members = sorted(incarnation.standing.members)
-        if self._unsynced is not None and self.rank in members:
-            turn = (members.index(self.rank) - incarnation.sync // WATCH_EVERY) % len(members)
-            self._unsynced.look(turn, len(members))
-
-    def _running(self) -> Incarnation:
-        self._check_open()
-        if self._incarnation is None:
-            raise SyncError(
-                "the exchange was used before restore(): call join() and restore() first"
-            )
-        return self._incarnation
-
-    def _check_open(self) -> None:
-        if self._ended:
-            raise SyncError(
-                f"this exchange has ended, because it {self._ended}. Connect again to continue the "
-                "run."
             )

@@ -8,10 +8,9 @@ from .._errors import CorruptedObjectError
 from .._inner._file import SavedInner, check_inner
 from .._store._api import Buffer
 from .._wire._safetensors import check_extent
-from ._claims import check_claim
+from ._claims import check_claim, check_run
 from ._incarnation._incarnation import Incarnation
 from ._records._keys import inner_key, parse_inner, parse_residual, residual_key
-from ._watch import check_run
 
 _Parse = Callable[[str], tuple[int, int] | None]
 

@@ -1,62 +1,347 @@
-"""The beginning and the end of an incarnation of a rank.
-
-A new one claims its epoch and has loaded nothing. One that ends tells the others.
-"""
+"""The place of one replica in a run: how it joins, where it stands, and how it leaves or fails."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
-from .._arithmetic._sharded import Scratch
-from .._errors import FencedError, RunExistsError
-from .._exchange._resumable import ResumableJob
+from .._errors import ConfigurationError, FencedError, RunExistsError, SyncError
+from .._exchange._base import Schema
+from .._exchange._endings import as_text
+from .._exchange._one_thread import one_thread
+from .._exchange._pending import Syncs
+from .._exchange._resumable import Position, ResumableJob
 from .._model._unsynced import UnsyncedWatch
+from .._store._api import InBackground, Store
 from .._store._patient import Patient
-from ._claims import claim
+from .._timing import WATCH_EVERY, Timing
+from ._claims import check_run, claim, watch_manifest
+from ._generations._entering import Entrance
+from ._generations._names import FOLDER
 from ._incarnation._incarnation import Incarnation
-from ._incarnation._progress import Progress
-from ._incarnation._standing import Standing
-from ._policy._meeting import TELL_SECONDS
-from ._policy._others import Beats, Others
-from ._records._farewell import farewell
+from ._policy._ends import refuse_again, refuse_ended, refuse_left
+from ._policy._meeting import TELL_SECONDS, meet, tell_refusal
+from ._policy._others import Beats, Others, changeable
+from ._policy._together import name_of
+from ._records._attendance import farewell
 from ._records._keys import MANIFEST, Hint, highest_epochs
-from ._records._manifest import Manifest
 from ._round._reload import ReloadError
-from ._settings import Joiner
-from ._start import read_manifest
+from ._settings import Fixed, Joiner, Settings
+from ._start import Opening, committed_in, read_manifest
 from ._states._publish import collect, finish
+from ._states._rollback import ends_in_log, obey_rollback, saying_what_to_do
+from ._sync._catchup import catch_up
 from ._sync._fork import look_back
-from ._watch import watch_manifest
 
 
-def new_incarnation(
-    reader: Incarnation,
-    passed_over: Collection[int] = (),
-    changeable: Mapping[str, str] | None = None,
-) -> Incarnation:
+class Member:
+    """One replica of a run, from its start to its end. Used by one thread.
+
+    Args:
+        store: The run's prefix.
+        rank: The rank of this replica.
+        world_size: How many ranks there may be.
+        run_id: The launch to which the replicas belong.
+        settings: How membership behaves.
+        timing: Limits in seconds.
+        chunk_bytes: Size of a buffer in bytes.
+
+    Attributes:
+        resumes: Whether this replica was told to resume the run.
+        comes_back: Whether an earlier incarnation of its rank was in the run, or the run has been
+            resumed; once it has begun.
+        when_ended: Called when this replica has left or failed.
+    """
+
+    comes_back = False
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        run_id: str,
+        settings: Settings,
+        timing: Timing,
+        chunk_bytes: int,
+    ) -> None:
+        self._syncs = Syncs()
+        self._timing = replace(timing, sleep=self._syncs.sleeping(timing.sleep))
+        self._store = Patient(store, self._timing)  # where the run's objects are
+        self._decides = self._store.creates_once()
+        if settings.fixed:
+            # It has answered: the others must not end because of an outage while they meet.
+            store.patience = timing.sync_timeout
+        elif not self._decides:
+            raise ConfigurationError(
+                f"{store.uri} lets an object be created twice: it ignores conditional writes, so "
+                "replicas could not agree on which of them take part in a sync. Use a store with "
+                "exclusive creation, or fixed membership (leave min_replicas out)."
+            )
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.store = store
+        self.settings = settings
+        self.fixed = settings.fixed
+        self.resumes = bool(settings.resume)
+        self.when_ended: Callable[[], object] = bool
+        self._chunk_bytes = chunk_bytes
+        self._schema: Schema | None = None
+        self._entrance: Entrance | None = None
+        self._incarnation: Incarnation | None = None
+        self._ended = ""
+        self._run = ""
+        self._unsynced: UnsyncedWatch | None = None
+
+    @one_thread()
+    def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
+        """Begin or join the run, and take its newest state.
+
+        The state is the published shards, and what was committed after them.
+
+        Args:
+            jobs: All fragments, in the order in which they are synced. If this replica begins the
+                run, their values are the initial state.
+            loaded: Whether they hold a state that was loaded, with its outer state.
+
+        Raises:
+            RunExistsError: The prefix belongs to another run.
+            MismatchError: This replica has another model or other settings.
+            RendezvousError: There is no run to resume.
+            CorruptedObjectError: The store does not hold what its records promise.
+            FencedError: The run has gone back to older states since this incarnation began, and
+                this incarnation had not agreed to that.
+        """
+        self._check_open()
+        if self._schema is None:
+            raise SyncError("restore() was called before join(): call join() with the schema first")
+        self._run = ""
+        try:
+            self._enter(self._schema, jobs)
+            self._begin(self._schema, jobs, name_of(self._schema, self.run_id) if loaded else "")
+        except BaseException as error:
+            self.abort(error)
+            raise
+        finally:
+            if self._entrance is not None:
+                self._entrance.stop()
+        incarnation = self._running()
+        incarnation.say.info(
+            "has joined the run as incarnation %d, at sync %d and inner step %d (process %d)",
+            incarnation.epoch,
+            incarnation.sync,
+            self.counted,
+            os.getpid(),
+        )
+        return self.position
+
+    def _enter(self, schema: Schema, jobs: Sequence[ResumableJob]) -> None:
+        """Find where the run's objects are.
+
+        Where the store cannot decide, meet the others (:mod:`._generations`).
+        """
+        settings = self.settings
+        if not isinstance(settings, Fixed) or (self._decides and not self._store.list(FOLDER)):
+            return
+        self.settings = replace(settings, decides=False, return_within=0.0)
+        self._entrance = Entrance(self._store, schema, self._joiner)
+        self._store = self._entrance.meet()
+        self._entrance.carry(jobs)
+
+    @property
+    def _joiner(self) -> Joiner:
+        return Joiner(self.rank, self.world_size, self.run_id, self.settings, self._chunk_bytes)
+
+    def _begin(self, schema: Schema, jobs: Sequence[ResumableJob], loaded: str) -> None:
+        """Begin or join the run where its objects are; ``loaded`` is the name of a loaded state."""
+        store, joiner = self._store, self._joiner
+        manifest = Opening(store, jobs, schema, joiner, loaded).manifest()
+        if manifest.topology == "gather" and isinstance(self.store, InBackground):
+            self.store.budget = self.store.transfer.gather_budget()
+        self._run = manifest.run()
+        reader = Incarnation.reading(store, jobs, manifest, joiner)
+        self._incarnation = incarnation = _next_incarnation(reader, schema)
+        self.comes_back = incarnation.epoch > 1 or self.resumes
+        store.before_writing = partial(check_run, incarnation)
+        standing = incarnation.standing
+        if incarnation.takes_means:
+            refuse_again(incarnation)
+            standing.begin()
+        else:
+            with saying_what_to_do(incarnation, going_back=self.settings.resume == "newest-whole"):
+                catch_up(incarnation, first=True)
+        standing.has_loaded()
+        newest = max(each.sync for each in incarnation.fragments)
+        for rollback, _ in standing.rollbacks:
+            if rollback.end is None or rollback.sync > newest:
+                obey_rollback(incarnation, rollback)
+        if self.fixed and incarnation.sync == manifest.first and not standing.rollbacks:
+            meet(incarnation)
+        incarnation.attendance.begin(self.rank, standing.members, incarnation.now, store.get)
+        self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, schema.unsynced)
+        # At the beginning of a run, the replica that began it has just written these objects
+        if incarnation.sync:
+            self._unsynced.look(self.rank, self.world_size, whole=True)
+        store.patience = self._timing.sync_timeout
+
+    @property
+    def position(self) -> Position:
+        """Return where this replica stands in the run."""
+        incarnation = self._running()
+        standing, fragments = incarnation.standing, incarnation.fragments
+        return Position(
+            incarnation.sync,
+            sum(progress.outer_steps for progress in fragments) + incarnation.manifest.first,
+            self.counted,
+            incarnation.rollback,
+            [progress.positions.get(self.rank, 0) for progress in fragments],
+            standing.rate,
+            standing.seen,
+            standing.members.get(self.rank) == incarnation.epoch,
+        )
+
+    @property
+    def counted(self) -> int:
+        """Return the inner steps that the run has counted for this rank in all incarnations."""
+        fragments = self._incarnation.fragments if self._incarnation else []
+        return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
+
+    @property
+    def epoch(self) -> int:
+        """Number of this incarnation among those of its rank, from 1; 0 before :meth:`restore`."""
+        return self._incarnation.epoch if self._incarnation else 0
+
+    @property
+    def ended(self) -> bool:
+        """Say whether this replica has left its run or failed."""
+        return bool(self._ended)
+
+    @one_thread()
+    def leave(self) -> None:
+        """Tell the others that this replica is done, and make sure that the run can be resumed.
+
+        A second call does nothing.
+        """
+        if not self._ended:
+            self._syncs.check("this replica cannot leave")
+            self._ended = "left"
+            self.when_ended()
+            try:
+                if self._incarnation is not None and self._incarnation.fragments[0].sums:
+                    self._say_goodbye(self._incarnation)
+            finally:
+                self._stop_beats()
+                self.store.close()
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others not to wait for this replica; repeatable, never raises."""
+        self._syncs.give_up()
+        if self._ended:
+            return
+        kind = "was replaced" if isinstance(error, FencedError) else "failed"
+        self._ended = f"{kind} ({as_text(error)})"
+        self.when_ended()
+        try:
+            try:
+                self._stop_beats()
+                if self._incarnation is not None:
+                    _tell_failure(self._incarnation, error)
+                elif self._is_awaited(error):
+                    committed = 0 if self._schema is None else committed_in(self._schema)
+                    tell_refusal(self._store, self.rank, self._run, committed + 1, error)
+            finally:
+                self.store.close()
+        except Exception as second:  # noqa: BLE001 - the first error matters more
+            error.add_note(f"the other replicas could not be told of this failure: {second}")
+
+    def _is_awaited(self, error: BaseException) -> bool:
+        """Say whether others wait to hear from this replica, which fails before it has joined."""
+        if not self.fixed or isinstance(error, RunExistsError):
+            return False
+        if self.settings.decides:
+            return not self.resumes
+        return self._store.store is not self.store  # they have met
+
+    def _stop_beats(self) -> None:
+        if self._incarnation is not None and self._incarnation.others is not None:
+            self._incarnation.others.stop()
+
+    def _say_goodbye(self, incarnation: Incarnation) -> None:
+        """Tell the other replicas that this incarnation is done.
+
+        This also makes sure that the run can start again from the state that it holds.
+        """
+        watch_manifest(incarnation)
+        _leave_word(incarnation, None, incarnation.sync)
+        if self._unsynced is not None:
+            self._unsynced.look()
+        # If this incarnation's state is no longer the run's, there is nothing to publish.
+        with suppress(ReloadError):
+            look_back(incarnation)
+            finish(incarnation)
+            if incarnation.deletes_own:
+                collect(incarnation)
+
+    def _watch_unsynced(self, incarnation: Incarnation) -> None:
+        """Check this replica's share of the unsynced objects.
+
+        Each object is checked by one member, and by a different one each time, so that not all
+        write the same object at once.
+        """
+        members = sorted(incarnation.standing.members)
+        if self._unsynced is not None and self.rank in members:
+            turn = (members.index(self.rank) - incarnation.sync // WATCH_EVERY) % len(members)
+            self._unsynced.look(turn, len(members))
+
+    def _running(self) -> Incarnation:
+        self._check_open()
+        if self._incarnation is None:
+            raise SyncError(
+                "the exchange was used before restore(): call join() and restore() first"
+            )
+        return self._incarnation
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SyncError(
+                f"this exchange has ended, because it {self._ended}. Connect again to continue the "
+                "run."
+            )
+
+
+def _next_incarnation(reader: Incarnation, schema: Schema) -> Incarnation:
     """Make the next incarnation of a rank.
 
     The rank's earlier incarnations will stop. The new incarnation has loaded nothing yet.
 
     Args:
-        reader: What :func:`reader_of` has made, with the manifest that was just read.
-        passed_over: In fixed runs: the ends that were seen before.
-        changeable: In fixed runs: the settings that may change when the run is resumed, in which
-            all ranks must agree.
+        reader: Reads the run by the manifest that was just read.
+        schema: What the replicas must have in common.
+
+    Raises:
+        RunExistsError: Another run has taken the prefix; or a fixed run has ended, or this rank has
+            left it, and this replica was not told to resume it.
     """
-    store, timing, settings, rank = reader.store, reader.timing, reader.settings, reader.rank
-    manifest = reader.manifest
-    run, reader.standing.checked = reader.run, timing.clock()
-    earlier = highest_epochs(store.list("claims/")) if settings.fixed else {}
+    store, settings, rank, run = reader.store, reader.settings, reader.rank, reader.run
+    if not settings.fixed:
+        epoch, record = claim(store, rank, run)
+        return replace(reader, epoch=epoch, claim=record)
+    ends = ends_in_log(reader)
+    if not settings.resume:
+        refuse_ended(ends, store.uri, means=reader.takes_means)
+        refuse_left(store, rank)
+    earlier = highest_epochs(store.list("claims/"))
 
     def check() -> None:
         """Refuse to go on if another run has taken the prefix since the manifest was read.
 
         The incarnations of that run are left alone.
         """
-        if not settings.fixed or store.peek(MANIFEST) in {manifest.to_json(), None, b""}:
+        if store.peek(MANIFEST) in {reader.manifest.to_json(), None, b""}:
             return
         current = read_manifest(store)  # a bit may have flipped on its way
         if current is not None and current.run() != run:
@@ -66,60 +351,16 @@ def new_incarnation(
                 "of its own, and start this replica again."
             )
 
-    epoch, record = claim(store, rank, run, changeable, check)
-    others = None
-    if settings.fixed:
-        beats = Beats(store.store, rank, f"{epoch}", run, timing)
-        beats.start()
-        others = Others(beats, changeable or {}, earlier if settings.resume or epoch > 1 else {})
+    may_change = changeable(schema.settings)
+    epoch, record = claim(store, rank, run, may_change, check)
+    beats = Beats(store.store, rank, f"{epoch}", run, reader.timing)
+    beats.start()
+    others = Others(beats, may_change, earlier if settings.resume or epoch > 1 else {})
+    passed_over = {end.sync for end in ends}
     return replace(reader, epoch=epoch, claim=record, others=others, passed_over=passed_over)
 
 
-def reader_of(
-    store: Patient, jobs: Sequence[ResumableJob], manifest: Manifest, joiner: Joiner
-) -> Incarnation:
-    """Make what reads a run without a claim, and so must not write there.
-
-    Args:
-        store: The run's prefix.
-        jobs: All fragments, in the order in which they are synced.
-        manifest: The run's manifest.
-        joiner: This replica.
-    """
-    clock, fragments = store.timing.clock, [Progress(job, n) for n, job in enumerate(jobs)]
-    return Incarnation(
-        store=store,
-        timing=store.timing,
-        settings=joiner.settings,
-        manifest=manifest,
-        run=manifest.run(),
-        rank=joiner.rank,
-        epoch=0,
-        claim=b"",
-        chunk_bytes=joiner.chunk_bytes,
-        scratch=Scratch(joiner.chunk_bytes),
-        standing=Standing(fragments, manifest, store.uri, clock),
-    )
-
-
-def leave_run(incarnation: Incarnation, unsynced: UnsyncedWatch | None) -> None:
-    """Tell the other replicas that this incarnation is done.
-
-    This also makes sure that the run can start again from the state that it holds.
-    """
-    watch_manifest(incarnation)
-    _say_goodbye(incarnation, None, incarnation.sync)
-    if unsynced is not None:
-        unsynced.look()
-    # If this incarnation's state is no longer the run's, there is nothing to publish.
-    with suppress(ReloadError):
-        look_back(incarnation)
-        finish(incarnation)
-        if incarnation.deletes_own:
-            collect(incarnation)
-
-
-def tell_failure(incarnation: Incarnation, error: BaseException) -> None:
+def _tell_failure(incarnation: Incarnation, error: BaseException) -> None:
     """Tell the other replicas not to wait for this incarnation, which has failed."""
     # If the store cannot be reached, waiting for it once more would only delay the error.
     incarnation.store.patience = min(incarnation.store.patience, TELL_SECONDS)
@@ -130,13 +371,13 @@ def tell_failure(incarnation: Incarnation, error: BaseException) -> None:
         if isinstance(error, RunExistsError):
             watch_manifest(incarnation)
         # One that fails while it loads stands at no sync: the others wait for it at the next one.
-        loading = incarnation.settings.fixed and not incarnation.sync
+        loading = incarnation.fixed and not incarnation.sync
         sync = max(incarnation.recorded(), default=0) if loading else incarnation.sync
         # The sync in which it failed may be committed already, so the sync after it is told too.
         for number in (sync, sync + 1):
-            _say_goodbye(incarnation, reason, number)
+            _leave_word(incarnation, reason, number)
 
 
-def _say_goodbye(incarnation: Incarnation, error: BaseException | None, sync: int) -> None:
+def _leave_word(incarnation: Incarnation, error: BaseException | None, sync: int) -> None:
     key = Hint(sync + 1, incarnation.rank, incarnation.epoch, "leave").key
     incarnation.store.put(key, lambda: [farewell(key, error, incarnation.rank)])

@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from .._arithmetic._rate import NO_RATE
 from .._errors import CorruptedObjectError, RendezvousError, RendezvousTimeoutError, RunExistsError
@@ -105,7 +104,7 @@ class Opening:
                     check_failures(store, rank, committed_in(schema) + 1)
                     _check_unused(store)
 
-            manifest = wait_for_manifest(store, joiner, partial(read_manifest, store), look_around)
+            manifest = wait_for_manifest(store, joiner, look_around)
         if manifest is None:
             manifest = self._begin(topology)
         check_same_run(
@@ -240,10 +239,7 @@ def beginning(store: Patient, joiner: Joiner) -> Iterator[None]:
 
 
 def wait_for_manifest(
-    store: Patient,
-    joiner: Joiner,
-    read: Callable[[], Manifest | None],
-    look_around: Callable[[], None],
+    store: Patient, joiner: Joiner, look_around: Callable[[], None]
 ) -> Manifest | None:
     """Wait for the manifest. Returns it, or None if this replica should begin the run.
 
@@ -254,7 +250,6 @@ def wait_for_manifest(
     Args:
         store: Where it will be.
         joiner: This replica; not rank 0, which does not wait.
-        read: Reads the manifest; returns None if there is none.
         look_around: Called from time to time; raises an error if waiting any longer is of no use.
 
     Raises:
@@ -289,7 +284,7 @@ def wait_for_manifest(
     wait = store.wait(timing.join_timeout, timed_out, look_around, notice=notice)
     patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, joiner.world_size))
     turn, look_at = patience, 0.0
-    while (manifest := read()) is None:
+    while (manifest := read_manifest(store)) is None:
         now = wait.elapsed()
         if now >= min(look_at, turn):
             look_at = now + min(_LOOK_SECONDS, grace / _LOOKS)

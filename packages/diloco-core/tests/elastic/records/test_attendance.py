@@ -7,8 +7,7 @@ from keys_lab import sealed_again
 from simulated import Fault, Schedule, SimulatedTraining, flawless, once, simulate
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
-from diloco_core._run._records._attendance import Attendance
-from diloco_core._run._records._farewell import farewell, read_farewell
+from diloco_core._run._records._attendance import Attendance, farewell, read_farewell
 from diloco_core._run._records._keys import Delta, Hint
 from diloco_core._run._records._records import Commit
 

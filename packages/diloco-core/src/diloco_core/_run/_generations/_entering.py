@@ -18,7 +18,6 @@ from ..._store._patient import Patient
 from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run
 from .._incarnation._incarnation import Incarnation
-from .._joining import reader_of
 from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
 from .._records._manifest import Manifest
@@ -109,7 +108,7 @@ class Entrance:
             return
 
         def incarnation(source: str) -> Incarnation:
-            return reader_of(self._generation(source), jobs, manifest, self._joiner)
+            return Incarnation.reading(self._generation(source), jobs, manifest, self._joiner)
 
         new = self._new
         if self._rank == 0:

@@ -32,10 +32,9 @@ from .._records._keys import MANIFEST, Delta, Hint, commit_key, commit_sync, don
 from .._records._manifest import Manifest
 from .._records._records import Commit, Done, Rollback, digest, of_run, read_record
 from .._records._rules import is_whole, made_of, newest_done
-from .._settings import Settings
-from ._memory import Damage, Handover, Traffic
+from .._settings import Joiner, Settings
 from ._progress import Progress, published_shard, publishes_whole
-from ._standing import Standing
+from ._standing import Damage, Handover, Standing, Traffic
 
 T = TypeVar("T")
 
@@ -131,6 +130,33 @@ class Incarnation:
     formats: dict[int, DeltaFormat] = field(default_factory=dict)
     others: Others | None = None
     passed_over: Collection[int] = ()
+
+    @classmethod
+    def reading(
+        cls, store: Patient, jobs: Sequence[ResumableJob], manifest: Manifest, joiner: Joiner
+    ) -> Incarnation:
+        """Make what reads a run without a claim, and so must not write there.
+
+        Args:
+            store: The run's prefix.
+            jobs: All fragments, in the order in which they are synced.
+            manifest: The run's manifest.
+            joiner: This replica.
+        """
+        fragments = [Progress(job, number) for number, job in enumerate(jobs)]
+        return cls(
+            store=store,
+            timing=store.timing,
+            settings=joiner.settings,
+            manifest=manifest,
+            run=manifest.run(),
+            rank=joiner.rank,
+            epoch=0,
+            claim=b"",
+            chunk_bytes=joiner.chunk_bytes,
+            scratch=Scratch(joiner.chunk_bytes),
+            standing=Standing(fragments, manifest, store.uri, store.timing.clock),
+        )
 
     @property
     def say(self) -> logging.LoggerAdapter[logging.Logger]:

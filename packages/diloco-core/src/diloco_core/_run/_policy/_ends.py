@@ -11,7 +11,7 @@ from ..._errors import CorruptedObjectError, DivergedError, ReplicaLostError, Ru
 from ..._store._patient import Patient
 from .._claims import check_claim, newest_epoch
 from .._incarnation._incarnation import Incarnation
-from .._records._farewell import read_farewell
+from .._records._attendance import read_farewell
 from .._records._keys import commit_key, farewells, highest_epochs
 from .._records._records import GivenUp, Rollback
 from .._round._reload import ReloadError, Why

@@ -9,7 +9,7 @@ from ..._exchange._endings import named_ranks
 from ..._store._patient import Patient
 from .._claims import claim, claimed_settings, newest_epoch
 from .._incarnation._incarnation import Incarnation
-from .._records._farewell import concluded, farewell, read_farewell
+from .._records._attendance import concluded, farewell, read_farewell
 from .._records._keys import Hint, deltas, farewells, highest_epochs
 from .._records._rules import former_farewells
 

@@ -24,7 +24,7 @@ from ..._store._reread import in_parallel
 from ..._timing import Timing
 from .._claims import claimed_settings, incarnation_is_gone, newest_epoch
 from .._incarnation._incarnation import Incarnation
-from .._records._farewell import Farewell, concluded, read_farewell
+from .._records._attendance import Farewell, concluded, read_farewell
 from .._records._keys import Delta, Hint, beat_key, farewells, schema
 from ._ends import give_up
 

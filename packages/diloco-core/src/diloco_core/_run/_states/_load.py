@@ -19,9 +19,10 @@ import torch
 
 from ..._arithmetic._layout import Piece
 from ..._arithmetic._sharded import adopt_shard
-from ..._errors import CorruptedObjectError, DivergedError
+from ..._errors import CorruptedObjectError, DivergedError, ObjectNotFoundError
 from ..._store._api import ObjectReader, reads_ahead
 from ..._store._reread import list_folders, open_ahead
+from ..._wire._published import WITHOUT, shard_metadata
 from .._incarnation._incarnation import Incarnation
 from .._incarnation._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
@@ -229,16 +230,10 @@ def _load_shard(
     """
     if not (incarnation.gather and fresh.sync):
         return read_values(incarnation, fresh, number, opened, begun=begun)
-    key, shard = incarnation.file(fresh, number)
-    expected, (already_open,) = fresh.expected(number), opened
+    key, (already_open,) = incarnation.key(fresh.sync, fresh.index, number), opened
 
     def use(reader: ObjectReader) -> bool:
-        incarnation.traffic.received += reader.size
-        fresh.job.install_outer(
-            *shard.described(reader, incarnation.origin(key), expected.rest)[1:]
-        )
-        shard.load(reader, incarnation.origin(key), incarnation.scratch, expected)
-        fresh.values_at[number] = fresh.outer_at[number] = fresh.sync
+        hold(incarnation, fresh, number, reader)
         return True
 
     return None if incarnation.read_file(key, use, already_open) else key
@@ -289,6 +284,61 @@ def read_values(
     if missing is None:
         progress.values_at[number] = progress.sync
     return missing
+
+
+def begin_to_hold(incarnation: Incarnation, progress: Progress, number: int) -> bool:
+    """Say whether a part of a shard has to be read, because memory does not hold it.
+
+    The shard is that after the fragment's last sync.
+    """
+    has_values = progress.values_at[number] == progress.sync
+    if has_values and progress.outer_at[number] == progress.sync:
+        return False
+    progress.forget_outer(number, incarnation.chunk_bytes)
+    if has_values and not progress.sync and not incarnation.manifest.first:
+        progress.outer_at[number] = 0  # no outer step has been taken yet
+        return False
+    return True
+
+
+def hold(incarnation: Incarnation, progress: Progress, number: int, reader: ObjectReader) -> None:
+    """Read what memory lacks of a shard from its file, and from others that its values are made of.
+
+    Raises:
+        CorruptedObjectError: It is not what was published.
+        ObjectNotFoundError: Another file is gone.
+    """
+    key, stored = incarnation.file(progress, number)
+    sync, origin = progress.sync, incarnation.origin(key)
+    if sync or incarnation.manifest.first:
+        described, chunks, scalars = stored.described(reader, origin, progress.rests[number])
+        progress.job.install_outer(chunks, scalars)
+        progress.without.pop(number, None)
+        if WITHOUT in described:
+            progress.without[number] = described[WITHOUT]
+        incarnation.traffic.received += stored.rest_bytes(reader.size)
+    if progress.values_at[number] != sync and incarnation.made_of(sync, progress.index) == [sync]:
+        stored.load(reader, origin, incarnation.scratch, progress.expected(number))
+        incarnation.traffic.received += reader.size - stored.rest_bytes(reader.size)
+        progress.values_at[number] = sync
+    elif progress.values_at[number] != sync:
+        missing = read_values(incarnation, progress, number)
+        if missing is not None:
+            raise ObjectNotFoundError(f"{incarnation.origin(missing)} is gone")
+    note_outer(incarnation, progress, number, sync, progress.without.get(number, ""))
+
+
+def note_outer(
+    incarnation: Incarnation, progress: Progress, number: int, sync: int, without: str
+) -> None:
+    """Note that memory holds the outer state of a shard after a sync.
+
+    This also keeps what is needed to see later whether it has changed there.
+    """
+    progress.outer_at[number] = sync
+    if sync and progress.job.coded is not None:
+        shard = incarnation.shard(sync, progress.index, number)
+        progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync, without))
 
 
 def _take(

@@ -1,14 +1,19 @@
 """Publishing states, and deleting what is no longer needed.
 
-This says when a state counts as complete, and what may be deleted then.
+This says when a state counts as complete, and what may be deleted then. Where requests to the store
+take long, shards are published while the next ones are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
+from ..._store._api import InBackground, Store
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import Sums, end_sums, shard_metadata
@@ -19,7 +24,6 @@ from .._records._records import Commit, Done
 from .._records._rules import collectable, kept_from, newest_done, states_kept_from, writer
 from .._repair import check_shard, readable_done, rewrite_shard
 from ._kept import forget_kept
-from ._publications import Publications
 
 LOOK_AGAIN = 64
 """The number of syncs between two searches for objects usually deleted early in a run.
@@ -60,51 +64,40 @@ def publish_previous(incarnation: Incarnation, commit: Commit, member: int | Non
     progress.unfinished = _own_done(incarnation, progress, progress.commit, written)
 
 
-def finish(incarnation: Incarnation) -> None:
+def finish(incarnation: Incarnation, *, asked: bool = False) -> None:
     """Make sure that the run can start again from the state that this incarnation holds.
 
-    This is the last thing that an incarnation does.
+    This is the last thing that an incarnation does. In the gather topology it also does so when
+    another replica asks for a state that it cannot compute (``asked``), even if no publication is
+    due.
     """
     listing = incarnation.store.list("state/")
     for index, newest in enumerate(newest_done(listing, len(incarnation.fragments))):
         progress = incarnation.fragments[index]
         if newest > progress.sync or None in progress.values_at or not progress.commit:
             continue
-        done = _own_done(incarnation, progress, progress.commit)
-        shards = range(progress.job.layout.shards)
-        if newest == progress.sync:
-            if incarnation.gather:
-                _compare_done(incarnation, done)
+        if newest == progress.sync and (asked or not incarnation.gather):
             continue
+        done = _own_done(incarnation, progress, progress.commit)
+        if newest == progress.sync:
+            _compare_done(incarnation, done)
+            continue
+        shards = range(progress.job.layout.shards)
         missing = [
             shard for shard in shards if incarnation.key(progress.sync, index, shard) not in listing
         ]
-        whole = (
-            _publish_whole(incarnation, progress, done, missing)
-            if incarnation.gather
-            else not missing
-        )
-        if whole:
-            _create_done(incarnation, done)
-
-
-def publish_when_asked(incarnation: Incarnation) -> None:
-    """Publish the state that this incarnation holds, even if no publication is due.
-
-    In the gather topology another replica may ask for a state that it cannot compute.
-    """
-    newest = incarnation.newest_done() if incarnation.gather else []
-    for complete, progress in zip(newest, incarnation.fragments, strict=False):
-        if progress.commit is None or complete >= progress.sync or None in progress.values_at:
+        if incarnation.gather:
+            if not _publish_whole(incarnation, progress, done, missing):
+                continue
+        elif missing:
             continue
-        done = _own_done(incarnation, progress, progress.commit)
-        if _publish_whole(incarnation, progress, done, range(progress.job.layout.shards)):
+        if asked:
             incarnation.say.error(
                 "published the state after sync %d before its time, because another replica has "
                 "asked for it",
                 progress.sync,
             )
-            _create_done(incarnation, done)
+        _create_done(incarnation, done)
 
 
 def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> None:
@@ -323,3 +316,49 @@ def _create_done(incarnation: Incarnation, done: Done) -> None:
         # Another incarnation was faster. Reading its record raises an error if that incarnation
         # belongs to another run.
         readable_done(incarnation, done.sync, done.fragment)
+
+
+class Publications:
+    """Uploads in the background, a few at a time.
+
+    Their results are used in the thread that began the uploads, in order.
+
+    What an upload reads must not change before its result was used.
+
+    Args:
+        store: The store. If it has no threads, or needs none, uploads are done at once.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store if isinstance(store, InBackground) and not store.near else None
+        self._begun: deque[tuple[Future[None], Callable[[], None]]] = deque()
+
+    def add(self, upload: Callable[[], None], use: Callable[[], None]) -> None:
+        """Upload an object.
+
+        ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones.
+        """
+        if self._store is None:
+            upload()
+            use()
+            return
+        self._use_until(self._store.creates_at_once - 1)
+        self._begun.append((self._store.submit(upload), use))
+
+    def finish(self) -> None:
+        """Wait for all uploads, and use their results. Raises what they raise."""
+        self._use_until(0)
+
+    def abandon(self) -> None:
+        """Wait until no upload reads memory any more, without using their results."""
+        while self._begun:
+            future, _ = self._begun.popleft()
+            if not future.cancel():
+                with contextlib.suppress(Exception):
+                    future.result()
+
+    def _use_until(self, left: int) -> None:
+        while len(self._begun) > left:
+            future, use = self._begun.popleft()
+            future.result()
+            use()

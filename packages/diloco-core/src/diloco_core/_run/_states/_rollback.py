@@ -234,7 +234,14 @@ def roll_back(
     going_back = []
     for index in range(len(incarnation.fragments)):
         try:
-            newest_whole = _newest_whole(incarnation, index, history)
+            newest_whole = next(
+                (
+                    sync
+                    for sync in history.states(index)
+                    if _is_whole(incarnation, index, sync, history.recorded)
+                ),
+                None,
+            )
         except ReloadError:
             return  # another incarnation has decided something meanwhile
         if newest_whole is None:
@@ -355,14 +362,6 @@ def _rollback_before(incarnation: Incarnation, sync: int) -> int:
     """Number of the newest rollback before a sync whose state is undamaged; 0 if there was none."""
     done = readable_done(incarnation, sync, incarnation.index(sync)) if sync else None
     return done.commit.rollback if done is not None and done.commit is not None else 0
-
-
-def _newest_whole(incarnation: Incarnation, index: int, history: History) -> int | None:
-    """The sync of the newest undamaged state of a fragment; None if there is none."""
-    syncs = history.states(index)
-    return next(
-        (sync for sync in syncs if _is_whole(incarnation, index, sync, history.recorded)), None
-    )
 
 
 def _is_whole(incarnation: Incarnation, index: int, sync: int, recorded: set[int]) -> bool:

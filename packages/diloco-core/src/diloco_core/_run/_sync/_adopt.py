@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
 from ..._timing import Wait
-from .._claims import check_claim
+from .._claims import check_claim, check_run
 from .._incarnation._incarnation import Incarnation
 from .._records._keys import Delta, deltas
 from .._records._records import Commit, Rollback
@@ -20,7 +20,6 @@ from .._repair import ask_for_repair
 from .._round._reload import ReloadError, Why
 from .._round._shares import Adopt, Compute, GiveUp, KeepWaiting, Pending, Shares, on_pending
 from .._states._publish import publish_previous, write_done
-from .._watch import check_run
 from ._compute import Computation
 from ._result import Result, adopt_listed, listed
 

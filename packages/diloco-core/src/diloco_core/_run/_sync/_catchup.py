@@ -16,12 +16,11 @@ from .._records._records import Rollback
 from .._records._rules import in_force, states
 from .._repair import asking, mend_published, read_commit
 from .._round._reload import ReloadError, Why
-from .._states._load import load
+from .._states._load import begin_to_hold, hold, load
 from .._states._rollback import obey_rollback, roll_back
 from ._adopt import Adoption
 from ._compute import make_again
 from ._fork import check_not_later
-from ._held import begin_to_hold, hold
 
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after each attempt whose state could not be used
 _ASKING = 2  # how often loading is tried again while other replicas are asked to repair

@@ -18,9 +18,9 @@ from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import ReloadError, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
-from .._states._publications import Publications
-from ._held import begin_to_hold, hold, note_outer, state_before, watched
-from ._result import Result, adopt
+from .._states._load import begin_to_hold, hold, note_outer
+from .._states._publish import Publications
+from ._result import Result, adopt, state_before, watched
 
 _IF_ENCODED = (
     " that does not need this one. If the run is going on, start this replica again when the "

@@ -1,22 +1,31 @@
-"""The result of a committed sync, while one incarnation takes or computes it.
+"""The result of a committed sync, while one incarnation takes or computes it, and its base.
 
-Shards are taken as they were published, so that all incarnations hold the same bytes.
+Shards are taken as they were published, so that all incarnations hold the same bytes. The base is
+the state after the last sync. Every incarnation holds all its values. The outer state of a shard is
+held only by the incarnation that has updated the shard last. If another incarnation updates it
+next, that incarnation reads the outer state. What is held is compared with what was published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..._arithmetic._layout import Layout
+import torch
+import xxhash
+
+from ..._arithmetic._layout import Layout, Piece
+from ..._arithmetic._sharded import Source
 from ..._errors import CorruptedObjectError, DivergedError
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import ObjectReader
 from ..._store._reread import open_ahead
 from ..._wire._published import Shard, Sums, shard_metadata
+from ..._wire._sections import view
 from .._incarnation._incarnation import Incarnation
 from .._incarnation._progress import Progress
 from .._records._records import Commit, Done
+from .._records._rules import done_states
 from .._repair import check_shard, readable_done
 from .._round._reload import ReloadError, Why
 from .._states._load import read_values
@@ -194,3 +203,105 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     progress.forget_outer(shard, incarnation.chunk_bytes)
     incarnation.traffic.received += stored.adopted_bytes
     return True
+
+
+def state_before(incarnation: Incarnation, index: int) -> Progress | None:
+    """Return the progress for reading the state from which a fragment's last sync started.
+
+    None if the store no longer holds that state, or its record cannot be read.
+    """
+    progress = incarnation.fragments[index]
+    if progress.commit is None:
+        return None
+    rollbacks = [rollback for rollback, _ in incarnation.standing.rollbacks]
+    complete = done_states(incarnation.store.list("state/"), len(incarnation.fragments), rollbacks)[
+        index
+    ]
+    for sync in sorted({0, *complete}, reverse=True):
+        if sync >= progress.sync:
+            continue
+        done = readable_done(incarnation, sync, index) if sync else incarnation.manifest.done(index)
+        if done is not None and len(done.sums) == len(done.rests) == progress.job.layout.shards:
+            before = Progress.recorded(progress.job, done)
+            if before.digest == progress.commit.base:
+                return before
+    return None
+
+
+def watched(
+    result: Result, shards: Sequence[int], first: Source
+) -> tuple[Source, Callable[[], None]]:
+    """Check that the outer optimizer's state is still what was published.
+
+    Only its owner can tell if it changed in memory.
+
+    So can it of the values, where state is published encoded.
+
+    Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the
+    update finds it in the processor's cache.
+
+    Args:
+        result: The result that is computed.
+        shards: The shards to update, in this order.
+        first: The source that is read first for every chunk.
+
+    Returns:
+        A source to be used instead of ``first``, which computes the checksum too; and a function to
+        be called after the last chunk, which raises an error if the state has changed.
+    """
+    incarnation, progress, previous = result.incarnation, result.progress, result.previous
+    if incarnation.fixed and result.job.coded is None:
+        # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds
+        # its own part.
+        return first, lambda: None
+    # What is published encoded is decoded in memory.
+    published = progress.rests if result.job.coded is None else progress.outer_sums
+    sums = {
+        shard: result.before(shard).summing(progress.metadata(shard))
+        for shard in shards
+        if previous and published[shard] is not None
+    }
+    # If state is published as it is, all replicas take whatever values the owner publishes. But a
+    # change is added to the values that each of them holds: if those of the owner were others,
+    # nobody would come to the sum that it publishes.
+    values = (
+        {}
+        if result.job.coded is None
+        else {shard: xxhash.xxh3_64(seed=result.before(shard).values().seed) for shard in shards}
+    )
+    if not sums and not values:
+        return first, lambda: None
+    # The chunks are read in this order; a chunk itself does not say to which shard it belongs.
+    shard_of_chunk = (
+        shard for shard in shards for _ in result.layout.chunks(shard, incarnation.chunk_bytes)
+    )
+
+    def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        shard = next(shard_of_chunk)
+        if shard in sums:
+            sums[shard][0](piece)
+        if shard in values:
+            values[shard].update(view(result.job.published(piece)))
+        return first(piece, out)
+
+    def unchanged() -> None:
+        for shard, (_, total) in sums.items():
+            if total() != published[shard]:
+                raise _changed_in_memory(result, shard, "outer optimizer's state")
+        for shard, digest in values.items():
+            if digest.intdigest() != progress.sums[shard]:
+                raise _changed_in_memory(result, shard, "global copy")
+
+    return summed, unchanged
+
+
+def _changed_in_memory(result: Result, shard: int, what: str) -> CorruptedObjectError:
+    error = CorruptedObjectError(
+        f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since "
+        f"sync {result.previous}: it is not what was published"
+    )
+    result.incarnation.say.error(
+        "%s. Reading it again. Check the memory of this machine.",
+        str(error).rstrip("."),
+    )
+    return error

@@ -16,6 +16,7 @@ from ..._exchange._report import SyncReport
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import Buffer
 from ..._wire._delta import ChangedError
+from .._claims import check_run
 from .._incarnation._incarnation import LOST, Incarnation
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
 from .._records._records import Commit
@@ -24,8 +25,7 @@ from .._repair import answer, commit_mended, read_commit
 from .._round import _membership as rounds
 from .._round._reload import ReloadError, Why
 from .._states._load import mend_initial
-from .._states._publish import collect, publish_when_asked
-from .._watch import check_run
+from .._states._publish import collect, finish
 from ._adopt import Adoption
 from ._fork import check_not_later, look_ahead, look_back, not_next
 from ._messages import notice, report, say_what_is_lost, say_who_is_missing, timed_out
@@ -425,7 +425,8 @@ class StoreSync:
         if self._incarnation.damage.is_asked(asked):
             answer(self._incarnation)
             mend_initial(self._incarnation)
-            publish_when_asked(self._incarnation)
+            if self._incarnation.gather:
+                finish(self._incarnation, asked=True)
 
     def _check(self, commit: Commit) -> None:
         """Check that the record follows the state that this incarnation holds.
