@@ -2,22 +2,26 @@
 
 DilocoError (diloco_protocol)
 └── CoreError
-    ├── ConfigurationError (ValueError) an argument is wrong; nothing was started ├──
-    NonFiniteDeltaError (ArithmeticError) a parameter became NaN or infinite ├── StoreError the
-    object store │ ├── StoreUnavailableError it cannot be reached, read or written │ ├──
-    ObjectNotFoundError (LookupError) the key does not exist │ ├── CorruptedObjectError an object is
-    truncated or its checksum is wrong │ └── FormatError it was written by another version of
-    diloco-core ├── RendezvousError the replicas do not form one run │ ├── RendezvousTimeoutError
-    some ranks never arrived │ ├── RunExistsError the prefix belongs to another run, or the rank is
-    taken │ └── MismatchError replicas disagree on model, world size or settings └── SyncError a
-    sync cannot be completed
-        ├── SyncTimeoutError (TimeoutError) some ranks did not contribute in time ├──
-        ReplicaLostError a replica died or failed ├── FencedError a newer incarnation of this rank
-        has taken over ├── DivergedError this replica computes other values than the others ├──
-        ModelChangedError a tensor of the model cannot be synced any more ├── NonFiniteUpdateError
-        (ArithmeticError) a sync would make a tensor NaN or infinite ├── UnseenStepsError parameters
-        are trained by an optimizer that the loop does not know └── UnequalSyncsError a replica left
-        after fewer syncs than the others
+    ├── ConfigurationError (ValueError)     an argument is wrong; nothing was started
+    ├── NonFiniteDeltaError (ArithmeticError)  a parameter became NaN or infinite
+    ├── StoreError                          the object store
+    │   ├── StoreUnavailableError           it cannot be reached, read or written
+    │   ├── ObjectNotFoundError (LookupError)  the key does not exist
+    │   ├── CorruptedObjectError            an object is truncated or its checksum is wrong
+    │   └── FormatError                     another version of diloco-core has written it
+    ├── RendezvousError                     the replicas do not form one run
+    │   ├── RendezvousTimeoutError          some ranks never arrived
+    │   ├── RunExistsError                  the prefix is another run's, or the rank is taken
+    │   └── MismatchError                   replicas disagree on model, world size or settings
+    └── SyncError                           a sync cannot be completed
+        ├── SyncTimeoutError (TimeoutError)  some ranks did not contribute in time
+        ├── ReplicaLostError                a replica died or failed
+        ├── FencedError                     a newer incarnation of this rank has taken over
+        ├── DivergedError                   this replica computes other values than the others
+        ├── ModelChangedError               a tensor of the model cannot be synced any more
+        ├── NonFiniteUpdateError (ArithmeticError)  a sync would make a tensor NaN or infinite
+        ├── UnseenStepsError                an optimizer that the loop does not know trains
+        └── UnequalSyncsError               a replica left after fewer syncs than the others
 """
 
 from collections.abc import Sequence

@@ -95,12 +95,13 @@ class _Hub:
         progress: Progress,
         value: object,
         timeout: float,
+        late: Callable[[list[int]], Exception],
         unwanted: Callable[[], bool] = bool,
     ) -> list[Any]:
         """Leave a value, and return the values of all in rank order.
 
-        Raises ``_Missing`` after ``timeout`` seconds, and as soon as ``unwanted`` is true when
-        :meth:`wake` is called.
+        Raises what ``late`` makes of the missing ranks after ``timeout`` seconds, and as soon as
+        ``unwanted`` is true when :meth:`wake` is called.
         """
         self.arrive(rank, round_name, progress, value)
         with self.changed:
@@ -115,17 +116,12 @@ class _Hub:
             error = conclude(self.endings, missing, rank, progress)
             if error is not None:
                 raise error
-            raise _Missing(missing)
+            raise late(missing)
 
     def end(self, ending: Ending) -> None:
         with self.changed:
             self.endings.setdefault(ending.rank, ending)
             self.changed.notify_all()
-
-
-class _Missing(Exception):  # noqa: N818 - never leaves this file
-    def __init__(self, ranks: list[int]) -> None:
-        self.ranks = ranks
 
 
 class InProcessExchange(ExchangeInMemory):
@@ -143,17 +139,16 @@ class InProcessExchange(ExchangeInMemory):
         )
 
     def _schemas(self, schema: Schema) -> tuple[Schema, list[Schema]]:
-        try:
-            return schema, self._hub.meet(
-                self.rank, "join", self._progress, schema, self._timing.join_timeout
+        limit = self._timing.join_timeout
+
+        def late(missing: list[int]) -> RendezvousTimeoutError:
+            return RendezvousTimeoutError(
+                f"not all replicas joined within {limit:g} s; missing: {named_ranks(missing)}. "
+                f"Each of the {self.world_size} exchanges needs a thread of its own.",
+                missing,
             )
-        except _Missing as missing:
-            raise RendezvousTimeoutError(
-                f"not all replicas joined within {self._timing.join_timeout:g} s; missing: "
-                f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a "
-                "thread of its own.",
-                missing.ranks,
-            ) from None
+
+        return schema, self._hub.meet(self.rank, "join", self._progress, schema, limit, late)
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
         """Leave the contribution for the others; see :meth:`._base.Exchange.begin`."""
@@ -234,23 +229,18 @@ class InProcessExchange(ExchangeInMemory):
         return self._finished(job, sent=0, received=bytes_read, waited=waited, since=start)
 
     def _meet(self, round_name: str, job: SyncJob, value: object) -> list[Any]:
-        try:
-            return self._hub.meet(
-                self.rank,
-                round_name,
-                self._progress,
-                value,
-                self._timing.sync_timeout,
-                self._syncs.interrupted,
-            )
-        except _Missing as missing:
+        limit = self._timing.sync_timeout
+
+        def late(missing: list[int]) -> SyncTimeoutError:
             self._syncs.check_interrupted()
-            raise SyncTimeoutError(
-                f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; "
-                f"it was still waiting for {named_ranks(missing.ranks)}. If their threads are "
-                "only slow, raise sync_timeout.",
-                missing.ranks,
-            ) from None
+            return SyncTimeoutError(
+                f"{self._describe(job)} was not completed within {limit:g} s; it was still waiting "
+                f"for {named_ranks(missing)}. If their threads are only slow, raise sync_timeout.",
+                missing,
+            )
+
+        unwanted = self._syncs.interrupted
+        return self._hub.meet(self.rank, round_name, self._progress, value, limit, late, unwanted)
 
 
 def _copy(owner: SyncJob, piece: Piece, out: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """A sync that goes on in the background while its replica trains.
 
-This also says when a sync is due if ``sync_every`` is a time, and what becomes of it when another
-replica has left.
+This also says when a sync is due if ``sync_every`` is a time.
 """
 
 from __future__ import annotations
@@ -146,49 +145,6 @@ class Flight:
 def undecided(report: SyncReport) -> bool:
     """Say whether the sync ended undecided, so that the replica holds what it held before."""
     return not (report.committed or report.reloaded or report.contribution == "dropped")
-
-
-class Parting:
-    """Whether another replica has left, and what this one learns in vain since then.
-
-    Not thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._error: UnequalSyncsError | None = None
-        self._dropped_steps = 0
-
-    def part(self, error: UnequalSyncsError, dropped_steps: int) -> None:
-        """Take note of it, and of inner steps that cannot become part of the model."""
-        self._error = copied(error)
-        self._dropped_steps += dropped_steps
-
-    def check_sync(self) -> None:
-        """Refuse another sync.
-
-        Raises:
-            UnequalSyncsError: Another replica has left.
-        """
-        if self._error is not None:
-            raise copied(self._error)
-
-    def check_steps(self, most: int) -> None:
-        """Refuse further inner steps once so many were taken in vain.
-
-        Raises:
-            UnequalSyncsError: Another replica has left, and this one still trains.
-        """
-        error = self._error
-        if error is None or self._dropped_steps < most:
-            return
-        raise UnequalSyncsError(
-            f"{error} This replica is still training, but nothing that it learns can become part "
-            f"of the model any more. Rank {error.rank} has taken fewer inner steps: its gradient "
-            "scaler may have skipped some, or its data may have ended. Let all replicas train "
-            "until `outer.committed` has the same value, or give all of them the same number of "
-            "steps.",
-            error.rank,
-        )
 
 
 def copied(error: UnequalSyncsError) -> UnequalSyncsError:

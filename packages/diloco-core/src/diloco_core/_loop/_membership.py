@@ -155,12 +155,6 @@ class Membership:
         """Say whether there is a sync that this replica can adopt without contributing."""
         return False
 
-    def hurry(self, hurried: bool) -> None:
-        """Say that a sync in another thread need not be decided.
-
-        See :meth:`._base.Exchange.hurry`.
-        """
-
 
 class StoreMembership(Membership):
     """A run with a store, which keeps the state.
@@ -254,7 +248,3 @@ class StoreMembership(Membership):
     def behind(self) -> bool:
         """Say whether a sync was committed without this replica."""
         return self.exchange.behind()
-
-    def hurry(self, hurried: bool) -> None:
-        """Say that a sync that another thread carries out need not be decided."""
-        self.exchange.hurry(hurried)

@@ -14,6 +14,7 @@ import torch
 
 from .._arithmetic._contribution import Contribution
 from .._errors import SyncError, UnequalSyncsError
+from .._exchange._endings import as_text
 from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
@@ -22,7 +23,7 @@ from .._terms._windows import Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters
-from ._flight import Flight, Parting, Sent, WindowClock, copied, undecided
+from ._flight import Flight, Sent, WindowClock, copied, undecided
 from ._membership import Membership
 from ._outer_lr import OuterLr
 
@@ -59,7 +60,8 @@ class OuterSteps:
         self._rank = self.membership.exchange.rank
         self._clock = self.membership.support.clock
         self._failure = ""
-        self._parting = Parting()
+        self._parted: UnequalSyncsError | None = None  # another replica has left
+        self._dropped_steps = 0  # taken in vain since then
         self._flight: Flight | None = None  # the sync that goes on while this replica trains
         self._delayed = [each for each in self.fragments if isinstance(each, DelayedFragment)]
         self._mark = 0.0  # when the last sync was adopted
@@ -201,7 +203,8 @@ class OuterSteps:
         """
         lost = (max(self.count.since_sync), self.count.committed)
         notices.log.warning(notices.PARTED, self._rank, error, *lost)
-        self._parting.part(error, self.count.since_event)
+        self._parted = copied(error)
+        self._dropped_steps += self.count.since_event
         self.membership.own.save_last(self.count.inner_steps)
         self.drop_open_steps()
 
@@ -213,11 +216,19 @@ class OuterSteps:
         Raises:
             UnequalSyncsError: Another replica has left, and this one still trains.
         """
-        try:
-            self._parting.check_steps(self.schedule.steps)
-        except UnequalSyncsError as error:
-            self._failure = f"{type(error).__name__}: {error}"
-            raise
+        parted = self._parted
+        if parted is None or self._dropped_steps < self.schedule.steps:
+            return
+        error = UnequalSyncsError(
+            f"{parted} This replica is still training, but nothing that it learns can become part "
+            f"of the model any more. Rank {parted.rank} has taken fewer inner steps: its gradient "
+            "scaler may have skipped some, or its data may have ended. Let all replicas train "
+            "until `outer.committed` has the same value, or give all of them the same number of "
+            "steps.",
+            parted.rank,
+        )
+        self._failure = as_text(error)
+        raise error
 
     def check_whole(self) -> None:
         """Refuse to continue after a failed sync whose error was caught.
@@ -256,7 +267,8 @@ class OuterSteps:
     def _prepare(self) -> Sent:
         """Say what this replica contributes with the fragment whose turn it is."""
         self.check_whole()
-        self._parting.check_sync()
+        if self._parted is not None:
+            raise copied(self._parted)
         self.before()
         count = self.count
         number = self.schedule.turn(count.decisions)
@@ -315,12 +327,12 @@ class OuterSteps:
             raise copied(flight.parted)
         try:
             if hurried:
-                self.membership.hurry(True)
+                self.membership.exchange.hurry(True)
             with _ordinary_mode():
                 return flight.result()
         finally:
             if hurried:
-                self.membership.hurry(False)
+                self.membership.exchange.hurry(False)
 
     def _adopt(
         self, sent: Sent, report: SyncReport, *, since: float, hidden: float = 0.0
@@ -411,7 +423,7 @@ class OuterSteps:
             self._forget_flight()
         if not isinstance(error, UnequalSyncsError):
             # Keep only its text: the error itself would keep many frames in memory.
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = as_text(error)
 
     def _complete(self, report: SyncReport, sent: Sent) -> SyncReport:
         """Count a sync; returns its report with the counts."""

@@ -216,27 +216,21 @@ def watch_manifest(incarnation: Incarnation) -> None:
     """
     # Reading sets the time before anything is written: the store calls check_run() before every
     # write, which would look again.
-    before = incarnation.standing.checked
+    before, manifest = incarnation.standing.checked, incarnation.manifest
+    own, origin = manifest.to_json(), incarnation.origin(MANIFEST)
     try:
-        _look(incarnation)
+        other = incarnation.watch(MANIFEST, own, lambda data: Manifest.from_json(data, origin))
+        if other is not None and other != manifest:
+            raise RunExistsError(
+                f"the manifest at {incarnation.store.uri} now belongs to another run (begun by run "
+                f"{other.run_id!r}, rank {other.writer}): two runs share this prefix. This replica "
+                f"(rank {incarnation.rank} of run {manifest.run_id!r}) stops before the runs mix. "
+                "Give every run a prefix of its own. To continue this run, put its manifest back."
+            )
+        _look_at_copy(incarnation, own)
     except BaseException:
         incarnation.standing.checked = before
         raise
-
-
-def _look(incarnation: Incarnation) -> None:
-    store, own_manifest = incarnation.store, incarnation.manifest.to_json()
-    origin = incarnation.origin(MANIFEST)
-    other = incarnation.watch(MANIFEST, own_manifest, lambda data: Manifest.from_json(data, origin))
-    if other is not None and other != incarnation.manifest:
-        raise RunExistsError(
-            f"the manifest at {store.uri} now belongs to another run (begun by run "
-            f"{other.run_id!r}, rank {other.writer}): two runs share this prefix. This replica "
-            f"(rank {incarnation.rank} of run {incarnation.manifest.run_id!r}) stops before the "
-            "runs mix. Give every run a prefix of its own. To continue this run, put its manifest "
-            "back."
-        )
-    _look_at_copy(incarnation, own_manifest)
 
 
 def _look_at_copy(incarnation: Incarnation, own_manifest: bytes) -> None:

@@ -23,9 +23,8 @@ from ._generations._entering import Entrance
 from ._generations._names import FOLDER
 from ._incarnation._incarnation import Incarnation
 from ._policy._ends import refuse_again, refuse_ended, refuse_left
-from ._policy._meeting import TELL_SECONDS, meet, tell_refusal
+from ._policy._meeting import TELL_SECONDS, meet, name_of, tell_refusal
 from ._policy._others import Beats, Others, changeable
-from ._policy._together import name_of
 from ._records._attendance import farewell
 from ._records._keys import MANIFEST, Hint, highest_epochs
 from ._round._reload import ReloadError

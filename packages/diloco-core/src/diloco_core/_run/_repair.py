@@ -57,6 +57,15 @@ def readable_done(incarnation: Incarnation, sync: int, index: int) -> Done | Non
         return None
 
 
+def readable_log(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str] | None:
+    """A record of the log and its digest; None if it does not exist or cannot be read."""
+    try:
+        return incarnation.log(sync)
+    except CorruptedObjectError as error:
+        incarnation.say.error("%s", error)
+        return None
+
+
 def read_commit(
     incarnation: Incarnation, sync: int, *, decided: bool = False
 ) -> tuple[Commit, str] | None:

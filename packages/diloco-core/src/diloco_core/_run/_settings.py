@@ -60,7 +60,7 @@ class Elastic:
         check_resume(self.resume)
         whole("publish_every", self.published_every)
         whole("retention", self.retention)
-        self._check_published(self.topology)
+        self.check_chosen(self.topology)
 
     @property
     def published_every(self) -> int:
@@ -86,17 +86,14 @@ class Elastic:
             )
 
     def check_chosen(self, topology: str) -> None:
-        """Refuse a setting that has no effect in the topology that ``auto`` has chosen.
+        """Refuse ``publish_every`` where the topology publishes the state in every sync.
+
+        That is the topology which was asked for, or which ``auto`` has chosen.
 
         Raises:
             ConfigurationError: The message says what was given and what to do.
         """
-        if self.topology == "auto":
-            self._check_published(topology)
-
-    def _check_published(self, topology: str) -> None:
-        """Refuse ``publish_every`` where the topology publishes the state in every sync."""
-        if self.publish_every is not None and topology == "sharded":
+        if self.publish_every is not None and topology == "sharded" and self.topology != "gather":
             chosen = ", which topology='auto' has chosen," if self.topology == "auto" else ""
             raise ConfigurationError(
                 f"publish_every={self.publish_every} cannot be used with "

@@ -27,8 +27,7 @@ from .._store._reread import copy_key, read_again
 from ._claims import newest_epoch
 from ._compare import check_same_run
 from ._incarnation._progress import layout_bytes
-from ._policy._meeting import check_failures
-from ._policy._together import sums_of_all, upload, upload_own
+from ._policy._meeting import check_failures, sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states

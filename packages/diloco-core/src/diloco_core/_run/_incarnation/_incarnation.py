@@ -434,7 +434,12 @@ class Incarnation:
             return None
         of_run(record, self.run, self.origin(key))
         job = self.fragments[fragment].job
-        record.check_shards(job.layout.shards, self.origin(key))
+        shards = job.layout.shards
+        if not len(record.sums) == len(record.rests) == shards:
+            raise CorruptedObjectError(
+                f"{self.origin(key)} names {len(record.sums)} shards, but fragment {fragment} has "
+                f"{shards}"
+            )
         if record.full != publishes_whole(job, sync):
             raise CorruptedObjectError(
                 f"{self.origin(key)} is undamaged, but it says that the state is "
@@ -442,15 +447,6 @@ class Incarnation:
                 "run's full_state_every"
             )
         return record
-
-    def verify(self, commit: Commit) -> None:
-        """Refuse a record that is not the next one in the log.
-
-        Raises:
-            CorruptedObjectError: It does not follow the one before it.
-        """
-        if not self.standing.follows(commit):
-            raise self.does_not_follow(commit)
 
     def does_not_follow(self, commit: Commit) -> CorruptedObjectError:
         """The error for a record that is not the next one in the log."""

@@ -44,9 +44,7 @@ def bring_back(incarnation: Incarnation) -> bool:
     if not kept:
         return False
     present = incarnation.store.list("state/").keys() | incarnation.store.list("initial/").keys()
-    missing = [
-        key.removeprefix(_FOLDER) for key in kept if key.removeprefix(_FOLDER) not in present
-    ]
+    missing = [key for key in kept if key not in present]
     why = "it was deleted by a replica that did not know yet that the run had gone back to it"
     return any([_write_again(incarnation, key, why) for key in missing])  # noqa: C419 - all of them
 
@@ -56,15 +54,14 @@ def mend_from_copies(incarnation: Incarnation, index: int, sync: int) -> bool:
 
     Returns whether there were any.
     """
-    kept = {key.removeprefix(_FOLDER) for key in _copies(incarnation)}
+    kept = _copies(incarnation)
     damaged = [
         key
         for key in keys_of(incarnation, index, sync)
         if key in kept and verified(incarnation, key, key) is None
     ]
-    # All of them
-    return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419
     # A list, so that all are written again.
+    return any([_write_again(incarnation, key, "it is damaged") for key in damaged])  # noqa: C419
 
 
 def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
@@ -75,7 +72,7 @@ def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
         needed_from: What :func:`._rules.states_kept_from` returned.
     """
     unneeded = [
-        key
+        _FOLDER + key
         for key in _copies(incarnation)
         for fragment in [key.rpartition("/")[2][:3]]
         if int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
@@ -85,7 +82,9 @@ def forget_kept(incarnation: Incarnation, needed_from: Sequence[int]) -> None:
 
 
 def _copies(incarnation: Incarnation) -> list[str]:
-    return [key for key in incarnation.store.list(_FOLDER) if is_state(key.removeprefix(_FOLDER))]
+    """List the keys of the states of which there are copies."""
+    keys = (key.removeprefix(_FOLDER) for key in incarnation.store.list(_FOLDER))
+    return [key for key in keys if is_state(key)]
 
 
 def keys_of(incarnation: Incarnation, index: int, sync: int) -> list[str]:

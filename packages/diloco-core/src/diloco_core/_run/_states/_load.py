@@ -169,7 +169,6 @@ def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | Non
     if done is None:
         return done_key(sync, index)
     shards = job.layout.shards
-    done.check_shards(shards, incarnation.origin(done_key(sync, index)))
     fresh = Progress.recorded(job, done)
     parts = incarnation.made_of(sync, index)
     # The files of a shard one after another, since each changes the values of the one before.

@@ -111,33 +111,27 @@ def collect(incarnation: Incarnation, writers: Collection[int | None] = ()) -> N
     states = incarnation.store.list("state/")
     keys = [*incarnation.store.list("deltas/"), *states]
     count, every = len(incarnation.fragments), incarnation.whole_every
-    kept = kept_from(states, count, last=incarnation.sync, rollback=incarnation.rollback)
-    whole = kept
-    if incarnation.gather:
+    last, rollback = incarnation.sync, incarnation.rollback
+    kept = whole = kept_from(states, count, last=last, rollback=rollback)
+    if incarnation.gather and count > 1:
         # Fragments publish in turn, so two states of the whole model need three of those that were
         # published first.
-        whole = kept_from(
-            states,
-            count,
-            last=incarnation.sync,
-            rollback=incarnation.rollback,
-            count=2 + (count > 1),
-        )
-    states_kept = states_kept_from(states, count, whole, every=every, rollback=incarnation.rollback)
+        whole = kept_from(states, count, last=last, rollback=rollback, count=3)
+    states_kept = states_kept_from(states, count, whole, every=every, rollback=rollback)
     recent = (
         incarnation.manifest.retention + count * max(incarnation.manifest.publish_every, every) * 3
     )
     # After that only now and then, for objects that had to stay so long or were left by an
     # incarnation that died.
-    if incarnation.sync - incarnation.rollback <= recent or incarnation.sync % LOOK_AGAIN == 0:
+    if last - rollback <= recent or last % LOOK_AGAIN == 0:
         keys += incarnation.store.list("initial/")
-        if incarnation.rollback:
+        if rollback:
             forget_kept(incarnation, states_kept)
     if writers:
         keys = [key for key in keys if writer(key, incarnation.manifest.world_size) in writers]
     unneeded = collectable(
         keys,
-        last=incarnation.sync,
+        last=last,
         kept=kept,
         states_kept=states_kept,
         retention=incarnation.manifest.retention,

@@ -15,7 +15,7 @@ from .._policy._ends import obey_end
 from .._records._keys import Delta, commit_key, highest_epochs
 from .._records._records import Commit, Rollback
 from .._records._rules import done_states, in_force, states
-from .._repair import check_shard, commit_again, read_done, readable_done
+from .._repair import check_shard, commit_again, read_done, readable_done, readable_log
 from .._round._reload import ReloadError
 from ._kept import keep
 
@@ -97,11 +97,7 @@ def given_up_since(incarnation: Incarnation, sync: int, rollback: int) -> bool:
     """
     number = incarnation.rollback
     while number > rollback:
-        try:
-            entry = incarnation.log(number)
-        except CorruptedObjectError as error:
-            incarnation.say.error("%s", error)
-            return True
+        entry = readable_log(incarnation, number)
         if entry is None or not isinstance(entry[0], Rollback):
             return True
         if sync >= min(entry[0].given_up, default=number):
@@ -197,11 +193,7 @@ def _record(incarnation: Incarnation, sync: int) -> tuple[Commit | Rollback, str
 
     The digest of a copy is empty. None if neither can be read.
     """
-    try:
-        entry = incarnation.log(sync)
-    except CorruptedObjectError as error:
-        incarnation.say.error("%s", error)
-        entry = None
+    entry = readable_log(incarnation, sync)
     if entry is None:
         done = readable_done(incarnation, sync, incarnation.index(sync))
         if done is not None and done.commit is not None:
@@ -226,7 +218,8 @@ def roll_back(
     # The log is listed before anything else is read. So whatever is decided from now on takes the
     # number that this incarnation would take, and only one of the two can be created.
     history = History(incarnation)
-    last = _last_decided(incarnation, history.recorded)
+    recorded = history.recorded
+    last = _last_decided(incarnation, recorded)
     if history.newest_rollback > (
         incarnation.standing.rollbacks[-1][0].sync if incarnation.standing.rollbacks else 0
     ):
@@ -234,18 +227,13 @@ def roll_back(
     going_back = []
     for index in range(len(incarnation.fragments)):
         try:
-            newest_whole = next(
-                (
-                    sync
-                    for sync in history.states(index)
-                    if _is_whole(incarnation, index, sync, history.recorded)
-                ),
-                None,
-            )
+            syncs = history.states(index)
+            whole = (sync for sync in syncs if _is_whole(incarnation, index, sync, recorded))
+            newest_whole = next(whole, None)
         except ReloadError:
             return  # another incarnation has decided something meanwhile
         if newest_whole is None:
-            if History(incarnation).recorded != history.recorded:
+            if History(incarnation).recorded != recorded:
                 # The others have gone on meanwhile, and deleted what they do not need any more
                 return
             raise CorruptedObjectError(

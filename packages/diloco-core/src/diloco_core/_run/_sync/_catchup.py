@@ -161,7 +161,8 @@ def replay(incarnation: Incarnation) -> None:
         if entry is None:
             break
         commit, record = entry
-        incarnation.verify(commit)
+        if not incarnation.standing.follows(commit):
+            raise incarnation.does_not_follow(commit)
         progress = incarnation.fragments[commit.fragment]
         if commit.sync <= progress.sync:
             incarnation.standing.skip(commit, record)

@@ -7,12 +7,11 @@ run's, and must neither decide nor publish anything based on it.
 
 from __future__ import annotations
 
-from ..._errors import CorruptedObjectError
 from .._claims import check_claim, fenced
 from .._incarnation._incarnation import Incarnation
 from .._records._keys import commit_key
 from .._records._records import Commit, Rollback
-from .._repair import read_commit
+from .._repair import read_commit, readable_log
 from .._round._reload import ReloadError, Why
 
 
@@ -92,20 +91,13 @@ def not_next(incarnation: Incarnation, commit: Commit) -> ReloadError:
     if (
         incarnation.standing.previous
         and commit.previous != incarnation.standing.previous
-        and _digest_in_log(incarnation) == commit.previous
+        and incarnation.sync
+        and (last := readable_log(incarnation, incarnation.sync)) is not None
+        and last[1] == commit.previous
     ):
         _say(incarnation)
         return ReloadError(Why.REPLACED, damage=error)
     raise error
-
-
-def _digest_in_log(incarnation: Incarnation) -> str | None:
-    """Return the digest of the log's record of the last sync obeyed; None if there is none."""
-    try:
-        entry = incarnation.log(incarnation.sync) if incarnation.sync else None
-    except CorruptedObjectError:
-        return None
-    return entry[1] if entry is not None else None
 
 
 def _say(incarnation: Incarnation) -> None:

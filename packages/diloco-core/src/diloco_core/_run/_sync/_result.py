@@ -221,7 +221,7 @@ def state_before(incarnation: Incarnation, index: int) -> Progress | None:
         if sync >= progress.sync:
             continue
         done = readable_done(incarnation, sync, index) if sync else incarnation.manifest.done(index)
-        if done is not None and len(done.sums) == len(done.rests) == progress.job.layout.shards:
+        if done is not None:
             before = Progress.recorded(progress.job, done)
             if before.digest == progress.commit.base:
                 return before
