@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from diloco_core import Transfer, plan_exchange
-from diloco_core._run._settings import choose_topology
+from diloco_core._planner._plan import USUAL_BANDWIDTH
 
 MIB = 2**20
 BYTES, REQUESTS, SECONDS = 0.05, 0.05, 0.15
@@ -151,11 +151,8 @@ def test_auto_chooses_the_topology_that_is_found_quicker(scale, parameters, repl
         seconds[kind], planned[kind] = found.seconds, plan.seconds
     quicker = min(seconds, key=seconds.get)
     assert min(planned, key=planned.get) == quicker, seconds
-    size = round(4 * parameters)
-    chosen = choose_topology(
-        "auto", state_bytes=size, world_size=replicas, publish_every=4, near=False
-    )
-    assert chosen == quicker, "also where nothing is known of the network"
+    unknown = plan_exchange(parameters, replicas, USUAL_BANDWIDTH)
+    assert unknown.topology == quicker, "also where nothing is known of the network"
 
 
 class TestThePage:

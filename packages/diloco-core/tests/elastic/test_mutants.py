@@ -163,10 +163,12 @@ def one_complete_state_less(monkeypatch):
 
 
 def no_quorum(monkeypatch):
-    rule = _membership.may_commit
-    monkeypatch.setattr(
-        _membership, "may_commit", lambda *args, **rest: rule(*args, **{**rest, "min_replicas": 1})
-    )
+    rule = _membership.Round.may_commit
+
+    def mutant(at, folder, *, overdue):
+        return rule(replace(at, min_replicas=1), folder, overdue=overdue)
+
+    monkeypatch.setattr(_membership.Round, "may_commit", mutant)
 
 
 def done_before_the_shards(monkeypatch):

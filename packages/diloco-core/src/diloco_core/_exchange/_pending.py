@@ -176,6 +176,11 @@ class _Halves:
                 next(self._steps)
             except StopIteration as end:
                 report: SyncReport = end.value
+            else:
+                raise RuntimeError(
+                    f"the sync of {self.name} yields twice, but must yield once, between its two "
+                    "halves"
+                )
         self._ended()
         return report
 

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from .._checks import check_positive, check_resume, one_of, whole
-from .._codecs._codec import Codec
-from .._codecs._plain import PLAIN
 from .._errors import ConfigurationError
-from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
-from .._store._transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,53 +151,3 @@ class Joiner:
     run_id: str
     settings: Settings
     chunk_bytes: int
-
-
-def choose_topology(
-    asked: str,
-    *,
-    state_bytes: int,
-    world_size: int,
-    publish_every: int,
-    near: bool,
-    transfer: Transfer | None = None,
-    outer_state: float = 1.0,
-    codec: Codec = PLAIN,
-    coded: bool = False,
-) -> str:
-    """The topology of a new run.
-
-    Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`.
-
-    Gather saves round trips and most publications of the state, but every replica reads every
-    contribution and keeps all of the outer state: it suits small models and few replicas. With a
-    faster network it suits larger runs too. The network is not known here, so a modest one is
-    assumed. On a store whose requests cost nothing, sharded is never slower.
-
-    Args:
-        asked: ``auto``, ``sharded`` or ``gather``.
-        state_bytes: Size of one contribution in bytes.
-        world_size: Number of replicas.
-        publish_every: In the gather topology, the number of syncs from one publication of the state
-            to the next.
-        near: Whether requests take only microseconds.
-        transfer: How the replica that begins the run reads and writes; the default if left out.
-        outer_state: The number of tensors that the outer optimizer keeps for every parameter.
-        codec: How contributions are sent: the smaller they are, the more suits gather, which
-            publishes the state less often.
-        coded: Whether state is published encoded, which only the sharded topology does.
-    """
-    if asked != "auto":
-        return asked
-    if near or coded:
-        return "sharded"
-    params = max(state_bytes / 4, 1)
-    return plan_exchange(
-        params,
-        world_size,
-        USUAL_BANDWIDTH,
-        outer_state=outer_state,
-        publish_every=publish_every,
-        transfer=transfer,
-        codec=codec,
-    ).topology

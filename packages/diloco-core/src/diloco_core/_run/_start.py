@@ -21,6 +21,7 @@ from .._arithmetic._rate import NO_RATE
 from .._errors import CorruptedObjectError, RendezvousError, RendezvousTimeoutError, RunExistsError
 from .._exchange._base import Schema
 from .._exchange._resumable import ResumableJob
+from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
 from .._store._api import InBackground
 from .._store._patient import Patient
 from .._store._reread import copy_key, read_again
@@ -31,7 +32,7 @@ from ._policy._meeting import check_failures, sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
 from ._records._rules import states
-from ._settings import Joiner, choose_topology
+from ._settings import Joiner
 
 # Signs in a grace. A few may be late or not be seen before other replicas consider the sender dead.
 _SIGNS = 4
@@ -153,20 +154,29 @@ class Opening:
     def _topology(self) -> str:
         """Return the topology of a run that this replica begins.
 
+        Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`. Gather
+        saves round trips and most publications of the state, but every replica reads every
+        contribution and keeps all of the outer state: it suits small models and few replicas. With
+        a faster network it suits larger runs too. The network is not known here, so a modest one is
+        assumed. On a store whose requests cost nothing, sharded is never slower; and only sharded
+        publishes state encoded.
+
         Settings that have no effect in it are refused.
         """
         store, terms, settings = self.store, self.schema.terms, self.joiner.settings
-        topology = choose_topology(
-            settings.topology,
-            state_bytes=max(layout_bytes(job.layout) for job in self.jobs),
-            world_size=self.joiner.world_size,
-            publish_every=settings.published_every,
-            near=store.near,
-            transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
-            outer_state=self.schema.outer_state(),
-            codec=terms.codec,
-            coded=terms.coding is not None,
-        )
+        topology = settings.topology
+        if topology == "auto" and (store.near or terms.coding is not None):
+            topology = "sharded"
+        if topology == "auto":
+            topology = plan_exchange(
+                max(max(layout_bytes(job.layout) for job in self.jobs) / 4, 1),
+                self.joiner.world_size,
+                USUAL_BANDWIDTH,
+                outer_state=self.schema.outer_state(),
+                publish_every=settings.published_every,
+                transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
+                codec=terms.codec,
+            ).topology
         settings.check_chosen(topology)
         return topology
 

@@ -18,13 +18,12 @@ from diloco_core._run._records._rules import (
     is_whole,
     kept_from,
     made_of,
-    may_commit,
     newest_done,
     rate_of,
     states_kept_from,
-    valid,
     writer,
 )
+from diloco_core._run._round._membership import Folder, Round
 
 _BASE, _SCHEMA, _NONCE = "0" * 16, "f" * 16, "a" * 16
 
@@ -39,6 +38,10 @@ def _wish(number, rank, *values, sync=3, epoch=1, schema=_SCHEMA):
     wish = Wish.parse(key)
     assert wish.key == key
     return wish
+
+
+def _round(rank=0, positions=None, quorum=1):
+    return Round(3, rank, _BASE, _SCHEMA, positions or {}, lambda *_: 100, "", {}, quorum)
 
 
 COUNTING = {
@@ -58,8 +61,7 @@ def test_which_contributions_count(deltas, sizes, counts):
     """Of rank 0, five steps are counted already."""
     listing = {delta.key: sizes.get(delta, 100) for delta in deltas}
     listing |= {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
-    where = {"base": _BASE, "schema": _SCHEMA, "positions": {0: 5}}
-    chosen = valid(listing, **where, size=lambda groups, rank: 100)
+    chosen = _round(positions={0: 5}).valid(listing)
     assert list(chosen.items()) == [(delta.rank, delta) for delta in counts]
 
 
@@ -111,8 +113,9 @@ def test_who_left_a_run_that_goes_on_is_not_waited_for(hint):
     ],
 )
 def test_quorum_own_contribution_and_nobody_waited_for(rank, waited_for, quorum, overdue, may):
-    rules = {"rank": rank, "min_replicas": quorum, "overdue": overdue}
-    assert may_commit({0: _delta(0), 1: _delta(1)}, waited_for, **rules) is may
+    chosen = {0: _delta(0), 1: _delta(1)}
+    folder = Folder(chosen, {}, tuple(waited_for - chosen.keys()))
+    assert _round(rank, quorum=quorum).may_commit(folder, overdue=overdue) is may
 
 
 def _collect(keys, last, kept, retention=2, **options):

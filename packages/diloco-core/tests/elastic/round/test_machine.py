@@ -3,6 +3,7 @@ without a rule, some order breaks it.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -154,34 +155,36 @@ def test_random_orders_are_right(policy, seeds, steps):
 
 
 def truncated_contributions_count(monkeypatch):
-    real = _membership.valid
+    real = _membership.Round.valid
 
-    def valid(listing, **rest):
-        return real(dict.fromkeys(listing, SIZE), **rest)
+    def valid(at, listing):
+        return real(at, dict.fromkeys(listing, SIZE))
 
-    monkeypatch.setattr(_membership, "valid", valid)
+    monkeypatch.setattr(_membership.Round, "valid", valid)
 
 
 def _counted_steps_count_again(monkeypatch):
     """By itself it breaks nothing, since such steps are never of the state that a sync starts from:
     two rules guard that.
     """
-    real = _membership.valid
-    monkeypatch.setattr(
-        _membership, "valid", lambda listing, **rest: real(listing, **{**rest, "positions": {}})
-    )
+    real = _membership.Round.valid
+
+    def valid(at, listing):
+        return real(replace(at, positions={}), listing)
+
+    monkeypatch.setattr(_membership.Round, "valid", valid)
 
 
 def contributions_from_other_states_count(monkeypatch):
-    real = _membership.valid
+    real = _membership.Round.valid
 
-    def valid(listing, *, base, **rest):
+    def valid(at, listing):
         found = {}
-        for other in {base, *(d.base for d in map(_membership.Delta.parse, listing) if d)}:
-            found |= real(listing, base=other, **rest)
+        for base in {at.base, *(d.base for d in map(_membership.Delta.parse, listing) if d)}:
+            found |= real(replace(at, base=base), listing)
         return dict(sorted(found.items()))
 
-    monkeypatch.setattr(_membership, "valid", valid)
+    monkeypatch.setattr(_membership.Round, "valid", valid)
 
 
 def nobody_looks_whether_the_record_is_of_its_own_state(monkeypatch):
@@ -189,19 +192,19 @@ def nobody_looks_whether_the_record_is_of_its_own_state(monkeypatch):
 
 
 def the_quorum_counts_contributions_and_not_ranks(monkeypatch):
-    real, folder = _membership.may_commit, _membership.read_folder
+    real, folder = _membership.Round.may_commit, _membership.read_folder
     seen = []
 
     def read_folder(at, listing):
         seen[:] = [each for each in map(_membership.Delta.parse, listing) if each is not None]
         return folder(at, listing)
 
-    def may_commit(chosen, waited_for, *, min_replicas, **rest):
-        enough = min_replicas if len(seen) < min_replicas else 1
-        return real(chosen, waited_for, min_replicas=enough, **rest)
+    def may_commit(at, folder, *, overdue):
+        enough = at.min_replicas if len(seen) < at.min_replicas else 1
+        return real(replace(at, min_replicas=enough), folder, overdue=overdue)
 
     monkeypatch.setattr(_membership, "read_folder", read_folder)
-    monkeypatch.setattr(_membership, "may_commit", may_commit)
+    monkeypatch.setattr(_membership.Round, "may_commit", may_commit)
 
 
 def carried_though_another_incarnation_of_the_rank_is_named(monkeypatch):

@@ -74,15 +74,16 @@ class Progress:
         assert rest is not None
         return Sums(self.sums[number], rest)
 
-    def done(self) -> Done | None:
-        """The record of this state; None if some of its fields are not in memory."""
-        rests = [rest for rest in self.rests if rest is not None]
-        if self.commit is None or len(rests) != len(self.sums):
-            return None
-        full = publishes_whole(self.job, self.sync)
-        return Done(
-            self.sync, self.commit.fragment, tuple(self.sums), tuple(rests), self.commit, full
-        )
+    def done(self, commit: Commit, rests: Iterable[int | None] | None = None) -> Done:
+        """The record of the state in memory after a sync.
+
+        Args:
+            commit: The record of the sync.
+            rests: Its ``rests``, where memory does not hold them (gather).
+        """
+        known = tuple(rest for rest in rests or self.rests if rest is not None)
+        full = publishes_whole(self.job, commit.sync)
+        return Done(commit.sync, commit.fragment, tuple(self.sums), known, commit, full)
 
     def metadata(self, shard: int) -> dict[str, str]:
         """The metadata in the header of a shard of this state."""

@@ -1,13 +1,14 @@
 """The rules of elastic membership, as functions of what was listed.
 
-They say which contributions count, which ranks are waited for, and what may be deleted, and are
-exactly the rules of the model-checked protocol. Nothing here reads a store or a clock.
+They say which ranks are waited for, which states are complete, and what may be deleted. With
+:class:`.._round._membership.Round`, which says which contributions count, they are exactly the
+rules of the model-checked protocol. Nothing here reads a store or a clock.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from ..._arithmetic._rate import Rate, chosen
@@ -19,46 +20,6 @@ _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
 # The rank of a contribution or the number of a shard.
 _WRITTEN = re.compile(r"deltas/\d{8}/(\d{5})\.|state/\d{8}/\d{3}\.(\d{5})\.", re.ASCII)
 _INITIAL = re.compile(r"initial/([0-9a-f]{16})/(\d{3})\.\d{5}\.safetensors", re.ASCII)
-
-
-def valid(
-    listing: Mapping[str, int],
-    *,
-    base: str,
-    schema: str,
-    positions: Mapping[int, int],
-    size: Callable[[int, int], int | None],
-    empty: bool = False,
-) -> dict[int, Delta]:
-    """At most one valid contribution per rank, that of its highest epoch, in rank order.
-
-    A contribution is valid if it was made from the state that the sync starts from, covers inner
-    steps that have not been counted yet, and is complete.
-
-    Args:
-        listing: Keys and sizes under the sync's folder.
-        base: Digest of the fragment's state before the sync.
-        schema: Identifies the run and the fragment in the keys of contributions.
-        positions: Inner steps counted so far, by rank.
-        size: Returns the size in bytes of a rank's contribution that carries these groups; None if
-            none may carry them.
-        empty: Whether a contribution may cover no steps.
-    """
-    newest: dict[int, Delta] = {}
-    for key, stored_size in listing.items():
-        delta = Delta.parse(key)
-        if (
-            delta is None
-            or (delta.base, delta.schema) != (base, schema)
-            or stored_size != size(delta.groups, delta.rank)
-        ):
-            continue
-        if not positions.get(delta.rank, 0) <= delta.start < delta.stop + empty:
-            continue
-        other = newest.get(delta.rank)
-        if other is None or other.epoch < delta.epoch:
-            newest[delta.rank] = delta
-    return dict(sorted(newest.items()))
 
 
 def expected(
@@ -118,23 +79,6 @@ def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:
     )
     # Two wishes of one incarnation differ only in values. Any order will do: the record decides.
     return chosen([standing, *sorted(wishes, key=lambda rate: rate.values)])
-
-
-def may_commit(
-    chosen: Mapping[int, Delta],
-    waited_for: set[int],
-    *,
-    rank: int,
-    min_replicas: int,
-    overdue: bool,
-) -> bool:
-    """Say whether an incarnation may create the commit record.
-
-    Its rank has to have contributed, the quorum to be there, and no rank to be waited for.
-    """
-    return (
-        rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
-    )
 
 
 def done_states(

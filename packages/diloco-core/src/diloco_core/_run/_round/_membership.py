@@ -4,7 +4,7 @@ An incarnation decides after it has listed the contributions, and after it has r
 
 These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was
 listed, what was read and whether time is up are passed in, so that tests can try every order of
-events. The rules themselves are in :mod:`.._records._rules`.
+events. Further rules are in :mod:`.._records._rules`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 
 from .._records._keys import Delta
 from .._records._records import Commit
-from .._records._rules import expected, may_commit, valid
+from .._records._rules import expected
 
 Fate = Literal["none", "counted", "carried", "dropped"]
 
@@ -62,18 +62,39 @@ class Round:
     everybody: Collection[int] = ()
 
     def valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
-        """Return the contributions that count for this incarnation's state, at most one per rank.
+        """At most one valid contribution per rank, that of its highest epoch, in rank order.
 
-        See :func:`.._records._rules.valid`.
+        A contribution is valid if it was made from the state that the sync starts from, covers
+        inner steps that have not been counted yet, and is complete.
+
+        Args:
+            listing: Keys and sizes under the sync's folder.
         """
-        return valid(
-            listing,
-            base=self.base,
-            schema=self.schema,
-            positions=self.positions,
-            size=self.size,
-            empty=bool(self.everybody),
-        )
+        newest: dict[int, Delta] = {}
+        empty = bool(self.everybody)  # whether a contribution may cover no steps
+        for key, stored_size in listing.items():
+            delta = Delta.parse(key)
+            if (
+                delta is None
+                or (delta.base, delta.schema) != (self.base, self.schema)
+                or stored_size != self.size(delta.groups, delta.rank)
+            ):
+                continue
+            if not self.positions.get(delta.rank, 0) <= delta.start < delta.stop + empty:
+                continue
+            other = newest.get(delta.rank)
+            if other is None or other.epoch < delta.epoch:
+                newest[delta.rank] = delta
+        return dict(sorted(newest.items()))
+
+    def may_commit(self, folder: Folder, *, overdue: bool) -> bool:
+        """Say whether the incarnation may create the commit record.
+
+        Its rank has to have contributed, the quorum to be there, and no rank to be waited for.
+        """
+        chosen = folder.chosen
+        enough = self.rank in chosen and len(chosen) >= self.min_replicas
+        return enough and (overdue or not folder.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +217,7 @@ def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -
             theirs = _other_state(at, folder)
             if theirs is not None:
                 return Differ(theirs)
-        if may_commit(
-            folder.chosen,
-            set(folder.missing),
-            rank=at.rank,
-            min_replicas=at.min_replicas,
-            overdue=overdue,
-        ):
+        if at.may_commit(folder, overdue=overdue):
             return Create(tuple(folder.chosen.values()))
         if at.may_leave and not folder.missing:
             return Leave(just_looked=False)  # no rank is left that could make up the quorum

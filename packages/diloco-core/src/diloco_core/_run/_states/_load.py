@@ -14,6 +14,7 @@ the store, they write again, when they begin and when others ask. Later they hol
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -208,34 +209,16 @@ def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | Non
         for number in range(shards):
             begun = number in in_memory
             opened = [None if begun and not part else next(readers) for part in parts]
-            missing = _load_shard(incarnation, fresh, number, opened, begun=begun)
+            if incarnation.gather and sync:
+                key, use = incarnation.key(sync, index, number), partial(hold, incarnation, fresh)
+                found = incarnation.read_file(key, partial(use, number), opened[0])
+                missing = None if found else key
+            else:
+                missing = read_values(incarnation, fresh, number, opened, begun=begun)
             if missing is not None:
                 return missing
     incarnation.standing.fragments[index] = fresh
     return None
-
-
-def _load_shard(
-    incarnation: Incarnation,
-    fresh: Progress,
-    number: int,
-    opened: Sequence[ObjectReader | None],
-    *,
-    begun: bool,
-) -> str | None:
-    """Load a shard.
-
-    Returns the key of a file that is missing, such as one that was deleted in the meantime.
-    """
-    if not (incarnation.gather and fresh.sync):
-        return read_values(incarnation, fresh, number, opened, begun=begun)
-    key, (already_open,) = incarnation.key(fresh.sync, fresh.index, number), opened
-
-    def use(reader: ObjectReader) -> bool:
-        hold(incarnation, fresh, number, reader)
-        return True
-
-    return None if incarnation.read_file(key, use, already_open) else key
 
 
 def read_values(
@@ -300,8 +283,10 @@ def begin_to_hold(incarnation: Incarnation, progress: Progress, number: int) -> 
     return True
 
 
-def hold(incarnation: Incarnation, progress: Progress, number: int, reader: ObjectReader) -> None:
+def hold(incarnation: Incarnation, progress: Progress, number: int, reader: ObjectReader) -> bool:
     """Read what memory lacks of a shard from its file, and from others that its values are made of.
+
+    Returns True: the file is there.
 
     Raises:
         CorruptedObjectError: It is not what was published.
@@ -325,6 +310,7 @@ def hold(incarnation: Incarnation, progress: Progress, number: int, reader: Obje
         if missing is not None:
             raise ObjectNotFoundError(f"{incarnation.origin(missing)} is gone")
     note_outer(incarnation, progress, number, sync, progress.without.get(number, ""))
+    return True
 
 
 def note_outer(

@@ -18,7 +18,7 @@ from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import Sums, end_sums, shard_metadata
 from .._incarnation._incarnation import Incarnation
-from .._incarnation._progress import Progress, publishes_whole
+from .._incarnation._progress import Progress
 from .._records._keys import done_key
 from .._records._records import Commit, Done
 from .._records._rules import collectable, kept_from, newest_done, states_kept_from, writer
@@ -203,23 +203,16 @@ def _own_done(
     computed here from memory, and compared with what others have published. That costs one pass
     over the outer state per publication.
     """
-    rests = progress.rests
-    if incarnation.gather:
-        metadata, known = shard_metadata(progress.job, commit.sync), written or {}
-        rests = [
-            known[number].rest
-            if number in known
-            else incarnation.shard(commit.sync, commit.fragment, number).rest(metadata)
-            for number in range(progress.job.layout.shards)
-        ]
-    return Done(
-        commit.sync,
-        commit.fragment,
-        tuple(progress.sums),
-        tuple(rest for rest in rests if rest is not None),
-        commit,
-        publishes_whole(progress.job, commit.sync),
-    )
+    if not incarnation.gather:
+        return progress.done(commit)
+    metadata, known = shard_metadata(progress.job, commit.sync), written or {}
+    rests = [
+        known[number].rest
+        if number in known
+        else incarnation.shard(commit.sync, commit.fragment, number).rest(metadata)
+        for number in range(progress.job.layout.shards)
+    ]
+    return progress.done(commit, rests)
 
 
 def _compare_done(incarnation: Incarnation, own_done: Done) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..._errors import (
     CorruptedObjectError,
     DivergedError,
@@ -236,16 +238,11 @@ def _hold_or_make_again(
         ReloadError: The shard could not be made again by itself.
     """
     progress = incarnation.fragments[index]
-
-    def use(reader: ObjectReader) -> bool:
-        hold(incarnation, progress, shard, reader)
-        return True
-
     damage: CorruptedObjectError | None = None
     try:
         # Only two attempts, since the others may be waiting. If the file is not damaged after all,
         # the same is computed again.
-        if incarnation.read_file(key, use, opened, most=2):
+        if incarnation.read_file(key, partial(hold, incarnation, progress, shard), opened, most=2):
             return
     except CorruptedObjectError as error:
         damage = error

@@ -73,8 +73,7 @@ class Result:
     @classmethod
     def again(cls, incarnation: Incarnation, commit: Commit, before: Progress) -> Result:
         """Return the result of an adopted sync, a part of which is made again from ``before``."""
-        done = incarnation.fragments[commit.fragment].done()
-        done = done or readable_done(incarnation, commit.sync, commit.fragment)
+        done = incarnation.fragments[commit.fragment].done(commit)
         return cls(incarnation, commit, before, True, done)
 
     @property
