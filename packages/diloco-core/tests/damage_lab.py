@@ -5,6 +5,7 @@ from simulated import SimulatedStore
 from diloco_core import CorruptedObjectError
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._records import digest
+from diloco_core._store._api import ObjectReader
 
 
 def flip(data, bit):
@@ -19,7 +20,7 @@ def late_bit(data):
     return flip(data, 8 * (len(data) - 60))
 
 
-class InMemory:
+class InMemory(ObjectReader):
     """An open object that is what it was made of."""
 
     def __init__(self, data, key):
@@ -31,12 +32,6 @@ class InMemory:
         buffer[:] = self.data[offset : offset + len(buffer)]
 
     def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
         pass
 
 

@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from diloco_core._store._api import RECORD_BYTES
+from diloco_core._store._api import RECORD_BYTES, ObjectReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from diloco_core._store._api import Buffer, ObjectReader, Store
+    from diloco_core._store._api import Buffer, Store
 
 BURST = 0.01
 """So many seconds' bytes an idle link may carry at once.
@@ -177,7 +177,7 @@ class ThrottledStore:
             yield part
 
 
-class ThrottledReader:
+class ThrottledReader(ObjectReader):
     """An open object at the other end of a link.
 
     A read that begins where the one before has ended belongs to its request.
@@ -200,12 +200,6 @@ class ThrottledReader:
     def close(self) -> None:
         """Release the object."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ThrottledEndpoint:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from diloco_core._store._api import RECORD_BYTES, Buffer, Closing, too_large
+from diloco_core._store._api import RECORD_BYTES, Buffer, ObjectReader, too_large
 
 from ._scheduler import Fault, Killed, Scheduler
 from ._store import SimulatedStore
@@ -268,7 +268,7 @@ class Connection:
         raise Killed
 
 
-class Reader(Closing):
+class Reader(ObjectReader):
     """An open object; every reading of it begins with a request."""
 
     def __init__(self, connection: Connection, key: str, size: int, unseen: bool = False) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diloco_core import CorruptedObjectError, ObjectNotFoundError
-from diloco_core._store._api import creates_once, reads_ahead
+from diloco_core._store._api import creates_once
 from diloco_core._store._transfer import PART_BYTES
 
 laws = settings(
@@ -129,7 +129,7 @@ def test_ranged_reads(any_store, size, data):
         for _ in range(4):
             start = data.draw(st.integers(0, size - 1))
             stop = data.draw(st.integers(start, size))
-            if data.draw(st.booleans()) and reads_ahead(reader):
+            if data.draw(st.booleans()):
                 reader.expect(start, data.draw(st.integers(start, size)))
             buffer = bytearray(stop - start)
             reader.read_into(start, memoryview(buffer))
@@ -198,8 +198,7 @@ def test_a_closed_store_may_still_be_used(any_store):
     for _ in range(2):
         any_store.close()
         with any_store.open("k") as reader:
-            if reads_ahead(reader):
-                reader.expect(70_000, 300_000)
+            reader.expect(70_000, 300_000)
             buffer = bytearray(1)
             reader.read_into(299_999, memoryview(buffer))
             assert bytes(buffer) == pattern(300_000)[-1:]

@@ -7,8 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from ._transfer import BLOCK_BYTES, Transfer
@@ -21,22 +20,6 @@ RECORD_BYTES = 64 * 2**20
 
 # Anything with the buffer protocol; typing it as collections.abc.Buffer needs Python 3.12.
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
-
-
-class ObjectReader(AbstractContextManager["ObjectReader"], Protocol):
-    """One object, open for ranged reads. Not thread-safe."""
-
-    size: int
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` (writable bytes) from ``offset``.
-
-        Raises:
-            CorruptedObjectError: The object ends before the buffer is full.
-        """
-
-    def close(self) -> None:
-        """Release the object; repeatable."""
 
 
 class Closing(ABC):
@@ -53,28 +36,33 @@ class Closing(ABC):
         self.close()
 
 
-def read_bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
-    """The bytes of an open object from ``start`` to ``stop``."""
-    data = bytearray(stop - start)
-    reader.read_into(start, memoryview(data))
-    return bytes(data)
+class ObjectReader(Closing):
+    """One object, open for ranged reads. Not thread-safe."""
 
+    size: int
 
-class ReadsAhead(ObjectReader, Protocol):
-    """A reader that can fetch data before it is read, if it knows what will be read."""
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` (writable bytes) from ``offset``.
+
+        Raises:
+            CorruptedObjectError: The object ends before the buffer is full.
+        """
 
     def expect(self, start: int, stop: int) -> None:
         """Announce that bytes ``start`` to ``stop`` will be read in order.
 
         They come after everything that was announced before, for other objects of the store, too.
         Bytes that are announced and not read yet may be announced again. Closing the reader
-        withdraws what it has announced.
+        withdraws what it has announced. Readers that fetch nothing ahead do nothing.
         """
 
 
-def reads_ahead(reader: ObjectReader) -> TypeGuard[ReadsAhead]:
-    """Say whether a reader can fetch data before it is read."""
-    return hasattr(reader, "expect")
+def read_bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
+    """The bytes of an open object from ``start`` to ``stop``."""
+    data = bytearray(stop - start)
+    reader.read_into(start, memoryview(data))
+    return bytes(data)
 
 
 class Store(Protocol):

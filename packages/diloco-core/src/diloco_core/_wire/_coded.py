@@ -24,7 +24,7 @@ from .._arithmetic._sent import codec_of, sent_bytes
 from .._arithmetic._sharded import Scratch
 from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError, DivergedError
-from .._store._api import ObjectReader, reads_ahead
+from .._store._api import ObjectReader
 from ._published import END, Shard, Sums, as_recorded, end_sums
 from ._safetensors import LENGTH_BYTES
 from ._sections import CHECKSUM_BYTES, Parts, Section, padding_bytes, section_bytes, sum_bytes, view
@@ -62,7 +62,7 @@ class EncodedUpdate:
     def announce(self, reader: ObjectReader) -> None:
         """Announce that the update and its checksums will be read, for stores that fetch ahead."""
         start = self.start(reader.size)
-        if reads_ahead(reader) and start > 0:
+        if start > 0:
             reader.expect(start, start + section_bytes(self._layout, self.section))
 
     def read(self, reader: ObjectReader, origin: str, chunk_bytes: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ import xxhash
 
 from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError
-from .._store._api import Buffer, Closing, ObjectReader, read_bytes, reads_ahead
+from .._store._api import Buffer, Closing, ObjectReader, read_bytes
 from ._sections import CHECKSUM_BYTES, fill, sum_bytes
 
 T = TypeVar("T")
@@ -81,7 +81,6 @@ class DeltaReader(Closing):
         self._announced = {shard: place.start for shard, place in self.places.items()}
         self._rest = torch.empty(0, device="cpu")  # of a chunk, if the caller's are smaller
         self._reader: ObjectReader | None = None
-        self._expect: Callable[[int, int], None] | None = None
         self._sums: dict[int, bytes] = {}  # of shards, as they are in the file
         self._found: dict[int, bytearray] = {}  # of what was read, if it is verified later
 
@@ -96,17 +95,16 @@ class DeltaReader(Closing):
 
     def announce_norms(self) -> None:
         """Tell the store that the norms will be read, before anything else is announced."""
-        if self.norms_at is not None and self._expect is not None:
-            self._expect(self.norms_at.start, self.norms_at.stop)
+        if self.norms_at is not None:
+            self._opened().expect(self.norms_at.start, self.norms_at.stop)
 
     def announce(self, sizes: Mapping[int, int], block_bytes: int) -> None:
-        """Tell the store how many bytes of each shard will be read next, if it can make use of it.
+        """Tell the store how many bytes of each shard will be read next.
 
         What lies side by side in the file becomes one request; ``block_bytes`` is the most that one
         request reads.
         """
-        if self._expect is None:
-            return
+        reader = self._opened()
         spans: list[tuple[int, int]] = []
         for shard, size in sizes.items():
             place, start = self.places[shard], self._announced[shard]
@@ -116,7 +114,7 @@ class DeltaReader(Closing):
                 # All at once, since its checksums, which are at its end, are read first.
                 stop = self._announced[shard] = place.end
             elif self.verify_first and start == place.start:
-                self._expect(place.end, place.stop)
+                reader.expect(place.end, place.stop)
             if start == place.end:
                 continue
             if stop == place.end and (in_one or not self.verify_first):
@@ -125,7 +123,7 @@ class DeltaReader(Closing):
                 start = spans.pop()[0]
             spans.append((start, stop))
         for start, stop in spans:
-            self._expect(start, stop)
+            reader.expect(start, stop)
 
     def norms(self) -> tuple[float, ...]:
         """The norms of the contribution's tensors.
@@ -236,8 +234,6 @@ class DeltaReader(Closing):
                     "truncated or damaged"
                 )
             self._reader = reader
-            # Looked up once per reader, because isinstance() with a protocol is slow.
-            self._expect = reader.expect if reads_ahead(reader) else None
         return self._reader
 
     def _wrong(self, place: Place) -> CorruptedObjectError:

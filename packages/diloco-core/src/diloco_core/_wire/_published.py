@@ -25,7 +25,7 @@ from .._arithmetic._layout import Layout, Piece
 from .._arithmetic._sharded import Scratch, adopt_shard
 from .._arithmetic._sync_job import SyncJob
 from .._errors import CorruptedObjectError
-from .._store._api import Buffer, ObjectReader, reads_ahead
+from .._store._api import Buffer, ObjectReader
 from ._safetensors import read_header
 from ._sections import (
     CHECKSUM_BYTES,
@@ -77,8 +77,7 @@ class ValuesReader:
         self._reader = reader
         self._origin = origin
         self._section = SectionReader(reader, layout, values, start, origin)
-        if reads_ahead(reader):
-            reader.expect(start, reader.size)
+        reader.expect(start, reader.size)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements.
@@ -191,7 +190,7 @@ class Shard:
     def announce_rest(self, reader: ObjectReader) -> None:
         """Announce reads of all that comes before a file's values, for stores that fetch ahead."""
         stop = self.rest_bytes(reader.size)
-        if reads_ahead(reader) and stop > 0:
+        if stop > 0:
             reader.expect(0, stop)
 
     def rest_bytes(self, size: int) -> int:
@@ -293,8 +292,7 @@ class Shard:
         rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
         starts = [len(beginning) + start for start in section_starts(self.job.layout, sections)]
-        if reads_ahead(reader):
-            reader.expect(starts[0], starts[len(names)])
+        reader.expect(starts[0], starts[len(names)])
         for section_of_name, start, name in zip(sections, starts, names, strict=False):
             section = SectionReader(reader, self.job.layout, section_of_name, start, origin)
             for piece, tensors in chunks.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..._errors import CorruptedObjectError, RunExistsError
-from ..._store._api import RECORD_BYTES, Buffer, Closing, ObjectReader, read_bytes
+from ..._store._api import RECORD_BYTES, Buffer, ObjectReader, read_bytes
 from ..._wire._safetensors import check_extent
 from .._incarnation._incarnation import Incarnation
 from .._records._keys import done_key
@@ -139,7 +139,7 @@ def verified(incarnation: Incarnation, key: str, original: str) -> bytes | None:
         return None
 
 
-class InMemory(Closing):
+class InMemory(ObjectReader):
     """Bytes as an open object; see :class:`._api.ObjectReader`."""
 
     def __init__(self, data: Buffer, name: str) -> None:

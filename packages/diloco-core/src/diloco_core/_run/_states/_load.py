@@ -21,7 +21,7 @@ import torch
 from ..._arithmetic._layout import Piece
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError, ObjectNotFoundError
-from ..._store._api import ObjectReader, reads_ahead
+from ..._store._api import ObjectReader
 from ..._store._reread import list_folders, open_ahead
 from ..._wire._published import WITHOUT, shard_metadata
 from .._incarnation._incarnation import Incarnation
@@ -182,8 +182,7 @@ def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | Non
 
     def announce(key: str, reader: ObjectReader) -> None:
         if incarnation.gather and sync:
-            if reads_ahead(reader):
-                reader.expect(0, reader.size)
+            reader.expect(0, reader.size)
         else:
             part, number = files[key]
             incarnation.shard(part, index, number).announce_load(reader, incarnation.origin(key))

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
-from .._api import Buffer, Closing
+from .._api import Buffer, ObjectReader
 from .._transfer import Transfer
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ class Transfers:
 
 
 @dataclass(eq=False)
-class BlockReader(Closing):
+class BlockReader(ObjectReader):
     """Reads an object in ranges; see :class:`._api.ObjectReader`. Not thread-safe.
 
     Ranges that :meth:`expect` announces are fetched before they are read; all others when they are
@@ -217,7 +217,7 @@ class BlockReader(Closing):
         self._current: Range | None = None
 
     def expect(self, start: int, stop: int) -> None:
-        """Fetch from ``start`` to ``stop`` in the background; see :class:`._api.ReadsAhead`."""
+        """Fetch these bytes in the background; see :meth:`._api.ObjectReader.expect`."""
         stop = min(stop, self.size)
         # The head is already here.
         start = max(start, len(self._head)) if stop > len(self._head) else stop

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..._errors import ConfigurationError, CorruptedObjectError, StoreUnavailableError
 from ..._host import host_id, host_name, is_gone
-from .._api import Closing, is_key
+from .._api import ObjectReader, is_key
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a named pipe would wait for a writer.
@@ -335,7 +335,7 @@ def unreadable(path: str, error: OSError) -> StoreUnavailableError:
     )
 
 
-class FileReader(Closing):
+class FileReader(ObjectReader):
     """An open file; see :class:`._api.ObjectReader`."""
 
     def __init__(self, path: str, descriptor: int) -> None:
