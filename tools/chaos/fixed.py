@@ -37,7 +37,7 @@ def leave_contributions(exchange: Any, folder: Path) -> None:
     from safetensors.torch import save_file
 
     from diloco_core._arithmetic._layout import CHUNK_BYTES
-    from diloco_core._arithmetic._sent import as_sent
+    from diloco_core._arithmetic._sharded import as_sent
 
     folder.mkdir(parents=True, exist_ok=True)
     begin = exchange.begin

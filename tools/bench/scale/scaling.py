@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import diloco_core
-from diloco_core._arithmetic._shard_sizes import shards_of
+from diloco_core._arithmetic._layout import shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

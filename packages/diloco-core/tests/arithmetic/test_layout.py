@@ -55,13 +55,6 @@ def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
         assert max(sizes) - min(sizes) <= 32
 
 
-def test_groups_come_widest_first():
-    with pytest.raises(ValueError, match="widest dtype first"):
-        Layout((Group(torch.float32, 4, Rule.MEAN), Group(torch.float64, 4, Rule.MEAN)), 1)
-    with pytest.raises(ValueError, match="at least one shard"):
-        Layout((), 0)
-
-
 def _bytes(size):
     return (torch.arange(size) * 37 % 2).to(torch.uint8)  # booleans are 0 and 1
 

@@ -20,7 +20,7 @@ from simulated import (
 )
 
 from diloco_core import Elastic
-from diloco_core._arithmetic._coded import encode_update
+from diloco_core._arithmetic._coded import Encoded, encode_update
 from diloco_core._outer import _fragment
 from diloco_core._run._incarnation import _incarnation
 from diloco_core._run._records._rules import newest_done
@@ -69,7 +69,7 @@ def private_residual(monkeypatch):
         for name, data in encoded.items():
             coded.codec.decode(data, state[name])
         lost[piece] = update.residual
-        coded.keep(piece, update.data, encoded)
+        coded.chunks[piece] = Encoded(update.data, encoded)
 
     monkeypatch.setattr(_fragment.Fragment, "_encode_update", encode)
 
@@ -92,11 +92,7 @@ def _without_sums(monkeypatch):
     """
 
     def add(self, reader, origin, expected):
-        data, offset = self._update.read(reader, origin, self.chunk_bytes), 0
-        for chunk in self._chunks():
-            values = self.job.destination(chunk)
-            offset = self._update.add(data, chunk, offset, values)
-            self.job.adopt(chunk, values)
+        self._update.add(reader, origin, self.chunk_bytes, self.job.destination, self.job.adopt)
         return end_sums(reader, origin)
 
     monkeypatch.setattr(CodedShard, "_add", add)

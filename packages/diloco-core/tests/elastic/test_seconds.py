@@ -22,7 +22,7 @@ from simulated import (
 
 from diloco_core import DiLoCo, Elastic, Seconds, Timing, connect
 from diloco_core._run._records._keys import Delta
-from diloco_core._terms._windows import Windows
+from diloco_core._terms._schedule import Windows
 
 
 def run(paces, elastic, window=60, *, starts=(), latency=0.02, **training):

@@ -12,7 +12,7 @@ from diloco_core import DiLoCo, Elastic, MismatchError, connect
 from diloco_core._run._records._keys import MANIFEST
 from diloco_core._run._records._manifest import Manifest
 
-_SIZES = "diloco_core._arithmetic._shard_sizes"
+_SIZES = "diloco_core._arithmetic._layout"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from damage_lab import InMemory, flip
 
 import diloco_core
 from diloco_core import CorruptedObjectError, ReplicaLostError, Timing
-from diloco_core._arithmetic._coded import CodedUpdates
+from diloco_core._arithmetic._coded import CodedUpdates, Encoded
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._arithmetic._rate import Rate, digits
 from diloco_core._arithmetic._sharded import Scratch
@@ -139,7 +139,8 @@ def shard(sync, start):
             job.install_outer({piece: state}, SCALARS)
             if coded:
                 encoded = {name: coded.codec.encode(tensor) for name, tensor in state.items()}
-                coded.keep(piece, coded.codec.encode(torch.full((piece.numel,), 2.0)), encoded)
+                update = coded.codec.encode(torch.full((piece.numel,), 2.0))
+                coded.chunks[piece] = Encoded(update, encoded)
     return job, published_shard(job, sync, 0, RUN, CHUNK)
 
 
@@ -278,7 +279,7 @@ def loaded(sync, lacks=None):
 def unsynced(store):
     """What export() finds in the object, by name."""
     source = Manifest.from_json(RECORDS[_keys.MANIFEST], "")
-    tensors = read_tensors(store.store, source.unsynced, unsynced_files(source), None)
+    tensors = read_tensors(store.store, source.manifest.unsynced, unsynced_files(source), None)
     return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 

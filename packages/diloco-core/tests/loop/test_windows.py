@@ -20,7 +20,7 @@ from diloco_core import (
     make_diloco_outer_loop,
     plan_exchange,
 )
-from diloco_core._terms._windows import Windows
+from diloco_core._terms._schedule import Windows
 
 
 def test_seconds_hold_a_number():

@@ -228,7 +228,7 @@ class TestBuffers:
         copies = self.copies()
         brought = self.brought(copies)
         taken = copies.take(self.plus(2))
-        assert all(map(torch.equal, taken.wait(), self.plus(2)))
+        assert all(map(torch.equal, taken(), self.plus(2)))
         assert all(map(torch.equal, brought, self.plus(1)))
 
     def test_what_is_on_the_cpu_is_copied_at_once(self):
@@ -241,9 +241,9 @@ class TestBuffers:
         values = [torch.arange(3.0)]
         taken = DeviceCopies(values, Elsewhere()).take(values)
         values[0].add_(1)
-        assert torch.equal(taken.wait()[0], torch.arange(3.0))
+        assert torch.equal(taken()[0], torch.arange(3.0))
 
     def test_they_are_kept(self):
         copies = self.copies()
-        first, second = copies.take(self.values).wait(), copies.take(self.values).wait()
+        first, second = copies.take(self.values)(), copies.take(self.values)()
         assert [values.data_ptr() for values in first] == [values.data_ptr() for values in second]

@@ -68,7 +68,7 @@ class TestTopology:
         """With its way to read and write, and what its outer optimizer keeps."""
         plan = plan_exchange(params, replicas, NIC, transfer=transfer, outer_state=outer)
         assert plan.topology == topology
-        far.transfer = transfer or Transfer()
+        far.background.settings = transfer or Transfer()
         manifest = entered(
             far, params, replicas, elastic=Elastic(1), **(ADAM if outer == 2 else {})
         )

@@ -38,6 +38,7 @@ class Connection:
     retries = False
     exclusive = True
     largest: int | None = None
+    background = None
     downtime = 0.0
 
     def __init__(

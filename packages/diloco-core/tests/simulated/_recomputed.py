@@ -13,12 +13,11 @@ import torch
 
 from diloco_core._arithmetic._clip import Clipping
 from diloco_core._arithmetic._coded import CodedUpdates
+from diloco_core._arithmetic._contribution import shares
 from diloco_core._arithmetic._layout import CHUNK_BYTES
 from diloco_core._arithmetic._reduction import reduce_shards
-from diloco_core._arithmetic._sent import as_sent
-from diloco_core._arithmetic._sharded import Scratch, Source
+from diloco_core._arithmetic._sharded import Scratch, Source, as_sent
 from diloco_core._arithmetic._sync_job import SyncJob
-from diloco_core._arithmetic._weights import shares
 from diloco_core._codecs import _codec
 from diloco_core._codecs._named import find_codec
 from diloco_core._outer._delayed import DelayedFragment

@@ -146,7 +146,7 @@ def remote(clock):
 
     yield over
     for store in opened:
-        executor = store._transfers._executor
+        executor = store.background._executor
         store.close()
         if executor is not None:
             executor.shutdown(wait=True)  # what is under way would be in the next test's log

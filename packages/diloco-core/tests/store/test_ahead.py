@@ -48,7 +48,7 @@ def test_several_are_fetched_at_a_time_and_each_once(store, small_s3):
 
 def test_less_memory_than_is_announced_is_enough(store, small_s3):
     """What is used next is there, and nothing waits for ever, in whatever order it is read."""
-    store.budget = 400_000
+    store.background.budget = 400_000
     small_s3.log.clear()
     with ExitStack() as stack:
         readers = [stack.enter_context(store.open(str(number), 300_000)) for number in range(8)]
@@ -57,24 +57,24 @@ def test_less_memory_than_is_announced_is_enough(store, small_s3):
             for start, number in said:
                 readers[number].expect(start, start + 150_000)
             for start, number in order:
-                assert store._transfers.held <= 400_000 or order is not said
+                assert store.background.held <= 400_000 or order is not said
                 buffer = bytearray(150_000)
                 readers[number].read_into(start, memoryview(buffer))
                 assert bytes(buffer) == bytes([number]) * 150_000
             if order is said:
-                assert store._transfers.held == 0
+                assert store.background.held == 0
                 assert gets(small_s3) == 16
-    assert store._transfers.held == 0
+    assert store.background.held == 0
 
 
 def test_what_was_not_read_gives_memory_back(store, small_s3):
     sizes = {str(number): 300_000 for number in range(32)}
     with open_ahead(store, sizes, lambda _, reader: reader.expect(0, 300_000)) as readers:
         read(next(readers))
-    executor = store._transfers._executor
+    executor = store.background._executor
     store.close()
     executor.shutdown(wait=True)
-    assert store._transfers.held == 0
+    assert store.background.held == 0
 
 
 def test_what_is_absent_is_told_to_who_reads(store, small_s3):
@@ -112,14 +112,14 @@ def test_creates_take_memory_from_the_budget(store):
     def parts():
         for _ in range(3):
             yield bytes(PART_BYTES)
-            held.append(store._transfers.held)
+            held.append(store.background.held)
 
     assert store.create("large", parts())
     assert held[-1] >= 2 * PART_BYTES
-    assert store._transfers.held == 0
+    assert store.background.held == 0
     with pytest.raises(ZeroDivisionError):
         store.create("another", (bytes(PART_BYTES // (2 - number)) for number in range(3)))
-    assert store._transfers.held == 0
+    assert store.background.held == 0
 
 
 def test_single_deletions_go_at_the_same_time(store, small_s3):

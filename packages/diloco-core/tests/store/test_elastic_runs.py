@@ -70,7 +70,7 @@ def test_several_shards_of_every_member(
     """They are computed and uploaded at the same time; what the records say of them is what a
     resumed run believes.
     """
-    monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 1024)
+    monkeypatch.setattr("diloco_core._arithmetic._layout.SHARD_BYTES", 1024)
     for resume in (False, True):
         syncs = SYNCS + 2 * resume
         folders = [open_store(str(tmp_path / "run")) for _ in range(REPLICAS)]

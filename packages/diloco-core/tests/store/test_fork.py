@@ -54,7 +54,7 @@ def errors(*acts):
 def test_an_open_store_is_refused_in_a_child(small_s3, scheme):
     store = open_store(f"{scheme}://bucket/run")
     store.put("k", [b"x"])
-    assert store.submit(lambda: 7).result() == 7
+    assert store.background.submit(lambda: 7).result() == 7
     reader = store.open("k", 1)
     reader.expect(0, 1)
 
@@ -70,7 +70,7 @@ def test_an_open_store_is_refused_in_a_child(small_s3, scheme):
             lambda: reader.read_into(0, memoryview(bytearray(1))),
             lambda: store.list(""),
             lambda: store.delete(["k"]),
-            lambda: store.submit(list),
+            lambda: store.background.submit(list),
         )
         store.close()
         return messages
@@ -84,7 +84,7 @@ def test_an_open_store_is_refused_in_a_child(small_s3, scheme):
         assert "Connect after forking, or start processes by spawn" in message
     assert len(messages) == 11
     assert store.get("k") == b"x"
-    assert store.submit(lambda: 7).result() == 7
+    assert store.background.submit(lambda: 7).result() == 7
     store.close()
 
 

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 from training_lab import PATIENCE
 
-from diloco_core._store._api import InBackground
 from diloco_core._store._open import open_store
 from diloco_core._store._reread import in_parallel
 
@@ -20,8 +19,7 @@ def store(monkeypatch):
     with ThreadPoolExecutor(16) as pool:
         made = open_store("memory://parallel/run")
         made.near = False
-        monkeypatch.setattr(made, "submit", pool.submit)
-        assert isinstance(made, InBackground)
+        monkeypatch.setattr(made.background, "submit", pool.submit)
         yield made
 
 

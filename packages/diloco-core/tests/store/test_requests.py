@@ -74,7 +74,7 @@ def test_reading_asks_for_what_was_announced_and_for_nothing_else(store, small_s
 
 def test_what_was_announced_may_be_passed_over(store, small_s3, monkeypatch):
     content = small_s3.objects["run/k"] = bytes(range(256)) * 8192
-    monkeypatch.setattr(store._transfers, "block_bytes", 256 * 2**10)
+    monkeypatch.setattr(store.background, "block_bytes", 256 * 2**10)
     with store.open("k") as reader:
         reader.expect(100, 2_000_000)
         buffer = bytearray(1000)

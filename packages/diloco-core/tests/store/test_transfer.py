@@ -11,8 +11,8 @@ from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, Tran
 from diloco_core._store import _transfer
 from diloco_core._store._api import block_bytes_of
 from diloco_core._store._drivers._fsspec import FsspecDriver
-from diloco_core._store._drivers._uploads import creates_at_once, parts_at_once
 from diloco_core._store._open import open_store
+from diloco_core._store._transfer import creates_at_once, parts_at_once
 from diloco_core.testing import run_replicas
 
 MIB = 2**20
@@ -89,8 +89,8 @@ def test_they_are_obeyed(small_s3, small_s3_drivers, remote):
         reader.expect(0, 2**18)
         reader.read_into(0, memoryview(bytearray(2**18)))
     assert [method for method, _ in small_s3.log] == ["GET"] * 4
-    assert store._transfers._executor._max_workers == 3
-    assert (store.budget, block_bytes_of(store)) == (30 * MIB, 2**16)
+    assert store.background._executor._max_workers == 3
+    assert (store.background.budget, block_bytes_of(store)) == (30 * MIB, 2**16)
 
 
 def test_gather_takes_less_of_them(small_s3, small_s3_drivers, remote):
@@ -112,7 +112,7 @@ def test_gather_takes_less_of_them(small_s3, small_s3_drivers, remote):
 
     elastic, largest = Elastic(2, topology="gather"), []
     run_replicas(replica, [StoreExchange(store, r, 2, elastic) for r, store in enumerate(stores)])
-    assert [store.budget for store in stores] == [12 * MIB] * 2
+    assert [store.background.budget for store in stores] == [12 * MIB] * 2
     assert all(MIB <= size < 1.01 * MIB for size in largest), largest
 
 
@@ -125,7 +125,7 @@ def test_s3fs_has_as_many_connections(small_s3):
 def test_connect_hands_them_on(options):
     transfer = Transfer(connections=5)
     exchange = connect("memory://transfer/run", rank=0, world_size=1, transfer=transfer, **options)
-    assert exchange.store.transfer == transfer
+    assert exchange.store.background.settings == transfer
     exchange.leave()
 
 

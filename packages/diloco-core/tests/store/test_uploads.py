@@ -10,8 +10,13 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, StoreExchange, StoreUnavailableError
 from diloco_core._store._drivers._fsspec import FsspecDriver
-from diloco_core._store._drivers._uploads import parts_at_once
-from diloco_core._store._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES, Transfer
+from diloco_core._store._transfer import (
+    BUDGET_BYTES,
+    CONNECTIONS,
+    PART_BYTES,
+    Transfer,
+    parts_at_once,
+)
 
 _numbers = count()
 
@@ -25,7 +30,7 @@ class RecordingDriver(FsspecDriver):
         self.seen = []
 
     def upload(self, key, blocks, sending):
-        blocks, held = list(blocks), self.store._transfers.held
+        blocks, held = list(blocks), self.store.background.held
         self.seen.append(SimpleNamespace(blocks=blocks, at_once=sending.at_once, held=held))
         self.during()
         self._pipe(key, b"".join(blocks), sending.exclusive)
@@ -65,15 +70,15 @@ def test_how_many_parts_are_under_way(free, copies, at_once):
 def test_an_upload_takes_what_nobody_uses_and_gives_it_back(store):
     copies = store.driver.copies or 1
     store.put("alone", parts())
-    store._transfers.hold(BUDGET_BYTES // 4)
+    store.background.hold(BUDGET_BYTES // 4)
     store.put("beside reads", parts())
-    store._transfers.hold(-BUDGET_BYTES // 4)
+    store.background.hold(-BUDGET_BYTES // 4)
     alone, beside = store.driver.seen
     assert alone.at_once == parts_at_once(Transfer(), BUDGET_BYTES, copies)
     assert alone.held == copies * PART_BYTES * (alone.at_once + 1)
     left = parts_at_once(Transfer(), 3 * BUDGET_BYTES // 4, copies)
     assert beside.at_once == left < alone.at_once
-    assert store._transfers.held == 0
+    assert store.background.held == 0
 
 
 def test_two_uploads_at_once_share(store):
@@ -83,8 +88,8 @@ def test_two_uploads_at_once_share(store):
     most = parts_at_once(Transfer(), BUDGET_BYTES, copies)
     # One upload alone may go beyond the budget.
     assert [seen.at_once for seen in store.driver.seen] == [most, 1]
-    assert store._transfers.held == 0
-    store._transfers.hold(BUDGET_BYTES)
+    assert store.background.held == 0
+    store.background.hold(BUDGET_BYTES)
     store.put("third", parts())
     assert store.driver.seen[-1].at_once == parts_at_once(Transfer(), 0, copies) > 1
 
@@ -96,7 +101,7 @@ def test_an_upload_that_fails_gives_its_memory_back(store, write):
         getattr(store, write)("k", parts())
     with pytest.raises(Exception, match="division"):
         getattr(store, write)("k", list(parts()))
-    assert store._transfers.held == 0
+    assert store.background.held == 0
 
 
 @pytest.mark.parametrize("write", ["put", "create"])
@@ -127,9 +132,9 @@ def test_small_ones_are_one_request(store):
 
 
 def test_how_many_objects_are_created_at_once(store):
-    assert store.creates_at_once == (2 if store.driver.copies else 6)
-    store.budget = BUDGET_BYTES // 4
-    assert store.creates_at_once == (1 if store.driver.copies else 6)
+    assert store.background.creates_at_once == (2 if store.driver.copies else 6)
+    store.background.budget = BUDGET_BYTES // 4
+    assert store.background.creates_at_once == (1 if store.driver.copies else 6)
 
 
 def gather(store):
@@ -146,7 +151,7 @@ def gather(store):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 256)
+    monkeypatch.setattr("diloco_core._arithmetic._layout.SHARD_BYTES", 256)
 
 
 def test_gather_publishes_several_shards_at_the_same_time(s3, small_s3, small_shards, monkeypatch):

@@ -19,6 +19,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +29,7 @@ import torch
 from .._codecs._codec import is_sparse
 from .._errors import NonFiniteDeltaError
 from ._layout import CHUNK_BYTES, Piece, Rule
-from ._sent import codec_of
-from ._sharded import Scratch, Source, checked
+from ._sharded import Scratch, Source, checked, decoded
 from ._sync_job import SyncJob
 
 
@@ -47,39 +48,33 @@ class Clipped(NamedTuple):
 
 
 class _Tensors:
-    """The tensors that take an outer step, and so have a norm, in the order of these norms."""
+    """Find the tensors that take an outer step, and so have a norm, in the order of these norms.
+
+    Tensors without elements are left out.
+    """
 
     def __init__(self, job: SyncJob) -> None:
         self._job = job
-        self._starts: dict[int, list[int]] = {}  # by group; tensors without elements are left out
-        self._stops: dict[int, list[int]] = {}
-        self._first: dict[int, int] = {}  # for each group, the index of its first tensor
-        self.count = 0
+        self._places: list[Piece] = []  # of the tensors, in ascending order
         for number, group in enumerate(job.layout.groups):
             if group.rule is Rule.OUTER:
-                starts = sorted({start for start in job.starts(number) if start < group.numel})
-                self._starts[number], self._stops[number] = starts, [*starts[1:], group.numel]
-                self._first[number] = self.count
-                self.count += len(starts)
+                bounds = sorted({*job.starts(number), group.numel})
+                self._places += [Piece(number, start, stop) for start, stop in pairwise(bounds)]
+        self.count = len(self._places)
 
     def parts(self, piece: Piece) -> Iterator[tuple[int, int, int]]:
         """Yield the index of each tensor with elements in a piece, and its place in the piece."""
-        if piece.group not in self._starts:
-            return
-        starts, stops = self._starts[piece.group], self._stops[piece.group]
-        number = bisect_right(starts, piece.start) - 1
-        while number < len(starts) and starts[number] < piece.stop:
-            start, stop = max(starts[number], piece.start), min(stops[number], piece.stop)
-            yield self._first[piece.group] + number, start - piece.start, stop - piece.start
-            number += 1
+        first = bisect_right(self._places, (piece.group, piece.start, math.inf)) - 1
+        for index in range(max(first, 0), self.count):
+            place = self._places[index]
+            if place.group != piece.group or place.start >= piece.stop:
+                return
+            start, stop = max(place.start, piece.start), min(place.stop, piece.stop)
+            yield index, start - piece.start, stop - piece.start
 
     def name(self, index: int) -> str:
         """The name of the tensor with this index."""
-        for group, starts in self._starts.items():
-            number = index - self._first[group]
-            if 0 <= number < len(starts):
-                return self._job.locate(Piece(group, starts[number], starts[number] + 1), 0)
-        raise IndexError(index)
+        return self._job.locate(self._places[index], 0)
 
 
 def norm_count(job: SyncJob) -> int:
@@ -108,7 +103,8 @@ def measure_norms(job: SyncJob, rank: int, scratch: Scratch) -> None:
         step = layout.chunk_elements(number, CHUNK_BYTES)
         for start in range(0, group.numel, step):
             piece = Piece(number, start, min(start + step, group.numel))
-            values = _decoded(job, piece, rank, scratch).double()
+            values = checked(job, piece, rank, scratch)
+            values = decoded(job, piece, values, scratch.tensor(1, layout, piece)).double()
             with np.errstate(over="ignore"):
                 for index, begin, end in tensors.parts(piece):
                     # By numpy, since torch's sum depends on the number of threads.
@@ -117,16 +113,6 @@ def measure_norms(job: SyncJob, rank: int, scratch: Scratch) -> None:
         if not math.isfinite(square):
             raise NonFiniteDeltaError(tensors.name(index), rank)
     job.contribution = replace(job.contribution, norms=tuple(map(math.sqrt, squares)))
-
-
-def _decoded(job: SyncJob, piece: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
-    values = checked(job, piece, rank, scratch)
-    codec = codec_of(job.terms.codec, job.layout, piece.group)
-    if codec.plain:
-        return values
-    decoded = torch.empty_like(values)
-    codec.decode(codec.encode(values), decoded)
-    return decoded
 
 
 def factors(norms: Sequence[Sequence[float]], *, sparse: bool = False) -> list[tuple[float, ...]]:
@@ -138,7 +124,7 @@ def factors(norms: Sequence[Sequence[float]], *, sparse: bool = False) -> list[t
             not enter its median, as they do not enter its mean.
     """
     medians = [
-        _lower_median([norm for norm in each if norm or not sparse])
+        median_low([norm for norm in each if norm or not sparse] or [0.0])
         for each in zip(*norms, strict=True)
     ]
     return [
@@ -148,10 +134,6 @@ def factors(norms: Sequence[Sequence[float]], *, sparse: bool = False) -> list[t
         )
         for each in norms
     ]
-
-
-def _lower_median(norms: Sequence[float]) -> float:
-    return sorted(norms)[(len(norms) - 1) // 2] if norms else 0.0
 
 
 class Clipping:

@@ -12,7 +12,8 @@ updates since.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -69,8 +70,16 @@ def encode_update(
     return Update(data, left, residual)
 
 
+class Encoded(NamedTuple):
+    """Hold the bytes of one chunk: its update, and the outer optimizer's tensors by name."""
+
+    update: torch.Tensor
+    outer: Mapping[str, torch.Tensor]
+
+
+@dataclass(eq=False)
 class CodedUpdates:
-    """The way in which a fragment's state is published, and the chunks that were encoded last.
+    """Hold how a fragment's state is published, and the chunks that were encoded last.
 
     Not thread-safe.
 
@@ -81,31 +90,12 @@ class CodedUpdates:
         codec: Encodes updates, residuals and the outer optimizer's tensors.
         full_every: Every so many syncs of the fragment its values are published whole.
         fragments: How many fragments are synced in turn.
+
+    Attributes:
+        chunks: The encoded chunks of this replica's shards.
     """
 
-    def __init__(self, codec: Codec, full_every: int, fragments: int) -> None:
-        self.codec = codec
-        self.full_every = full_every
-        self.fragments = fragments
-        self._encoded: dict[Piece, tuple[torch.Tensor, Mapping[str, torch.Tensor]]] = {}
-
-    def keep(self, piece: Piece, update: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Keep the encoded update of a chunk, and its encoded outer state by name."""
-        self._encoded[piece] = update, tensors
-
-    def holds(self, piece: Piece) -> bool:
-        """Say whether the encoded bytes of a chunk are kept, so that they can be written again."""
-        return piece in self._encoded
-
-    def forget(self, pieces: Iterable[Piece]) -> None:
-        """Drop the encoded bytes of some chunks, because another replica has updated them."""
-        for piece in pieces:
-            self._encoded.pop(piece, None)
-
-    def update(self, piece: Piece) -> torch.Tensor:
-        """The encoded update of a chunk of one of this replica's shards."""
-        return self._encoded[piece][0]
-
-    def outer(self, piece: Piece, name: str) -> torch.Tensor:
-        """One of the outer optimizer's tensors for such a chunk, encoded."""
-        return self._encoded[piece][1][name]
+    codec: Codec
+    full_every: int
+    fragments: int
+    chunks: dict[Piece, Encoded] = field(default_factory=dict, init=False)

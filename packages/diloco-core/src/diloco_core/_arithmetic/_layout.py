@@ -8,11 +8,24 @@ from typing import NamedTuple
 
 import torch
 
+from .._codecs._codec import Codec
+from .._codecs._plain import PLAIN
+
 CHUNK_BYTES = 2**20
 """Default size of a chunk in bytes.
 
 It fits into a processor's second-level cache; 256 KiB to 1 MiB were measured to be best.
 """
+
+SHARD_BYTES = 16 * 2**20
+"""The most bytes of values in a shard.
+
+With momentum, the shard's object is twice as large; obstore sends it in one request.
+"""
+
+# Times as many bytes: nothing is gained by writing several files at once, and each costs a
+# millisecond
+_IN_A_FOLDER = 4
 
 # Shard boundaries fall on multiples of this many elements, so that vector instructions and mapped
 # reads stay aligned.
@@ -77,18 +90,6 @@ class Layout:
     shards: int
     block: int = 1
 
-    def __post_init__(self) -> None:
-        sizes = [group.dtype.itemsize for group in self.groups]
-        if sizes != sorted(sizes, reverse=True):
-            raise ValueError(
-                "groups must be in order of their dtypes, the widest dtype first; their item sizes "
-                f"are {sizes} bytes"
-            )
-        if self.shards < 1:
-            raise ValueError(f"a layout needs at least one shard, but shards is {self.shards}")
-        if self.block < 1:
-            raise ValueError(f"a block has at least one element, but block is {self.block}")
-
     @property
     def _alignment(self) -> int:
         """Shards and chunks begin at multiples of this many elements."""
@@ -132,6 +133,14 @@ class Layout:
         # as it is at least 16 elements.
         return elements if elements < _ALIGNMENT else elements // _ALIGNMENT * _ALIGNMENT
 
+    def codec_of(self, group: int, codec: Codec) -> Codec:
+        """The codec with which a group is sent: only values that take an outer step are encoded."""
+        return codec if self.groups[group].rule is Rule.OUTER else PLAIN
+
+    def sent_bytes(self, piece: Piece, codec: Codec) -> int:
+        """The size of a piece on the wire in bytes. No other function computes it."""
+        return self.codec_of(piece.group, codec).size(self.groups[piece.group].dtype, piece.numel)
+
     def piece_bytes(self, piece: Piece) -> int:
         """Size of a piece in bytes."""
         return piece.numel * self.groups[piece.group].dtype.itemsize
@@ -157,3 +166,12 @@ def _chunks(layout: Layout, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
             for start in range(piece.start, piece.stop, step)
         ]
     return tuple(chunks)
+
+
+def shards_of(size: int, world_size: int, *, near: bool = False) -> int:
+    """The number of shards for ``size`` bytes: a multiple of the number of ranks.
+
+    No shard is larger than ``SHARD_BYTES``; in a folder (``near``), it may be four times as large.
+    """
+    most = SHARD_BYTES * (_IN_A_FOLDER if near else 1)
+    return world_size * max(1, -(-size // (world_size * most)))

@@ -91,13 +91,11 @@ def digits(values: Iterable[float]) -> str:
 
     The digits are those of an IEEE 754 double, big-endian.
     """
-    return "".join(struct.pack(">d", value).hex() for value in values)
+    numbers = list(values)
+    return struct.pack(f">{len(numbers)}d", *numbers).hex()
 
 
 def values_of(text: str) -> tuple[float, ...] | None:
     """The learning rates that have these digits; None if one of them is not a positive number."""
-    values = tuple(
-        float(struct.unpack(">d", bytes.fromhex(text[start : start + 16]))[0])
-        for start in range(0, len(text), 16)
-    )
+    values = struct.unpack(f">{len(text) // 16}d", bytes.fromhex(text))
     return values if all(0 < value < math.inf for value in values) else None

@@ -33,7 +33,6 @@ class Scratch:
 
     def __init__(self, chunk_bytes: int) -> None:
         self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
-        self._sizes = [buffer.numel() for buffer in self._buffers]
         # Most chunks are equally large, and to make a tensor takes longer than to look it up.
         self._last: list[tuple[torch.dtype | None, int, torch.Tensor]] = [
             (None, 0, buffer) for buffer in self._buffers
@@ -62,9 +61,8 @@ class Scratch:
         ]
 
     def _buffer(self, which: int, size: int) -> torch.Tensor:
-        if size > self._sizes[which]:
+        if size > self._buffers[which].numel():
             self._buffers[which] = buffer = _bytes(size)
-            self._sizes[which] = buffer.numel()
             self._last[which] = None, 0, buffer
         return self._buffers[which]
 
@@ -134,6 +132,29 @@ def checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Te
     else:
         _check_buffers(job, chunk, values, rank)
     return values
+
+
+def as_sent(job: SyncJob) -> Source:
+    """Return a source of this replica's contribution as all other replicas read it."""
+    if job.terms.codec.plain:
+        return job.contributed
+
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        return decoded(job, piece, job.contributed(piece, out), out)
+
+    return read
+
+
+def decoded(job: SyncJob, piece: Piece, values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return what a contribution's values become when they are encoded and decoded.
+
+    They are written into ``out``, unless that changes nothing.
+    """
+    codec = job.layout.codec_of(piece.group, job.terms.codec)
+    if codec.plain:
+        return values
+    codec.decode(codec.encode(values), out)
+    return out
 
 
 def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
-_LARGEST = torch.finfo(torch.float32).max
+from ._cast import rounded
+
 # Larger buffers are not kept. Chunks are smaller, unless somebody chose very large ones.
 _KEPT_BYTES = 2**22
 
@@ -34,7 +35,7 @@ class BlockCodec(ABC):
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Encode a chunk block by block."""
-        values = as_float32(values)
+        values = rounded(values, torch.float32)
         data = torch.empty(self.size(values.dtype, values.numel()), dtype=torch.uint8, device="cpu")
         for rows, encoded in self._matrices(values, data):
             self.encode_rows(rows, encoded)
@@ -117,15 +118,3 @@ def copied(data: torch.Tensor) -> torch.Tensor:
     So it can be viewed as another dtype, wherever in a file the data begin.
     """
     return data.clone(memory_format=torch.contiguous_format)
-
-
-def as_float32(values: torch.Tensor) -> torch.Tensor:
-    """Return values as float32; those that are too large become its largest number.
-
-    Infinity stays infinity.
-    """
-    if values.dtype is torch.float32:
-        return values
-    rounded = values.to(torch.float32)
-    too_large = rounded.isinf() & values.isfinite()
-    return torch.where(too_large, torch.full_like(rounded, _LARGEST).copysign(rounded), rounded)

@@ -7,12 +7,24 @@ import torch
 from .._squares import sum_of_squares
 
 
-class Cast:
-    """Sends values in another dtype, rounded to the nearest; see :class:`._codec.Codec`.
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return values in another dtype, rounded to the nearest.
 
-    Numbers that are too large for the dtype become its largest number. NaN and infinity stay what
-    they are.
+    Numbers that are too large for it become its largest number. NaN and infinity stay what they
+    are.
     """
+    if values.dtype is dtype:
+        return values
+    out, largest = values.to(dtype), torch.finfo(dtype).max
+    # The sum of squares bounds every value. It costs much less than looking for infinity.
+    if not sum_of_squares(values) < largest**2:
+        limit = torch.full_like(out, largest).copysign(out)
+        out = torch.where(out.isinf() & values.isfinite(), limit, out)
+    return out
+
+
+class Cast:
+    """Sends values in another dtype (:func:`rounded`); see :class:`._codec.Codec`."""
 
     plain = False
     block = 1
@@ -20,7 +32,6 @@ class Cast:
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
         self._dtype = dtype
-        self._largest = torch.finfo(dtype).max
 
     def size(self, dtype: torch.dtype, numel: int) -> int:  # noqa: ARG002
         """The size of so many values of its dtype."""
@@ -28,14 +39,7 @@ class Cast:
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Round the values."""
-        if values.dtype is self._dtype:
-            return values.view(torch.uint8)
-        rounded = values.to(self._dtype)
-        # The sum of squares bounds every value. It costs much less than looking for infinity.
-        if not sum_of_squares(values) < self._largest**2:
-            largest = torch.full_like(rounded, self._largest).copysign(rounded)
-            rounded = torch.where(rounded.isinf() & values.isfinite(), largest, rounded)
-        return rounded.view(torch.uint8)
+        return rounded(values, self._dtype).view(torch.uint8)
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
         """Convert them back, which is exact."""

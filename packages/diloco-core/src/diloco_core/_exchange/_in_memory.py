@@ -6,11 +6,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from .._arithmetic._clip import Clipping, measure_norms
-from .._arithmetic._contribution import Contribution
+from .._arithmetic._contribution import Contribution, shares
 from .._arithmetic._rate import chosen
 from .._arithmetic._sharded import Scratch, Source, check_contribution
 from .._arithmetic._sync_job import SyncJob
-from .._arithmetic._weights import shares
 from .._errors import ConfigurationError, MismatchError
 from .._timing import Timing, limits_given
 from ._base import Exchange, Schema

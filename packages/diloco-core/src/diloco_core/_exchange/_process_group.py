@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from .._arithmetic._layout import Piece, Rule
 from .._arithmetic._reduction import mean
-from .._arithmetic._sent import as_sent
-from .._arithmetic._sharded import Source
+from .._arithmetic._sharded import Source, as_sent
 from .._arithmetic._sync_job import SyncJob
 from .._checks import whole
 from .._errors import ConfigurationError, NonFiniteUpdateError, SyncError, SyncTimeoutError

@@ -17,8 +17,7 @@ import torch
 from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import CHUNK_BYTES, Piece
 from .._arithmetic._reduction import reduce_shards
-from .._arithmetic._sent import as_sent
-from .._arithmetic._sharded import adopt_shard
+from .._arithmetic._sharded import adopt_shard, as_sent
 from .._arithmetic._sync_job import SyncJob
 from .._checks import whole
 from .._errors import RendezvousTimeoutError, SyncTimeoutError, UnequalSyncsError

@@ -9,7 +9,6 @@ from itertools import islice, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import xxhash
 
 from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
@@ -19,7 +18,8 @@ from .._store._reread import copy_key, list_folders, open_ahead, read_again
 from .._timing import Timing
 from .._wire._coded import EncodedUpdate
 from .._wire._published import ValuesReader, end_sums
-from .._wire._sections import Section, section_bytes, view
+from .._wire._sections import Section, section_bytes
+from .._wire._tables import DTYPES
 from ._run_states import PublishedFile, RunStates, sentence
 
 _TRIES = 8
@@ -237,7 +237,7 @@ class Reading:
                     values = self.values(file, reader)
                     for piece in self.layout.shard(file.shard):
                         values.read(self._part(piece))
-                    checksum = values.verify().values
+                    checksum = values.verified_sums().values
             self._check(file, checksum)
 
         reading_again(read)
@@ -260,15 +260,9 @@ class Reading:
         Returns the checksum of the new values.
         """
         origin = f"{self.store.uri}/{file.key}"
-        update, expected = self._update(file), end_sums(reader, origin).values
+        expected = end_sums(reader, origin).values
         self._check(file, expected)  # before anything is added, as the update itself is
-        data, offset = update.read(reader, origin, CHUNK_BYTES), 0
-        digest = xxhash.xxh3_64(seed=file.seed)
-        for chunk in self.layout.chunks(file.shard, CHUNK_BYTES):
-            values = self._part(chunk)
-            offset = update.add(data, chunk, offset, values)
-            digest.update(view(values))
-        if digest.intdigest() != expected:
+        if self._update(file).add(reader, origin, CHUNK_BYTES, self._part) != expected:
             raise CorruptedObjectError(
                 f"{origin} does not fit the files before it: the values after its update do not "
                 "have the checksum that it says"
@@ -296,7 +290,7 @@ def _tensor(
 ) -> torch.Tensor:
     shape, start, group = torch.Size(entry["shape"]), int(entry["start"]), int(entry["group"])
     values = flat[group][start : start + shape.numel()].view(shape)
-    model_dtype = _dtype(entry["dtype"])
+    model_dtype = DTYPES[entry["dtype"]]
     if dtype is None or not model_dtype.is_floating_point:
         return values.to(model_dtype, copy=True)
     largest = torch.finfo(dtype).max
@@ -311,13 +305,4 @@ def _tensor(
 
 
 def _group(entry: Mapping[str, Any]) -> Group:
-    return Group(_dtype(entry["dtype"]), entry["numel"], Rule(entry["rule"]))
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CorruptedObjectError(
-            f"the manifest names the dtype {name!r}, which this version of torch does not know"
-        )
-    return dtype
+    return Group(DTYPES[entry["dtype"]], entry["numel"], Rule(entry["rule"]))

@@ -118,7 +118,7 @@ def export(
             if not synced_only:
                 try:
                     tensors.update(
-                        read_tensors(store, source.unsynced, unsynced_files(source), dtype)
+                        read_tensors(store, source.manifest.unsynced, unsynced_files(source), dtype)
                     )
                 except (ObjectNotFoundError, CorruptedObjectError) as error:
                     raise CorruptedObjectError(
@@ -126,9 +126,9 @@ def export(
                     ) from error
         finally:
             store.close()
-        aliases = source.unsynced.get("aliases", {})
+        aliases = source.manifest.unsynced.get("aliases", {})
         tensors.update({alias: tensors[name] for alias, name in aliases.items() if name in tensors})
-        metadata = {"run_id": source.run_id, "sync": str(step), "format": "pt"}
+        metadata = {"run_id": source.manifest.run_id, "sync": str(step), "format": "pt"}
         if choice.damaged:
             metadata["damaged"] = ", ".join(map(str, choice.damaged))
             _log.warning(
@@ -142,7 +142,7 @@ def export(
             metadata["behind"] = str(age)
         if not choice.damaged:
             _tell_age(target, step, age, source.seldom)
-        _tell_omitted(target, source.unsynced)
+        _tell_omitted(target, source.manifest.unsynced)
         try:
             _save(tensors, temporary, metadata)
             temporary.replace(target)

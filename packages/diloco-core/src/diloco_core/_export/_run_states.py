@@ -68,9 +68,8 @@ class RunStates:
     The records of the run say which are complete, and which were given up.
 
     Attributes:
-        run_id: The launch that the run belongs to.
+        manifest: What the run has recorded about itself.
         fragments: For each fragment, the table from the manifest that describes its files.
-        unsynced: The same table for the tensors that are not synced; empty if there are none.
         initial_steps: Number of outer steps that had been taken when the run began.
         rollbacks: The records that say from which older states the run went on, the oldest first;
             as of the last call of :meth:`complete`.
@@ -86,12 +85,10 @@ class RunStates:
         self.rollbacks: Sequence[Rollback] = []
         self.unknown = self.newest = 0
         self.seldom = manifest.topology == "gather"
-        self.run_id = manifest.run_id
         self.fragments = manifest.fragments
-        self.unsynced = manifest.unsynced
         self.initial_steps = manifest.first
         self._store = store
-        self._manifest = manifest
+        self.manifest = manifest
         self._run = manifest.run()
         self._whole_every = int(manifest.settings.get("full_state_every", "1"))
         self._codec = _state_codec(manifest.settings, store.uri)
@@ -124,7 +121,7 @@ class RunStates:
         self.rollbacks = self._read_rollbacks()
         listing = self._store.list("state/")
         complete = done_states(listing, len(self.fragments), self.rollbacks)
-        listing.update(self._store.list(f"initial/{self._manifest.initial}/"))
+        listing.update(self._store.list(f"initial/{self.manifest.initial}/"))
         # An encoded state is made of earlier objects, too; of those before the newest whole ones,
         # some are deleted already.
         complete = [
@@ -166,7 +163,7 @@ class RunStates:
     def files(self, index: int, sync: int) -> list[PublishedFile]:
         """Return the files of a fragment's state after a sync, in the order of reading them."""
         begun = sync > self.initial_steps
-        done = self._done(sync, index) if begun else self._manifest.done(index)
+        done = self._done(sync, index) if begun else self.manifest.done(index)
         parts = self._made_of(index, sync)
         return [
             self._file(index, part, number, checksum if part == parts[-1] else None)
@@ -177,12 +174,12 @@ class RunStates:
     def _file(self, index: int, sync: int, number: int, checksum: int | None) -> PublishedFile:
         identity = (
             self.fragments[index]["fingerprint"],
-            self._run if sync else self._manifest.initial,
+            self._run if sync else self.manifest.initial,
             sync,
         )
         codec = self._codec if not is_whole(sync, len(self.fragments), self._whole_every) else None
         return PublishedFile(
-            shard_key(sync, index, number, self._manifest.initial),
+            shard_key(sync, index, number, self.manifest.initial),
             published_seed(*identity, "values", number),
             checksum,
             number,
@@ -200,7 +197,7 @@ class RunStates:
         With ``before``, these are only files of earlier syncs.
         """
         shards = range(self.fragments[index]["shards"])
-        initial = self._manifest.initial
+        initial = self.manifest.initial
         return [
             shard_key(part, index, number, initial)
             for part in self._made_of(index, sync)
@@ -405,7 +402,7 @@ def _source(store: Store) -> RunStates:
 
 def unsynced_files(source: RunStates) -> list[PublishedFile]:
     """The files of the tensors that are not synced."""
-    table = source.unsynced
+    table = source.manifest.unsynced
     return [
         PublishedFile(
             unsynced_key(table["folder"], number),
@@ -419,7 +416,7 @@ def unsynced_files(source: RunStates) -> list[PublishedFile]:
 
 def without_unsynced(source: RunStates) -> str:
     """Return the advice of errors for a file of unsynced tensors that cannot be read."""
-    names = [str(entry["name"]) for entry in source.unsynced.get("tensors", ())]
+    names = [str(entry["name"]) for entry in source.manifest.unsynced.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     remedy = (
         "A replica of the run whose model holds the same values writes it again: a running replica "

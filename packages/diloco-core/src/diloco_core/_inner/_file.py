@@ -1,6 +1,7 @@
-"""The file of an inner state: safetensors, with the states in its metadata.
+"""Write and read the file of an inner state: safetensors, with the states in its metadata.
 
-A checksum covers every other byte.
+They are there as JSON can hold them, without pickle, with their tensors beside them. A checksum
+covers every other byte.
 """
 
 from __future__ import annotations
@@ -15,14 +16,35 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
+from .._checks import kind_of
 from .._errors import ConfigurationError, CorruptedObjectError, FormatError
+from .._model._values import is_plain
 from .._store._api import Buffer
 from .._wire._safetensors import LENGTH_BYTES, MOST_HEADER_BYTES, entry, header_bytes, parse_header
 from .._wire._sealed import FORMAT
-from .._wire._sections import view
+from .._wire._sections import CHECKSUM_BYTES, sum_bytes, view
 
-_CHECKSUM_BYTES = 8
-_CHECKSUM = "xxh3"
+# Integers with more bits are written as hexadecimal text, since Python refuses to read and write
+# thousands of decimal digits.
+_DECIMAL_BITS = 1024
+_WAY_OUT = (
+    " With save_inner_every=0 the inner state is not saved, and a rank that comes back begins "
+    "with a new one."
+)
+_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +79,7 @@ def file_parts(
     """The bytes of a file. One tensor at a time is copied to the CPU.
 
     Args:
-        tree: The states, as :func:`._packed.pack` returns them, and further fields.
+        tree: The states, as :func:`pack` returns them, and further fields.
         tensors: Their tensors.
         identity: The run and the key that the file will belong to.
 
@@ -71,7 +93,7 @@ def file_parts(
         end = offset + tensor.numel() * tensor.itemsize
         entries[str(number)] = entry(tensor.dtype, tensor.shape, offset, end)
         offset = end
-    entries[_CHECKSUM] = entry(torch.uint8, [8], offset, offset + _CHECKSUM_BYTES)
+    entries["xxh3"] = entry(torch.uint8, [CHECKSUM_BYTES], offset, offset + CHECKSUM_BYTES)
     beginning = header_bytes(entries, metadata)
     check_size("the inner optimizer together with stateful=", len(beginning))
     checksum = xxhash.xxh3_64(beginning, seed=_seed(identity))
@@ -80,7 +102,7 @@ def file_parts(
         data = view(tensor.contiguous().cpu())
         checksum.update(data)
         yield data
-    yield checksum.intdigest().to_bytes(_CHECKSUM_BYTES, "little")
+    yield sum_bytes(checksum.intdigest())
 
 
 def check_size(name: str, size: int, share: float = 1.0) -> None:
@@ -105,12 +127,9 @@ def check_inner(data: bytes, identity: str, origin: str) -> None:
     Raises:
         CorruptedObjectError: The file is damaged.
     """
-    body, ending = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
-    stored = int.from_bytes(ending, "little")
-    if (
-        len(data) < LENGTH_BYTES + _CHECKSUM_BYTES
-        or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored
-    ):
+    body, ending = memoryview(data)[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    checksum = xxhash.xxh3_64_intdigest(body, seed=_seed(identity))
+    if len(data) < LENGTH_BYTES + CHECKSUM_BYTES or ending != sum_bytes(checksum):
         raise CorruptedObjectError(
             f"{origin}: the checksum is wrong. The saved inner state is damaged, or it was written "
             "under another key or in another run."
@@ -124,7 +143,7 @@ def _seed(identity: str) -> int:
 def verified(
     data: bytes, identity: str, origin: str
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The states in a file, in the form of :func:`._packed.pack`, and its tensors by number.
+    """The states in a file, in the form of :func:`pack`, and its tensors by number.
 
     Raises:
         CorruptedObjectError: The file is damaged.
@@ -140,14 +159,13 @@ def verified(
 
 
 def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
-    """The states in a file, in the form of :func:`._packed.pack`.
+    """The states in a file, in the form of :func:`pack`.
 
     All bytes are verified before anything is parsed.
     """
     check_inner(data, identity, origin)
-    body = memoryview(data)[:-_CHECKSUM_BYTES]
     try:
-        metadata = parse_header(body)["__metadata__"]
+        metadata = parse_header(memoryview(data)[:-CHECKSUM_BYTES])["__metadata__"]
         file_format = metadata.get("format", "of an earlier version")
         if file_format != str(FORMAT):
             raise FormatError(
@@ -167,3 +185,66 @@ def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
             f"{origin} is not the inner state of a replica: {error}"
         ) from error
     return tree
+
+
+def pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    """A value in a form that JSON can hold.
+
+    Tensors are appended to a list, and take the form of their number in it.
+    """
+    if isinstance(value, int) and value.bit_length() > _DECIMAL_BITS:
+        return {"int": hex(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in _DTYPES:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+            raise ConfigurationError(
+                f"{where} is a tensor of {value.dtype}, which cannot be saved. These dtypes can: "
+                f"{known}." + _WAY_OUT
+            )
+        if not is_plain(value):
+            raise ConfigurationError(
+                f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which "
+                "cannot be saved: only plain, dense tensors can." + _WAY_OUT
+            )
+        tensors.append(value.detach())
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {
+            kind: [pack(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]
+        }
+    if isinstance(value, dict):
+        return {
+            "dict": [
+                [pack(k, tensors, where), pack(v, tensors, _entry(where, k))]
+                for k, v in value.items()
+            ]
+        }
+    raise ConfigurationError(
+        f"{where} is {kind_of(value)}, which cannot be saved: only numbers, text, lists, tuples, "
+        "dicts and tensors can." + _WAY_OUT
+    )
+
+
+def _entry(where: str, key: object) -> str:
+    # Python refuses to print an integer with thousands of decimal digits.
+    if isinstance(key, int) and key.bit_length() > _DECIMAL_BITS:
+        return f"{where}[{hex(key)}]"
+    return f"{where}[{key!r}]"
+
+
+def unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The value of which :func:`pack` has made this; ``tensors`` are named by their numbers."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[str(content)]
+    if kind == "int":
+        return int(content, 16)
+    if kind == "dict":
+        return {unpack(key, tensors): unpack(item, tensors) for key, item in content}
+    items = [unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items

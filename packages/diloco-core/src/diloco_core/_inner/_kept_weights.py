@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .._errors import ModelChangedError
+from .._model._values import sample
 
 _MOST_PARAMETERS = 8
 _MOST_VALUES = 64
@@ -167,6 +168,5 @@ def _values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
 
     They are rounded to ``dtype`` first, if it is given.
     """
-    flat = tensor.detach().view(-1)
-    sample = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
-    return sample.to(dtype or tensor.dtype).to("cpu", torch.float64)
+    values = sample(tensor, _MOST_VALUES)
+    return values.to(dtype or tensor.dtype).to("cpu", torch.float64)

@@ -12,8 +12,7 @@ from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._generators import random_state, set_random_state
 from .._store._api import Buffer
-from ._file import check_size, file_parts, verified
-from ._packed import pack, unpack
+from ._file import check_size, file_parts, pack, unpack, verified
 
 # Fields of a saved file that are not states of objects.
 _OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}

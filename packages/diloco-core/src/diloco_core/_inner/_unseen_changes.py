@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from .._errors import UnseenStepsError
 from .._model._partition import NamedTensor
+from .._model._values import sample
 from ._steps import untraced
 
 _LEAST = 10  # backward passes between two checks; many micro-batches may make one step
@@ -37,7 +38,7 @@ class UnseenChanges:
     def __init__(self, tensors: Sequence[NamedTensor], sync_every: int) -> None:
         self._every = max(sync_every, _LEAST)
         self._watched = [_Watched(named) for named in _choose(tensors)]
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._stepping = False
 
     def watch(self) -> None:
@@ -46,13 +47,12 @@ class UnseenChanges:
             parameter = watched.named.tensor
             if parameter.requires_grad and parameter.is_leaf:
                 hook = untraced(_Hook(self, watched))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks.callback(handle.remove)
 
     def stop(self) -> None:
         """Stop watching; repeatable."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def steps(self) -> None:
         """Note that an inner optimizer begins a step: passes of its closure do not count."""
@@ -119,8 +119,7 @@ class _Watched:
         return self.values is not None and not torch.equal(self.values, self.sample())
 
     def sample(self) -> torch.Tensor:
-        flat = self.named.tensor.detach().reshape(-1)
-        values = flat[:: max(1, flat.numel() // _MOST_VALUES)].clone()
+        values = sample(self.named.tensor, _MOST_VALUES).clone()
         return values.view(torch.uint8)  # compared as bytes, in which NaN equals NaN
 
 

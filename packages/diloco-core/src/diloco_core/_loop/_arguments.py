@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from .._arithmetic._weights import Amount
+from .._arithmetic._contribution import Amount
 from .._checks import kind_of, one_of, whole
 from .._errors import ConfigurationError
 from .._exchange._base import Exchange
 from .._inner._state import Stateful
 from .._model._layers import PATTERNS, Pattern
 from .._terms._support import ONE_PROCESS, WITHOUT_STORE, check_process_group, support_of
-from .._terms._weighting import Weighting
+from .._terms._terms import Weighting
 
 _MOST_TOKENS = 10**18 - 1  # keys have 18 digits for them
 # Module and class of each wrapper, and what it has once it talks to other processes. The classes

@@ -14,7 +14,7 @@ from .._exchange._base import Exchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import optimizers_of
-from .._model._names import plain_name
+from .._model._values import plain_name
 from .._model._own_buffers import OwnBuffers
 from .._model._partition import Buffers, split
 from .._outer._groups import checked_groups, group_of_parameters

@@ -13,8 +13,7 @@ from .._exchange._pending import Pending
 from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
-from .._terms._schedule import Due
-from .._terms._windows import Windows
+from .._terms._schedule import Due, Windows
 from . import _notices as notices
 from ._membership import Membership
 
@@ -153,7 +152,7 @@ def copied(error: UnequalSyncsError) -> UnequalSyncsError:
 
 
 class WindowClock:
-    """Asks the clock for :class:`._windows.Windows`, which decide. Not thread-safe.
+    """Asks the clock for :class:`._schedule.Windows`, which decide. Not thread-safe.
 
     Args:
         windows: They say when a fragment is sent and adopted.

@@ -18,8 +18,7 @@ from .._exchange._endings import as_text
 from .._exchange._report import SyncReport
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
-from .._terms._schedule import Due, Schedule
-from .._terms._windows import Windows
+from .._terms._schedule import Due, Schedule, Windows
 from . import _notices as notices
 from ._arguments import check_counted
 from ._counters import Counters

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from .._errors import CorruptedObjectError
-from .._inner._file import SavedInner, file_parts, verified
-from .._inner._packed import pack, unpack
+from .._inner._file import SavedInner, file_parts, pack, unpack, verified
 from .._inner._state import InnerState, Stateful
 from .._model._own_buffers import OwnBuffers
 from .._outer._fragment import Fragment

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from .._errors import ConfigurationError
-from ._names import plain_name
+from ._values import plain_name
 
 STRIDED = "strided"
 SEQUENTIAL = "sequential"

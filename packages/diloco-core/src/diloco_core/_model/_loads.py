@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from .._errors import ModelChangedError
 from ._partition import NamedTensor
+from ._values import sample
 
 _MOST_VALUES = 64  # of each parameter
 _MOST_COUNTERS = 3
@@ -41,24 +42,21 @@ class Loads:
         self._counted = [named.tensor for named in self._tensors[:_MOST_COUNTERS]]
         self._versions: list[int] = []
         self._before: list[torch.Tensor] | None = None
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
 
     def watch(self) -> None:
         """Begin to watch."""
         self.stepped()
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                hook = _Hook(self)
                 register = module.register_load_state_dict_pre_hook
-                handle = register(hook)  # type: ignore[no-untyped-call]
-                self._handles.append(handle)
+                handle = register(_Hook(self))  # type: ignore[no-untyped-call]
+                self._hooks.callback(handle.remove)
 
     def stop(self) -> None:
         """Stop watching; repeatable."""
         self._before = None
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
 
     def stepped(self) -> None:
         """Note that the model holds what the training, or a sync, has given it."""
@@ -119,6 +117,5 @@ class _Hook:
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Some values of a tensor, evenly spread, as bytes: NaN equals NaN."""
-    flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _MOST_VALUES))].clone().view(torch.uint8)
+    """Some values of a tensor as bytes: NaN equals NaN."""
+    return sample(tensor, _MOST_VALUES).clone().view(torch.uint8)

@@ -14,8 +14,7 @@ import torch
 from .._checks import kind_of
 from .._errors import ConfigurationError
 from ._memory import first_overlap
-from ._names import plain_name
-from ._values import as_bytes, buffer_slots, is_plain
+from ._values import as_bytes, buffer_slots, is_plain, plain_name
 
 _Slot: TypeAlias = tuple[torch.nn.Module, str]  # a module, and the name of one of its buffers
 

@@ -18,8 +18,7 @@ from .._checks import kind_of
 from .._errors import ConfigurationError
 from .._wire._safetensors import SAFETENSORS_DTYPES
 from ._layers import Pattern, deal_out
-from ._names import plain_name
-from ._values import describe, is_plain, named_buffers
+from ._values import describe, is_plain, named_buffers, plain_name
 
 
 class Buffers(StrEnum):

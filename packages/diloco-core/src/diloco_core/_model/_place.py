@@ -18,7 +18,7 @@ import torch
 from .._errors import ConfigurationError
 from ._memory import address, first_overlap
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _under_way: weakref.WeakSet[Place] = weakref.WeakSet()
 
 
@@ -45,30 +45,27 @@ class Place:
                 loop.
         """
         with _lock:
-            self._check()
+            for other in _under_way:
+                if other is not self and other.exchange is self.exchange:
+                    # Syncs are only numbered: two models of the same shape would be confused.
+                    raise ConfigurationError(
+                        "this exchange is in use by another outer loop, and an exchange serves "
+                        "only one at a time: connect to another prefix for this loop. (For the "
+                        "same URI and rank, connect() returns the same exchange.)"
+                    )
+                _compare(self.synced(), other.held())
+                _compare(self.held(), other.synced())
 
     def take(self) -> None:
         """Note that the loop is entered. Raises as :meth:`check` does."""
         with _lock:
-            self._check()
+            self.check()
             _under_way.add(self)
 
     def leave(self) -> None:
         """Note that the loop is over; repeatable."""
         with _lock:
             _under_way.discard(self)
-
-    def _check(self) -> None:
-        for other in _under_way:
-            if other is not self and other.exchange is self.exchange:
-                # Syncs are only numbered: two models of the same shape would be confused.
-                raise ConfigurationError(
-                    "this exchange is in use by another outer loop, and an exchange serves only "
-                    "one at a time: connect to another prefix for this loop. (For the same URI and "
-                    "rank, connect() returns the same exchange.)"
-                )
-            _compare(self.synced(), other.held())
-            _compare(self.held(), other.synced())
 
 
 def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:

@@ -37,10 +37,9 @@ from .._wire._sections import (
     section_parts,
     seed,
 )
-from ._names import plain_name
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
-from ._values import is_plain
+from ._values import is_plain, plain_name
 
 _log = logging.getLogger("diloco_core")
 
@@ -287,7 +286,7 @@ class UnsyncedWatch:
             section = own_tensors.section(self._folder, number)
             values = ValuesReader(reader, own_tensors.layout, section, self._origin(key))
             own_tensors.read_over(number, values.read)
-            if bytes(header) != own_tensors.header(number) or values.verify() != expected:
+            if bytes(header) != own_tensors.header(number) or values.verified_sums() != expected:
                 raise CorruptedObjectError(f"{self._origin(key)} is damaged")
             return True
 

@@ -209,12 +209,9 @@ class ModelWatch:
 
     def _check_memory(self, refuse: Callable[[str, str], None]) -> None:
         synced = named_buffers(self._model, persistent=True) if self._buffers_are_synced else {}
-        names = {
-            id(each): name for name, each in reversed([*self.parameters.items(), *synced.items()])
-        }
-        tensors = [
-            *{id(each): each for each in (*self.parameters.values(), *synced.values())}.values()
-        ]
+        named = [*self.parameters.items(), *synced.items()]
+        names = {id(each): name for name, each in reversed(named)}
+        tensors = [*{id(each): each for _, each in named}.values()]
         addresses = [
             (address(tensor), tensor.stride()) if address(tensor) else (0, ()) for tensor in tensors
         ]

@@ -5,7 +5,7 @@ It sends what the model held, and takes the result later.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ import torch
 
 from .._arithmetic._layout import Piece
 from .._model._segments import ready
-from ._device_copies import ACCELERATOR, VALUES, Accelerator, DeviceCopies, Taken
+from ._device_copies import ACCELERATOR, VALUES, Accelerator, DeviceCopies
 from ._fragment import Fragment
 
 # What was brought to a device, by the pinned buffer, the group, and where it starts in the group.
@@ -31,14 +31,14 @@ class _Snapshot:
 
     Attributes:
         stop: The first inner step after those that the contribution covers; None if there is none.
-        taken: The model's values, as long as the contribution is not computed.
+        taken: Returns the model's values, as long as the contribution is not computed.
         sent: The contribution.
         unchanged: The groups of buffers that were as in the global copy.
         packed: What became of the contribution, once the result is in pinned memory; or empty.
     """
 
     stop: int | None
-    taken: Taken | None = None
+    taken: Callable[[], list[torch.Tensor]] | None = None
     sent: list[torch.Tensor] = field(default_factory=list)
     unchanged: Collection[int] = ()
     packed: str = ""
@@ -103,7 +103,7 @@ class DelayedFragment(Fragment):
         """
         snapshot = self._snapshot
         if snapshot is not None and snapshot.taken is not None:
-            self._compute(snapshot, snapshot.taken.wait())
+            self._compute(snapshot, snapshot.taken())
             snapshot.taken = None
 
     def _compute(self, snapshot: _Snapshot, held: Sequence[torch.Tensor]) -> None:

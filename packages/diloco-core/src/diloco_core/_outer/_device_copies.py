@@ -5,9 +5,8 @@ They use pinned memory, side streams and events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,24 +82,6 @@ class Accelerator:
 ACCELERATOR = Accelerator()
 
 
-@dataclass(eq=False)
-class Taken:
-    """Values on their way from their devices to the CPU."""
-
-    values: list[torch.Tensor]
-    waits: list[tuple[_Lane, Any, torch.Tensor]]
-
-    def wait(self) -> list[torch.Tensor]:
-        """Wait until the values are there.
-
-        Returns them: flat, on the CPU, and right until the next use of the buffers.
-        """
-        for lane, event, _ in self.waits:
-            lane.accelerator.wait(event)
-        self.waits = []
-        return self.values
-
-
 class DeviceCopies:
     """Takes the values of one fragment from their devices, and brings new ones to them.
 
@@ -125,17 +106,27 @@ class DeviceCopies:
         """Say whether tensors have the devices, dtypes and sizes for which this was made."""
         return self._kinds == [_kind(each) for each in values]
 
-    def take(self, values: Sequence[torch.Tensor]) -> Taken:
+    def take(self, values: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         """Copy values as they are at this point of the current streams.
 
         Does not wait for devices with streams.
+
+        Returns:
+            A function that waits until the values are there, and returns them: flat, on the CPU,
+            and right until the next use of the buffers.
         """
         waits = [(lane, *lane.take(values)) for lane in self._lanes]
         taken = {number: each for lane in self._lanes for number, each in lane.pinned_parts(VALUES)}
         for number, each in enumerate(values):
             if number not in taken:  # on the CPU already, or on a device without streams
                 taken[number] = each.to("cpu", copy=True)
-        return Taken([taken[number] for number in range(len(values))], waits)
+
+        def wait() -> list[torch.Tensor]:
+            for lane, event, _ in waits:
+                lane.accelerator.wait(event)
+            return [taken[number] for number in range(len(values))]
+
+        return wait
 
     def pack(self, which: str, values: Sequence[torch.Tensor | None]) -> None:
         """Write values into a pinned buffer, rounded to the dtypes on the devices.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from .._arithmetic._coded import RESIDUAL, CodedUpdates, encode_update
+from .._arithmetic._coded import RESIDUAL, CodedUpdates, Encoded, encode_update
 from .._arithmetic._contribution import Contribution
 from .._arithmetic._layout import Layout, Piece, Rule
 from .._arithmetic._rate import NO_RATE, Rate
@@ -70,7 +70,10 @@ class Fragment:
         self._adopted = False
         groups, placed = arrange(self.tensors)
         self._segments = Segments(placed)
+        self.starts, self.locate = self._segments.starts, self._segments.locate
         self.outer.arranged([segments[0].named.outer_group or 0 for segments in placed])
+        self.keeps_outer = self.outer.keeps
+        self.outer_state, self.outer_scalars = self.outer.tensors, self.outer.scalars
         block = terms.codec.block
         if coded is not None:
             block = math.lcm(block, coded.codec.block)
@@ -243,14 +246,6 @@ class Fragment:
             for local, start, stop in held
         )
 
-    def starts(self, group: int) -> Sequence[int]:
-        """Return where the tensors of a group start in it, in order."""
-        return self._segments.starts(group)
-
-    def locate(self, piece: Piece, index: int) -> str:
-        """The name of the tensor that holds element ``index`` of the piece."""
-        return self._segments.locate(piece, index)
-
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Take the outer step on the global copy. Buffers just take the reduced values."""
         values = self.destination(piece)
@@ -276,7 +271,7 @@ class Fragment:
         for name, data in encoded.items():
             codec.decode(data, state[name])
         self.outer.keep(piece, RESIDUAL, update.residual)
-        coded.keep(piece, update.data, {**encoded, residual_name: update.left})
+        coded.chunks[piece] = Encoded(update.data, {**encoded, residual_name: update.left})
 
     def must_be_finite(self, piece: Piece) -> bool:
         """Say whether the piece takes an outer step."""
@@ -320,18 +315,6 @@ class Fragment:
         """The global copy of a piece."""
         return self.destination(piece)
 
-    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
-        """Scalars of the outer optimizer for a chunk of one of this replica's shards."""
-        return self.outer.scalars(piece)
-
-    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
-        """Tensors of the outer optimizer for a chunk of one of this replica's shards."""
-        return self.outer.tensors(piece)
-
-    def keeps_outer(self, piece: Piece, name: str) -> bool:
-        """Say whether a tensor of the outer optimizer with this name can belong to a piece."""
-        return self.outer.keeps(piece, name)
-
     def prepare_outer(self, piece: Piece) -> None:
         """Give a chunk its part of an outer state that was loaded, before its first outer step."""
         if self.must_be_finite(piece):
@@ -349,7 +332,8 @@ class Fragment:
         dropped = list(chunks)
         self.outer.forget(dropped)
         if self.coded is not None:
-            self.coded.forget(dropped)
+            for piece in dropped:
+                self.coded.chunks.pop(piece, None)
 
     def table(self) -> dict[str, Any]:
         """Return the manifest's table that says where each tensor is in the fragment's files."""

@@ -132,21 +132,14 @@ class Residual:
 
     def fits(self, values: object) -> bool:
         """Say whether these are the values of a residual of this fragment."""
-        if not isinstance(values, list):
+        if not isinstance(values, list) or not all(isinstance(v, torch.Tensor) for v in values):
             return False
-        shapes = [
-            (group.numel if group.rule is Rule.OUTER else 0, group.dtype)
+        # Of a tensor without elements, the dtype does not matter.
+        held = [(each.numel(), each.dtype) if each.numel() else None for each in values]
+        return not values or held == [
+            (group.numel, group.dtype) if group.rule is Rule.OUTER and group.numel else None
             for group in self.layout.groups
         ]
-        return not values or (
-            all(isinstance(each, torch.Tensor) for each in values)
-            and [each.numel() for each in values] == [numel for numel, _ in shapes]
-            and all(
-                each.dtype is dtype
-                for each, (numel, dtype) in zip(values, shapes, strict=True)
-                if numel
-            )
-        )
 
     def load(self, values: Sequence[torch.Tensor], tag: int) -> None:
         """Continue with a saved residual, which is copied."""

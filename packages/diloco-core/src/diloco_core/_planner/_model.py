@@ -11,13 +11,11 @@ from functools import cached_property
 
 import torch
 
-from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Rule
+from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Rule, shards_of
 from .._arithmetic._reduction import blocks
-from .._arithmetic._shard_sizes import shards_of
 from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
-from .._store._drivers._uploads import creates_at_once, parts_at_once
-from .._store._transfer import Transfer
+from .._store._transfer import Transfer, creates_at_once, parts_at_once
 from .._timing import WATCH_EVERY, Timing
 from .._wire._delta import SUMMED_BYTES
 from .._wire._published import END

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, cast
 
-from .._arithmetic._layout import CHUNK_BYTES
-from .._arithmetic._shard_sizes import shards_of
+from .._arithmetic._layout import CHUNK_BYTES, shards_of
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity, check_resume, whole
 from .._errors import (

@@ -15,7 +15,7 @@ from .._exchange._one_thread import one_thread
 from .._exchange._pending import Syncs
 from .._exchange._resumable import Position, ResumableJob
 from .._model._unsynced import UnsyncedWatch
-from .._store._api import InBackground, Store
+from .._store._api import Store
 from .._store._patient import Patient
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_run, claim, watch_manifest
@@ -159,8 +159,8 @@ class Member:
         """Begin or join the run where its objects are; ``loaded`` is the name of a loaded state."""
         store, joiner = self._store, self._joiner
         manifest = Opening(store, jobs, schema, joiner, loaded).manifest()
-        if manifest.topology == "gather" and isinstance(self.store, InBackground):
-            self.store.budget = self.store.transfer.gather_budget()
+        if manifest.topology == "gather" and self.store.background is not None:
+            self.store.background.budget = self.store.background.settings.gather_budget()
         self._run = manifest.run()
         reader = Incarnation.reading(store, jobs, manifest, joiner)
         self._incarnation = incarnation = _next_incarnation(reader, schema)

@@ -22,7 +22,6 @@ from .._errors import CorruptedObjectError, RendezvousError, RendezvousTimeoutEr
 from .._exchange._base import Schema
 from .._exchange._resumable import ResumableJob
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
-from .._store._api import InBackground
 from .._store._patient import Patient
 from .._store._reread import copy_key, read_again
 from ._claims import newest_epoch
@@ -168,13 +167,14 @@ class Opening:
         if topology == "auto" and (store.near or terms.coding is not None):
             topology = "sharded"
         if topology == "auto":
+            background = store.store.background
             topology = plan_exchange(
                 max(max(layout_bytes(job.layout) for job in self.jobs) / 4, 1),
                 self.joiner.world_size,
                 USUAL_BANDWIDTH,
                 outer_state=self.schema.outer_state(),
                 publish_every=settings.published_every,
-                transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
+                transfer=None if background is None else background.settings,
                 codec=terms.codec,
             ).topology
         settings.check_chosen(topology)

@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from ._transfer import BLOCK_BYTES, Transfer
@@ -65,6 +65,22 @@ def read_bytes(reader: ObjectReader, start: int, stop: int) -> bytes:
     return bytes(data)
 
 
+class InBackground(Protocol):
+    """The requests of a store that are sent by threads of its own, several at the same time."""
+
+    settings: Transfer
+    """How much may be under way at once."""
+    budget: int
+    """Bytes that all reads ahead and uploads together may hold. It may be set at any time."""
+
+    @property
+    def creates_at_once(self) -> int:
+        """Return how many objects may be created at the same time while others are read."""
+
+    def submit(self, act: Callable[[], T]) -> Future[T]:
+        """Call ``act`` in one of the threads; it must not wait for anything else that they do."""
+
+
 class Store(Protocol):
     """A prefix of an object store. Keys are relative, with ``/`` between parts. Thread-safe.
 
@@ -85,7 +101,6 @@ class Store(Protocol):
     """
     largest: int | None
     """The most bytes that an object may have, if there is a limit."""
-
     patience: float
     """For how many seconds a request is tried again while the store is unavailable.
 
@@ -94,6 +109,10 @@ class Store(Protocol):
     Stores that do not retry by themselves leave that to :class:`._patient.Patient`, which obeys
     this number.
     """
+
+    @property
+    def background(self) -> InBackground | None:
+        """Its requests in the background; None if it has no threads."""
 
     @property
     def downtime(self) -> float:
@@ -160,23 +179,6 @@ class Store(Protocol):
         """Release what the driver holds; repeatable, and the store may still be used."""
 
 
-@runtime_checkable
-class InBackground(Store, Protocol):
-    """A store that can have several requests under way."""
-
-    transfer: Transfer
-    """How much may be under way at once."""
-    budget: int
-    """Bytes that all reads ahead and uploads together may hold. It may be set at any time."""
-
-    @property
-    def creates_at_once(self) -> int:
-        """Return how many objects may be created at the same time while others are read."""
-
-    def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Call ``act`` in one of the store's threads."""
-
-
 def block_bytes_of(store: Store) -> int:
     """Return how many bytes of one object are read before the next object is read.
 
@@ -184,7 +186,7 @@ def block_bytes_of(store: Store) -> int:
     """
     if store.near:
         return 0
-    return store.transfer.block_bytes if isinstance(store, InBackground) else BLOCK_BYTES
+    return BLOCK_BYTES if store.background is None else store.background.settings.block_bytes
 
 
 def is_key(key: str) -> bool:
@@ -304,6 +306,7 @@ class Below:
     near: bool = _passed_on("near")
     retries: bool = _passed_on("retries")
     largest: int | None = _passed_on("largest")
+    background: InBackground | None = _passed_on("background")
     patience: float = _passed_on("patience")
     downtime: float = _passed_on("downtime")
 
@@ -348,18 +351,3 @@ class Below:
     def close(self) -> None:
         """Release what the driver holds; see :meth:`._api.Store.close`."""
         self.store.close()
-
-
-class _BelowInBackground(Below):
-    """A folder of a store that can have several requests under way; see :class:`InBackground`."""
-
-    transfer: Transfer = _passed_on("transfer")
-    budget: int = _passed_on("budget")
-    creates_at_once: int = _passed_on("creates_at_once")
-    submit: Any = _passed_on("submit")
-
-
-def below(store: Store, folder: str) -> Below:
-    """The folder of a store as a store of its own."""
-    kind = _BelowInBackground if isinstance(store, InBackground) else Below
-    return kind(store, folder)

@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -34,15 +35,16 @@ _SECRETS = (
     "AZURE_STORAGE_CONNECTION_STRING",
     "AZURE_STORAGE_SAS_TOKEN",
 )
-_S3 = {"s3", "s3a"}
+S3 = {"s3", "s3a"}
+"""The schemes of S3."""
 # All characters that a URL may hold, except those that begin a query string or a fragment: keys are
 # appended to it.
 _URL = re.compile(r"https?://[A-Za-z0-9%:/@!$&'()*+,;=._~\[\]-]+", re.IGNORECASE)
+S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""The variables that name the endpoint of S3; the first one that is set counts."""
 _ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "s3a": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("STORAGE_EMULATOR_HOST",),
-    "gcs": ("STORAGE_EMULATOR_HOST",),
+    **dict.fromkeys(S3, S3_ENDPOINTS),
+    **dict.fromkeys(("gs", "gcs"), ("STORAGE_EMULATOR_HOST",)),
 }
 
 
@@ -77,7 +79,7 @@ def check_endpoint(scheme: str, *, empty: bool = True) -> None:
     Raises:
         ConfigurationError: A variable does not hold a URL; the error names it.
     """
-    for name in _ENDPOINTS.get(scheme, ()) if scheme in _S3 else ():
+    for name in S3_ENDPOINTS if scheme in S3 else ():
         value = os.environ.get(name)
         if value is None or (not value and empty) or _is_url(value):
             continue
@@ -131,27 +133,22 @@ def in_time(act: Callable[[], T], uri: str, seconds: float) -> T:
         StoreUnavailableError: It has not returned after so many seconds. It goes on in a daemon
             thread.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(act())
+            future.set_result(act())
         except BaseException as error:  # noqa: BLE001 - for the thread that waits
-            errors.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="diloco-open", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, name="diloco-open", daemon=True).start()
+    if not wait([future], seconds).done:
         raise StoreUnavailableError(
             f"{redact_uri(uri)} cannot be opened: the store did not answer within {seconds:g} s. "
             f"Its endpoint is {endpoint(uri)}: check that this is the right one, and that this "
             "machine can reach it."
         )
-    return results[0]
+    return future.result()
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

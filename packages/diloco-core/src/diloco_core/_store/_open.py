@@ -8,17 +8,17 @@ requests.
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import NamedTuple
 
+from fsspec.config import conf
 from fsspec.registry import known_implementations
 
 from .._errors import ConfigurationError
 from .._redact import redact_uri, userinfo_of
 from ._api import Store
-from ._guard import OPENING_SECONDS, check_endpoint, in_time
+from ._guard import OPENING_SECONDS, S3, check_endpoint, in_time
 from ._transfer import Transfer
-
-_S3 = {"s3", "s3a"}
 
 
 def open_store(uri: str, *, reading: bool = False, transfer: Transfer | None = None) -> Store:
@@ -65,12 +65,12 @@ def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
         return FolderStore(uri, reading=reading)
     chosen_driver, plus, scheme = scheme.rpartition("+")
     plain_uri = f"{scheme}://{path}"
-    if chosen_driver == "obstore" and scheme not in _S3:
+    if chosen_driver == "obstore" and scheme not in S3:
         raise ConfigurationError(
             f"{redact_uri(uri)!r}: the obstore driver is only for s3://, not for {scheme}://; "
             f"write {redact_uri(plain_uri)!r}"
         )
-    if chosen_driver == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
+    if chosen_driver == "obstore" or (not plus and scheme in S3 and _prefers_obstore(scheme)):
         return RemoteStore(plain_uri, ObstoreDriver(plain_uri), reading=reading, transfer=transfer)
     transfer = transfer or Transfer()
     driver = FsspecDriver(plain_uri if chosen_driver == "fsspec" else uri, transfer.connections)
@@ -78,13 +78,7 @@ def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
 
 
 def _prefers_obstore(scheme: str) -> bool:
-    from fsspec.config import conf
-
-    try:
-        import obstore  # noqa: F401 - to see whether it is installed
-    except ImportError:
-        return False
-    return not conf.get(scheme)
+    return find_spec("obstore") is not None and not conf.get(scheme)
 
 
 class _Places(NamedTuple):

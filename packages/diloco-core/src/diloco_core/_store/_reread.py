@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from .._errors import CorruptedObjectError, StoreError
 from .._timing import Timing
-from ._api import InBackground, ObjectReader, Store
+from ._api import ObjectReader, Store
 
 T = TypeVar("T")
 
@@ -148,14 +148,14 @@ def in_parallel(store: Store, acts: Iterable[Callable[[], T]], at_once: int) -> 
     threads. Each function must be able to run in another thread, and must not wait for anything
     else that is done in the background. When one raises an error, no further ones are started.
     """
-    if store.near or not isinstance(store, InBackground):
+    if store.near or store.background is None:
         yield from (act() for act in acts)
         return
     remaining = iter(acts)
     started: deque[Future[T]] = deque()
     try:
         while True:
-            started.extend(map(store.submit, islice(remaining, at_once - len(started))))
+            started.extend(map(store.background.submit, islice(remaining, at_once - len(started))))
             if not started:
                 return
             yield started.popleft().result()

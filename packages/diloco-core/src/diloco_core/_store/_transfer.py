@@ -117,3 +117,28 @@ def most_files() -> int | None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return None if limit == resource.RLIM_INFINITY else limit
     return None
+
+
+def creates_at_once(transfer: Transfer) -> int:
+    """Return how many objects are created at the same time while others are read.
+
+    This is for drivers that need no memory for that.
+    """
+    return max(1, transfer.connections * 3 // 8)
+
+
+def parts_at_once(transfer: Transfer, free: int, copies: int = 1, least: int | None = None) -> int:
+    """Return how many parts of an upload are under way at the same time.
+
+    The one that is being made does not count.
+
+    Args:
+        transfer: The store's settings.
+        free: Bytes of the budget that are not in use.
+        copies: How often a part is held in memory.
+        least: Bytes that the upload may hold even if fewer are free; if left out, those of an
+            upload that is alone.
+    """
+    least = transfer.least_upload() if least is None else least
+    fitting = max(free, least) // (copies * PART_BYTES) - 1
+    return max(1, min(fitting, transfer.connections))

@@ -6,18 +6,15 @@ Both come before anything is started.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 
-from .._checks import kind_of, one_of, whole
+from .._checks import is_whole, kind_of, one_of, whole
 from .._codecs._codec import Codec, check_state_codec, is_sparse
 from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
-from ._schedule import Schedule
+from ._schedule import Schedule, Windows
 from ._support import support_of
-from ._terms import OuterGroup, StateCoding, Terms
-from ._weighting import Weighting
-from ._windows import Windows
+from ._terms import OuterGroup, StateCoding, Terms, Weighting
 
 _FULL_STATE_EVERY = 8
 # SparseLoCo, arXiv 2508.15706.
@@ -321,7 +318,7 @@ def _alpha(exchange: object, alpha: object, late: int) -> float:
 
 def _steps_per_cycle(sync_every: object, fragments: int) -> int:
     """``sync_every`` as a number that is a multiple of the number of fragments."""
-    if isinstance(sync_every, bool) or not isinstance(sync_every, Integral) or sync_every < 1:
+    if not is_whole(sync_every) or sync_every < 1:
         raise ConfigurationError(
             f"sync_every must be a whole number of inner steps, at least 1, not {sync_every!r}. In "
             "an elastic run it may also be a time: sync_every=Seconds(60)"

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 
 from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
-from ._schedule import Schedule
-from ._weighting import Weighting
-from ._windows import Windows
+from ._schedule import Schedule, Windows
 
 _EVERY_STEP = Schedule(1, 1)
+
+
+class Weighting(StrEnum):
+    """A measure by which contributions are weighed."""
+
+    EQUAL = "equal"
+    """All count the same."""
+    STEPS = "steps"
+    """By the inner steps that they cover."""
+    TOKENS = "tokens"
+    """By tokens squared over inner steps, as in Decoupled DiLoCo."""
 
 
 class OuterGroup(NamedTuple):

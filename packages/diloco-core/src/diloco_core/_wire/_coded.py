@@ -12,7 +12,7 @@ such as buffers, are in the update as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,14 +20,20 @@ import xxhash
 
 from .._arithmetic._coded import CodedUpdates
 from .._arithmetic._layout import Layout, Piece
-from .._arithmetic._sent import codec_of, sent_bytes
 from .._arithmetic._sharded import Scratch
 from .._codecs._codec import Codec
-from .._errors import CorruptedObjectError, DivergedError
+from .._errors import DivergedError
 from .._store._api import ObjectReader
 from ._published import END, Shard, Sums, as_recorded, end_sums
-from ._safetensors import LENGTH_BYTES
-from ._sections import CHECKSUM_BYTES, Parts, Section, padding_bytes, section_bytes, sum_bytes, view
+from ._sections import (
+    CHECKSUM_BYTES,
+    Parts,
+    Section,
+    SectionReader,
+    section_bytes,
+    sum_bytes,
+    view,
+)
 
 
 class EncodedUpdate:
@@ -46,7 +52,9 @@ class EncodedUpdate:
     ) -> None:
         self.section = Section("update", layout.shard(number), seed, codec=codec)
         self._layout = layout
+        self._number = number
         self._codec = codec
+        self._values_seed = values.seed
         after = section_bytes(layout, values) + CHECKSUM_BYTES * len(END)
         self._before_end = section_bytes(layout, self.section) + after
 
@@ -66,54 +74,63 @@ class EncodedUpdate:
             reader.expect(start, start + section_bytes(self._layout, self.section))
 
     def read(self, reader: ObjectReader, origin: str, chunk_bytes: int) -> torch.Tensor:
-        """The bytes of the update.
+        """The bytes of the update, read and verified.
 
         Raises:
             CorruptedObjectError: They are damaged.
         """
-        start = self.start(reader.size)
-        if start < LENGTH_BYTES:
-            raise CorruptedObjectError(
-                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for "
-                "another model"
-            )
-        data = torch.empty(
-            section_bytes(self._layout, self.section), dtype=torch.uint8, device="cpu"
-        )
+        data = torch.empty(self.size, dtype=torch.uint8, device="cpu")
         whole = view(data)
+        section = SectionReader(reader, self._layout, self.section, self.start(reader.size), origin)
         for offset in range(0, len(whole), chunk_bytes):
-            reader.read_into(start + offset, whole[offset : offset + chunk_bytes])
-        checksum = xxhash.xxh3_64_intdigest(whole[: self.size], seed=self.section.seed)
-        ending = bytes(padding_bytes(self.size)) + sum_bytes(checksum)
-        if bytes(whole[self.size :]) != ending:
-            raise CorruptedObjectError(
-                f"{origin}, section update: the checksum is wrong. The object is damaged, or it "
-                "was written for another run, model or sync."
-            )
-        return data[: self.size]
+            section.read_encoded(whole[offset : offset + chunk_bytes])
+        section.verify()
+        return data
 
-    def add(self, data: torch.Tensor, piece: Piece, offset: int, values: torch.Tensor) -> int:
-        """Add the update of a chunk to its values, or set them where they take no outer step.
+    def add(
+        self,
+        reader: ObjectReader,
+        origin: str,
+        chunk_bytes: int,
+        values_of: Callable[[Piece], torch.Tensor],
+        adopt: Callable[[Piece, torch.Tensor], object] = lambda *_: None,
+    ) -> int:
+        """Add the update in a file to the values of the sync before.
 
         Args:
-            data: What :meth:`read` returned.
-            piece: The chunk.
-            offset: Where its bytes begin.
-            values: The values before the sync, which are changed.
+            reader: The open file.
+            origin: What it is called in errors.
+            chunk_bytes: Number of bytes handled at once.
+            values_of: Returns the values of a chunk before the sync, which are changed. Values that
+                take no outer step are set.
+            adopt: Called with each chunk and its new values.
 
         Returns:
-            Where the bytes of the next chunk begin.
+            The checksum of the new values.
+
+        Raises:
+            CorruptedObjectError: The update is damaged. Nothing was added.
         """
-        stop = offset + sent_bytes(self._codec, self._layout, piece)
-        encoded = data[offset:stop].clone()  # aligned, as codecs expect it
-        codec = codec_of(self._codec, self._layout, piece.group)
-        if codec is self._codec:
+        # All of it is read and verified before any of it is added: values to which a part was added
+        # could not be restored.
+        data, start = self.read(reader, origin, chunk_bytes), 0
+        digest = xxhash.xxh3_64(seed=self._values_seed)
+        for chunk in self._layout.chunks(self._number, chunk_bytes):
+            values = values_of(chunk)
+            stop = start + self._layout.sent_bytes(chunk, self._codec)
+            self._add_chunk(data[start:stop].clone(), chunk, values)  # aligned, as codecs expect it
+            digest.update(view(values))
+            adopt(chunk, values)
+            start = stop
+        return digest.intdigest()
+
+    def _add_chunk(self, encoded: torch.Tensor, chunk: Piece, values: torch.Tensor) -> None:
+        if self._layout.codec_of(chunk.group, self._codec) is self._codec:
             update = torch.empty_like(values)
-            codec.decode(encoded, update)
+            self._codec.decode(encoded, update)
             values += update
         else:
             view(values)[:] = view(encoded)
-        return stop
 
 
 @dataclass(eq=False)
@@ -144,7 +161,7 @@ class CodedShard(Shard):
     @property
     def writable(self) -> bool:
         """Say whether the encoded bytes are kept, so that the file can be written."""
-        return all(map(self.coded.holds, self._outer_chunks()))
+        return self.coded.chunks.keys() >= set(self._outer_chunks())
 
     def rest_bytes(self, size: int) -> int:
         """Return the bytes of header and outer state before the update in a file of this size."""
@@ -170,18 +187,14 @@ class CodedShard(Shard):
 
     def _add(self, reader: ObjectReader, origin: str, expected: Sums | None) -> Sums:
         sums = as_recorded(end_sums(reader, origin), expected, origin)
-        # All of it is read and verified before any of it is added: values to which a part was added
-        # could not be restored.
-        data = self._update.read(reader, origin, self.chunk_bytes)
-        digest = xxhash.xxh3_64(seed=self.values().seed)
-        offset = 0
-        for chunk in self._chunks():
+
+        def values_of(chunk: Piece) -> torch.Tensor:
             values = self.job.destination(chunk)
             assert values is not None  # only fragments of a model are published in this way
-            offset = self._update.add(data, chunk, offset, values)
-            digest.update(view(values))
-            self.job.adopt(chunk, values)
-        if digest.intdigest() != sums.values:
+            return values
+
+        update = self._update
+        if update.add(reader, origin, self.chunk_bytes, values_of, self.job.adopt) != sums.values:
             raise DivergedError(
                 f"with the update in {origin}, this replica does not come to the values of the "
                 "replica that published it: the two held different values before. The memory of "
@@ -237,12 +250,14 @@ class CodedShard(Shard):
     ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
         for name in names:
             outer = self._chunks_with(name)
-            tensors = (self.coded.outer(chunk, name) for chunk in outer)
+            tensors = (self.coded.chunks[chunk].outer[name] for chunk in outer)
             yield self.outer(name), tensors, True
         yield self._update.section, map(self._encoded, self._chunks()), False
 
     def _encoded(self, chunk: Piece) -> torch.Tensor:
-        return self.coded.update(chunk) if self._is_outer(chunk) else self.job.published(chunk)
+        return (
+            self.coded.chunks[chunk].update if self._is_outer(chunk) else self.job.published(chunk)
+        )
 
     def _values_parts(self) -> Parts:
         if self.full:

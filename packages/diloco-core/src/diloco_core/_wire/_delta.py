@@ -22,7 +22,6 @@ import xxhash
 
 from .._arithmetic._clip import norm_count
 from .._arithmetic._layout import CHUNK_BYTES, Rule
-from .._arithmetic._sent import codec_of, sent_bytes
 from .._arithmetic._sharded import Scratch, carries, check_contribution, checked, may_carry
 from .._arithmetic._sync_job import SyncJob
 from .._store._api import Buffer, ObjectReader
@@ -244,9 +243,8 @@ class DeltaFormat:
             data = None
             if carries(plan.groups, piece.group):
                 values = checked(self.job, piece, rank, scratch)
-                data = view(
-                    codec_of(self.job.terms.codec, self._layout, piece.group).encode(values)
-                )
+                codec = self._layout.codec_of(piece.group, self.job.terms.codec)
+                data = view(codec.encode(values))
             if expected is not None:
                 copy.update(view(self.job.published(piece)))
             if data is not None:
@@ -259,9 +257,9 @@ class DeltaFormat:
             offset = number = 0
             for piece in self._layout.chunks(shard, SUMMED_BYTES):
                 if carries(plan.groups, piece.group):
-                    codec = codec_of(self.job.terms.codec, self._layout, piece.group)
+                    codec = self._layout.codec_of(piece.group, self.job.terms.codec)
                     yield Chunk(shard, number, offset, piece.numel, codec)
-                    offset += sent_bytes(self.job.terms.codec, self._layout, piece)
+                    offset += self._layout.sent_bytes(piece, self.job.terms.codec)
                     number += 1
 
     def _seed(self, named: Named, section: int | str) -> int:

@@ -20,7 +20,7 @@ import xxhash
 from .._codecs._codec import Codec
 from .._errors import CorruptedObjectError
 from .._store._api import Buffer, Closing, ObjectReader, read_bytes
-from ._sections import CHECKSUM_BYTES, fill, sum_bytes
+from ._sections import CHECKSUM_BYTES, fill, sum_bytes, wrong_checksum
 
 T = TypeVar("T")
 
@@ -237,10 +237,7 @@ class DeltaReader(Closing):
         return self._reader
 
     def _wrong(self, place: Place) -> CorruptedObjectError:
-        return CorruptedObjectError(
-            f"{self.origin}, section {place.name}: a checksum is wrong. The object is damaged, or "
-            "it was written for another run, model or sync."
-        )
+        return wrong_checksum(f"{self.origin}, section {place.name}", "a checksum")
 
 
 def checksum(data: Buffer, first_seed: int, number: int) -> bytes:

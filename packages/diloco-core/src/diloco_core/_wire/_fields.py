@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from .._errors import CorruptedObjectError
+
+T = TypeVar("T")
 
 LARGEST = 2**63 - 1
 
@@ -40,10 +42,7 @@ class Fields:
 
     def truth(self, name: str) -> bool:
         """True or false."""
-        value = self._take(name)
-        if not isinstance(value, bool):
-            raise self.wrong(f"field {name!r} must be true or false, not {_shown(value)}")
-        return value
+        return self._of_type(name, bool, "true or false")
 
     def text(self, name: str, pattern: str | None = None) -> str:
         """Text; if a ``pattern`` is given, all of the text must match it."""
@@ -51,10 +50,7 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """A list of anything."""
-        value = self._take(name)
-        if not isinstance(value, list):
-            raise self.wrong(f"field {name!r} must be a list, not {_shown(value)}")
-        return value
+        return self._of_type(name, list, "a list")
 
     def texts(self, name: str, pattern: str | None = None) -> list[str]:
         """A list of texts."""
@@ -92,10 +88,7 @@ class Fields:
 
     def mapping(self, name: str) -> dict[str, Any]:
         """An object with any content, which the caller has to check."""
-        value = self._take(name)
-        if not isinstance(value, dict):
-            raise self.wrong(f"field {name!r} must be a JSON object, not {_shown(value)}")
-        return value
+        return self._of_type(name, dict, "a JSON object")
 
     def part(self, name: str) -> Fields:
         """An object with fields of its own."""
@@ -124,6 +117,12 @@ class Fields:
         if name not in self._fields:
             raise self.wrong(f"field {name!r} is missing")
         return self._fields[name]
+
+    def _of_type(self, name: str, kind: type[T], what: str) -> T:
+        value = self._take(name)
+        if not isinstance(value, kind):
+            raise self.wrong(f"field {name!r} must be {what}, not {_shown(value)}")
+        return value
 
     def _whole(self, value: object, name: str, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

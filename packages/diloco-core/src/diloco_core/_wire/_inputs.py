@@ -11,8 +11,7 @@ import torch
 from .._arithmetic._clip import Clipping
 from .._arithmetic._layout import Piece
 from .._arithmetic._reduction import blocks
-from .._arithmetic._sent import as_sent, sent_bytes
-from .._arithmetic._sharded import Source, carries, with_unchanged, without_progress
+from .._arithmetic._sharded import Source, as_sent, carries, with_unchanged, without_progress
 from .._arithmetic._sync_job import SyncJob
 from .._store._api import Closing
 from .._store._patient import Patient
@@ -138,7 +137,7 @@ class Inputs(Closing):
     def _source(self, reader: DeltaReader) -> Source:
         def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
             reader.read(out)
-            self._received(sent_bytes(self._job.terms.codec, self._job.layout, piece))
+            self._received(self._job.layout.sent_bytes(piece, self._job.terms.codec))
             return out
 
         return read
@@ -148,6 +147,6 @@ class Inputs(Closing):
         sizes: dict[int, int] = {}
         for shard, piece in block:
             if carries(groups, piece.group):
-                size = sent_bytes(self._job.terms.codec, self._job.layout, piece)
+                size = self._job.layout.sent_bytes(piece, self._job.terms.codec)
                 sizes[shard] = sizes.get(shard, 0) + size
         return sizes

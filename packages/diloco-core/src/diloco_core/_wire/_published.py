@@ -39,6 +39,7 @@ from ._sections import (
     section_starts,
     sum_bytes,
     view,
+    wrong_checksum,
 )
 
 # What follows the values: sections without tensors, which consist only of a checksum.
@@ -57,7 +58,7 @@ class Sums(NamedTuple):
     rest: int
 
 
-class ValuesReader:
+class ValuesReader(SectionReader):
     """Reads the values of a published file piece by piece and verifies them at the end.
 
     Not thread-safe.
@@ -74,30 +75,19 @@ class ValuesReader:
 
     def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
         start = reader.size - section_bytes(layout, values) - CHECKSUM_BYTES * len(END)
-        self._reader = reader
-        self._origin = origin
-        self._section = SectionReader(reader, layout, values, start, origin)
+        super().__init__(reader, layout, values, start, origin)
+        self._file = origin
         reader.expect(start, reader.size)
 
-    def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next elements.
-
-        They must not be trusted before :meth:`verify`.
-        """
-        self._section.read(out)
-
-    def verify(self) -> Sums:
+    def verified_sums(self) -> Sums:
         """Verify the checksum of the values. Returns all checksums of the file.
 
         Raises:
             CorruptedObjectError: The values or the checksums are damaged.
         """
-        sums = end_sums(self._reader, self._origin, self._section.padding)
-        if sums.values != self._section.digest:
-            raise CorruptedObjectError(
-                f"{self._origin}: the checksum of its values is wrong. The object is damaged, or "
-                "it was written for another run, model or sync."
-            )
+        sums = end_sums(self._reader, self._file, self.padding)
+        if sums.values != self.digest:
+            raise wrong_checksum(self._file, "the checksum of its values")
         return sums
 
 
@@ -230,7 +220,7 @@ class Shard:
             return out
 
         adopt_shard(self.job, self.number, read, self.chunk_bytes, scratch)
-        return values.verify()
+        return values.verified_sums()
 
     def announce_load(self, reader: ObjectReader, origin: str) -> None:
         """Announce what :meth:`load` will read; as :meth:`announce`."""
@@ -264,7 +254,7 @@ class Shard:
         values = self._values_of(reader, origin)
         for chunk in self._chunks():
             values.read(scratch.tensor(0, self.job.layout, chunk))
-        return values.verify()
+        return values.verified_sums()
 
     def described(
         self, reader: ObjectReader, origin: str, expected: int | None = None
@@ -285,13 +275,13 @@ class Shard:
         beginning, fields = read_header(reader, origin)
         names, scalars = _names_and_scalars(fields, origin)
         sections = self._sections(names)
-        if len(beginning) + section_starts(self.job.layout, sections)[-1] != reader.size:
+        starts = [len(beginning) + start for start in section_starts(self.job.layout, sections)]
+        if starts[-1] != reader.size:
             raise CorruptedObjectError(
                 f"{origin} does not have the size that follows from its header: it is damaged"
             )
         rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
-        starts = [len(beginning) + start for start in section_starts(self.job.layout, sections)]
         reader.expect(starts[0], starts[len(names)])
         for section_of_name, start, name in zip(sections, starts, names, strict=False):
             section = SectionReader(reader, self.job.layout, section_of_name, start, origin)

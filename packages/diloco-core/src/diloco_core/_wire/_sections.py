@@ -26,7 +26,6 @@ import torch
 import xxhash
 
 from .._arithmetic._layout import Layout, Piece
-from .._arithmetic._sent import codec_of, sent_bytes
 from .._codecs._codec import Codec
 from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
@@ -68,7 +67,7 @@ class Section:
 
     def values_bytes(self, layout: Layout) -> int:
         """Size of its encoded pieces in bytes, without padding and checksums."""
-        return sum(sent_bytes(self.codec, layout, piece) for piece in self.pieces)
+        return sum(layout.sent_bytes(piece, self.codec) for piece in self.pieces)
 
 
 def fingerprint(*identity: object) -> str:
@@ -120,8 +119,8 @@ def header(
         if section.numbers:
             tensors[section.name] = entry(torch.float64, [section.numbers], start, offset)
         for piece in section.pieces:
-            end = offset + sent_bytes(section.codec, layout, piece)
-            plain = codec_of(section.codec, layout, piece.group).plain
+            end = offset + layout.sent_bytes(piece, section.codec)
+            plain = layout.codec_of(piece.group, section.codec).plain
             dtype = layout.groups[piece.group].dtype if plain else torch.uint8
             shape = [piece.numel if plain else end - offset]
             tensors[f"{section.name}.{piece.group}"] = entry(dtype, shape, offset, end)
@@ -183,8 +182,8 @@ class SectionReader:
             )
         self._reader = reader
         self._start = self._offset = start
-        sizes = [sent_bytes(section.codec, layout, piece) for piece in section.pieces]
-        self._codecs = [codec_of(section.codec, layout, piece.group) for piece in section.pieces]
+        sizes = [layout.sent_bytes(piece, section.codec) for piece in section.pieces]
+        self._codecs = [layout.codec_of(piece.group, section.codec) for piece in section.pieces]
         self._ends = list(accumulate(sizes, initial=start))[1:]  # of the pieces
         self._end = start + sum(sizes)
         self._stop = start + section_bytes(layout, section)
@@ -197,9 +196,11 @@ class SectionReader:
 
         They must not be trusted before :meth:`verify`.
         """
-        offset = self._offset
-        codec = self._codecs[bisect_right(self._ends, offset)]
-        buffer = fill(codec, out, lambda into: self._reader.read_into(offset, into))
+        fill(self._codecs[bisect_right(self._ends, self._offset)], out, self.read_encoded)
+
+    def read_encoded(self, buffer: memoryview) -> None:
+        """Fill a buffer with the next bytes as they are in the file; as :meth:`read`."""
+        self._reader.read_into(self._offset, buffer)
         self._hash.update(buffer)
         self._offset += len(buffer)
         if self._offset == self._end:
@@ -225,10 +226,7 @@ class SectionReader:
         if self._ending is None:
             self._read_ending()
         if self._ending != bytes(self.padding) + sum_bytes(self.digest):
-            raise CorruptedObjectError(
-                f"{self._origin}: the checksum is wrong. The object is damaged, or it was written "
-                "for another run, model or sync."
-            )
+            raise wrong_checksum(self._origin)
 
     def _read_ending(self) -> None:
         self._ending = read_bytes(self._reader, self._end, self._stop)
@@ -265,6 +263,14 @@ def result_of(parts: Generator[object, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def wrong_checksum(origin: str, which: str = "the checksum") -> CorruptedObjectError:
+    """The error for bytes of which ``which`` checksum does not fit them."""
+    return CorruptedObjectError(
+        f"{origin}: {which} is wrong. The object is damaged, or it was written for another run, "
+        "model or sync."
+    )
 
 
 def sum_bytes(checksum: int) -> bytes:

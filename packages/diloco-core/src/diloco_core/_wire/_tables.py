@@ -15,7 +15,9 @@ from ._safetensors import SAFETENSORS_DTYPES
 MOST_SHARDS = 10**5
 """Shards have five digits in keys."""
 
-_DTYPES = {str(dtype): dtype for dtype in SAFETENSORS_DTYPES}
+DTYPES = {str(dtype): dtype for dtype in SAFETENSORS_DTYPES}
+"""The dtypes by the names that they have in manifests."""
+
 _RULES = "|".join(Rule)
 _CHECKSUM = "[0-9a-f]{16}"
 _MOST_NAME = 2**16
@@ -58,7 +60,7 @@ def _check_table(table: Fields) -> None:
     ends: list[int] = []
     itemsizes: list[int] = []
     for group in table.parts("groups"):
-        dtype = _DTYPES.get(group.text("dtype"))
+        dtype = DTYPES.get(group.text("dtype"))
         if dtype is None:
             raise group.wrong("this version of torch does not know its dtype")
         itemsizes.append(dtype.itemsize)
@@ -101,5 +103,5 @@ def _is_tensor(entry: Any, filled: list[int]) -> bool:
         and all(type(size) is int and 0 <= size <= LARGEST for size in shape)
         and len(shape) <= 64
         and type(dtype) is str
-        and dtype in _DTYPES
+        and dtype in DTYPES
     )

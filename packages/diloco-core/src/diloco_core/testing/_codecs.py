@@ -74,20 +74,20 @@ class CodecConformance:
             values = _random(3 * unit + 7, dtype)
             whole = bytes(codec.encode(values).tolist())
             for step in (unit, 2 * unit):
-                chunks = [codec.encode(chunk) for chunk in _cut(values, step)]
+                chunks = [codec.encode(chunk) for chunk in torch.split(values, step)]
                 assert b"".join(bytes(chunk.tolist()) for chunk in chunks) == whole, (
                     f"{codec.name}: what encode() makes of {len(values)} values is not what it "
                     f"makes of them cut after every {step} values, one piece after the other. Each "
                     f"block of {codec.block} values has to be encoded by itself, with all that it "
                     "needs, such as its scale, beside it"
                 )
-                sizes = [codec.size(dtype, len(chunk)) for chunk in _cut(values, step)]
+                sizes = [codec.size(dtype, len(chunk)) for chunk in torch.split(values, step)]
                 assert sum(sizes) == len(whole), (
                     f"{codec.name}: size() says {sizes} for the pieces of {len(values)} values, "
                     f"and {len(whole)} for all of them"
                 )
                 out = torch.full_like(values, torch.nan)
-                for chunk, part in zip(chunks, _cut(out, step), strict=True):
+                for chunk, part in zip(chunks, torch.split(out, step), strict=True):
                     codec.decode(chunk, part)
                 assert torch.equal(out, _decoded(codec, values))
 
@@ -154,7 +154,9 @@ class CodecConformance:
         codec = self.make()
         for values in _samples(codec):
             for block, decoded in zip(
-                _cut(values, codec.block), _cut(_decoded(codec, values), codec.block), strict=True
+                torch.split(values, codec.block),
+                torch.split(_decoded(codec, values), codec.block),
+                strict=True,
             ):
                 original = block.double()
                 stated = self.error(original)
@@ -162,10 +164,6 @@ class CodecConformance:
                     return
                 off = (decoded.double() - original).abs()
                 assert bool((off <= stated).all()), f"{codec.name} of {block}"
-
-
-def _cut(values: torch.Tensor, step: int) -> list[torch.Tensor]:
-    return [values[start : start + step] for start in range(0, len(values), step)]
 
 
 def _decoded(codec: Codec, values: torch.Tensor) -> torch.Tensor:

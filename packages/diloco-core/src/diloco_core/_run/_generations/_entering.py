@@ -13,7 +13,7 @@ from ..._errors import ConfigurationError, CorruptedObjectError, RendezvousError
 from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
 from ..._exchange._resumable import ResumableJob
-from ..._store._api import below
+from ..._store._api import Below
 from ..._store._patient import Patient
 from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run
@@ -195,7 +195,7 @@ class Entrance:
         )
 
     def _generation(self, source: str) -> Patient:
-        return Patient(below(self._store.store, source), self._store.timing)
+        return Patient(Below(self._store.store, source), self._store.timing)
 
     def _check_undecided(self) -> None:
         """Refuse to go on if another replica has found that the store can decide."""

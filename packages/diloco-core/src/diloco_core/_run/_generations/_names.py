@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ..._errors import CorruptedObjectError
-from ..._store._api import Store, below
+from ..._store._api import Below, Store
 from ..._store._reread import copy_key
 from ..._wire._sections import fingerprint
 from .._records._keys import MANIFEST
@@ -80,7 +80,7 @@ def place_of_run(store: Store) -> Store:
             "be exported then."
         )
     newest = next(iter(begun(keys)), None)
-    return store if newest is None else below(store, newest)
+    return store if newest is None else Below(store, newest)
 
 
 def next_number(keys: Iterable[str]) -> int:

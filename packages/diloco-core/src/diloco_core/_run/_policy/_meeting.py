@@ -14,7 +14,6 @@ from ..._errors import CorruptedObjectError, MismatchError, RendezvousTimeoutErr
 from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
 from ..._exchange._resumable import ResumableJob
-from ..._store._api import InBackground
 from ..._store._patient import Patient
 from ..._store._reread import in_parallel, read_again
 from ..._wire._published import Sums, end_sums, shard_metadata
@@ -219,7 +218,8 @@ def upload(
         store.put(key, parts if store.near else lambda: list(parts()))
         return written[-1]
 
-    at_once = store.store.creates_at_once if isinstance(store.store, InBackground) else 1
+    background = store.store.background
+    at_once = 1 if background is None else background.creates_at_once
     uploads = (partial(publish, *number) for number in numbers)
     return dict(zip(numbers, in_parallel(store.store, uploads, at_once), strict=True))
 

@@ -58,9 +58,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..._arithmetic._contribution import Amount
 from ..._arithmetic._rate import DIGITS, Rate, digits, values_of
 from ..._arithmetic._sync_job import SyncJob
-from ..._arithmetic._weights import Amount
 from ..._wire._sections import fingerprint
 
 BEGINNING = "beginning.json"

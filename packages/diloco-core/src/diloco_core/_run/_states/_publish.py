@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
-from ..._store._api import InBackground, Store
+from ..._store._api import Store
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import Sums, end_sums, shard_metadata
@@ -317,7 +317,7 @@ class Publications:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store if isinstance(store, InBackground) and not store.near else None
+        self._background = None if store.near else store.background
         self._begun: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
     def add(self, upload: Callable[[], None], use: Callable[[], None]) -> None:
@@ -325,12 +325,12 @@ class Publications:
 
         ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones.
         """
-        if self._store is None:
+        if self._background is None:
             upload()
             use()
             return
-        self._use_until(self._store.creates_at_once - 1)
-        self._begun.append((self._store.submit(upload), use))
+        self._use_until(self._background.creates_at_once - 1)
+        self._begun.append((self._background.submit(upload), use))
 
     def finish(self) -> None:
         """Wait for all uploads, and use their results. Raises what they raise."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..._arithmetic._contribution import shares
 from ..._arithmetic._reduction import reduce_shards
-from ..._arithmetic._weights import shares
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES

@@ -5,8 +5,8 @@ They say which ranks it waits for, which were missing, and what is lost.
 
 from __future__ import annotations
 
+from ..._arithmetic._contribution import shares
 from ..._arithmetic._sync_job import SyncJob
-from ..._arithmetic._weights import shares
 from ..._errors import SyncTimeoutError
 from ..._exchange._endings import named_ranks
 from ..._exchange._report import SyncReport

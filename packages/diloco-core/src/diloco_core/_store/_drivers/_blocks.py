@@ -12,15 +12,16 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
 from .._api import Buffer, ObjectReader
-from .._transfer import Transfer
+from .._transfer import PART_BYTES, Transfer, creates_at_once, parts_at_once
 
 T = TypeVar("T")
 
@@ -58,14 +59,16 @@ class Transfers:
         background: Given a number of connections, makes the executor that sends the requests;
             replaced in simulations.
         uri: The store's URI, for errors.
+        copies: Copies of a part that the driver holds while it sends the part.
 
     Attributes:
+        settings: As given.
         block_bytes: The most bytes that one request reads.
         budget: Bytes of announced ranges that may be held or under way; may be set at any time.
     """
 
     def __init__(
-        self, settings: Transfer, background: Callable[[int], Executor] = threads, uri: str = ""
+        self, settings: Transfer, background: Callable[[int], Executor], uri: str, copies: int
     ) -> None:
         self._uri = uri
         self._process = os.getpid()
@@ -75,6 +78,9 @@ class Transfers:
         self._queue: deque[Range] = deque()
         self._dropped: set[Range] = set()
         self._held = 0
+        self._uploads = 0  # number of those under way that hold copies of their parts
+        self._copies = copies
+        self.settings = settings
         self.block_bytes = settings.block_bytes
         self.budget = settings.budget_bytes
 
@@ -83,6 +89,13 @@ class Transfers:
         self.check_process()
         with self._lock:
             return self._submit(act)
+
+    @property
+    def creates_at_once(self) -> int:
+        """Objects to be created at once at most; see :attr:`._api.InBackground.creates_at_once`."""
+        if self._copies:
+            return max(1, self.budget // self.settings.least_upload())
+        return creates_at_once(self.settings)
 
     def check_process(self) -> None:
         """Refuse to send requests from a forked process, where they would never end.
@@ -151,6 +164,32 @@ class Transfers:
         with self._lock:
             self._held += size
             self._start_next()
+
+    @contextmanager
+    def room(self, copies: int) -> Iterator[int]:
+        """Take memory for one upload from the budget, which reads share.
+
+        The context is how many of its parts may be under way at once.
+
+        Args:
+            copies: How often a part is held in memory; 0 if it is sent without a copy.
+        """
+        at_once = self.settings.connections
+        with self._lock:
+            if copies:
+                # Only one upload at a time may have memory beyond the budget: with several it would
+                # add up.
+                least = 0 if self._uploads else self.settings.least_upload()
+                at_once = parts_at_once(self.settings, self.budget - self._held, copies, least)
+                self._uploads += 1
+            size = copies * (at_once + 1) * PART_BYTES
+            self._held += size
+        try:
+            yield at_once
+        finally:
+            with self._lock:
+                self._uploads -= bool(copies)
+            self.hold(-size)
 
     @property
     def held(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .._api import Buffer
+from ._uploads import UploadBlocks
 
 
 class Verdict(Enum):
@@ -50,13 +51,14 @@ class Sending(NamedTuple):
 
     Attributes:
         exclusive: Whether it is written only if the key does not exist.
-        attempt: Calls a function until it succeeds, for steps that can be repeated.
+        attempt: Calls a function until it succeeds, for steps that can be repeated, and returns
+            what it returns.
         patience: For how many seconds steps are repeated that only the driver can repeat.
         at_once: The number of parts that are sent at the same time.
     """
 
     exclusive: bool
-    attempt: Callable[[Callable[[], None]], None]
+    attempt: Callable[[Callable[[], Any]], Any]
     patience: float
     at_once: int
 
@@ -79,7 +81,7 @@ class Driver(Protocol):
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object; if ``exclusive``, only if the key does not exist."""
 
-    def upload(self, key: str, blocks: Iterator[Buffer], sending: Sending) -> None:
+    def upload(self, key: str, blocks: UploadBlocks, sending: Sending) -> None:
         """Write a large object in one step. ``blocks`` can be iterated over only once."""
 
     def get(self, key: str, largest: int) -> Buffer:

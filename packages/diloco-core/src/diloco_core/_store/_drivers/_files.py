@@ -23,7 +23,8 @@ from ..._errors import ConfigurationError, CorruptedObjectError, StoreUnavailabl
 from ..._host import host_id, host_name, is_gone
 from .._api import ObjectReader, is_key
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""How a folder is opened; only the run's own may be reached through links."""
 # Without O_NONBLOCK, opening a named pipe would wait for a writer.
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {
@@ -85,11 +86,6 @@ def split(key: str) -> list[str]:
     return names
 
 
-def open_run_folder(path: Path) -> int:
-    """The descriptor of the run's folder, which may be reached through links."""
-    return os.open(path, _FOLDER)
-
-
 @contextlib.contextmanager
 def opened_below(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
     """The descriptor of a folder below another one, reached without following links.
@@ -119,7 +115,7 @@ def opened_below(root: int, names: Sequence[str], *, make: bool = False) -> Iter
 
 def _open_folder(folder: int, name: str) -> int:
     try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR} and stat.S_ISLNK(
             _look(folder, name).st_mode
@@ -134,15 +130,6 @@ def _open_folder(folder: int, name: str) -> int:
 
 def _look(folder: int, name: str) -> os.stat_result:
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
-
-
-def is_there(folder: int, name: str) -> bool:
-    """Say whether a folder holds anything with this name."""
-    try:
-        _look(folder, name)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def open_to_read(folder: int, name: str, path: str) -> FileReader:

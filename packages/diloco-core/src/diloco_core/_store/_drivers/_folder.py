@@ -58,6 +58,7 @@ class FolderStore:
     retries = False
     exclusive = True
     largest: int | None = None
+    background = None
     patience = 60.0
     downtime = 0.0
     #: Whether it was opened for a run that should be there already: then no folder is left behind
@@ -289,7 +290,7 @@ class FolderStore:
         If it is gone it is not made again: it may be a mount that is away for now.
         """
         try:
-            root = disk.open_run_folder(self.root)
+            root = os.open(self.root, disk.FOLDER)
         except FileNotFoundError:
             if self._reading:
                 raise
@@ -322,7 +323,7 @@ class FolderStore:
                 if size < disk.LARGE_BYTES:
                     disk.sync_folder(folder)
                 return
-            if not disk.is_there(root, temporary):
+            if not os.access(temporary, os.F_OK, dir_fd=root):
                 break
         raise FileNotFoundError(
             errno.ENOENT,

@@ -19,17 +19,17 @@ from diloco_protocol import MissingDependencyError
 from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
 from .._api import Buffer
-from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, cannot_open, without_secrets_in
+from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, S3, cannot_open, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
 from ._codes import is_known, verdict_of
 from ._credentials import once_at_a_time
 from ._driver import Sending, TooLargeError, Verdict
 from ._files import FULL
-from ._uploads import MOST_PARTS
+from ._uploads import MOST_PARTS, UploadBlocks
 
-_S3, _GCS, _AZURE = {"s3", "s3a"}, {"gs", "gcs"}, {"az", "abfs", "abfss"}
+_GCS, _AZURE = {"gs", "gcs"}, {"az", "abfs", "abfss"}
 _PACKAGES = {
-    **dict.fromkeys(_S3, "diloco-core[s3]"),
+    **dict.fromkeys(S3, "diloco-core[s3]"),
     **dict.fromkeys(_GCS, "diloco-core[gcs]"),
     **dict.fromkeys(_AZURE, "diloco-core[azure]"),
 }
@@ -83,7 +83,7 @@ class FsspecDriver:
         self.deletes_many = False
         # S3fs holds a part that it has read from the file, and the request that it makes from it
         self.copies = 2
-        self._in_parts = scheme in _S3
+        self._in_parts = scheme in S3
         self._renewing = threading.Lock()
 
     def _open(self) -> None:
@@ -93,7 +93,7 @@ class FsspecDriver:
         """Write a small object."""
         self._pipe(key, bytes(data), exclusive)
 
-    def upload(self, key: str, blocks: Iterator[Buffer], sending: Sending) -> None:
+    def upload(self, key: str, blocks: UploadBlocks, sending: Sending) -> None:
         """Write a large object, through a temporary file."""
         attempt, exclusive = sending.attempt, sending.exclusive
         if self.near:
@@ -253,7 +253,7 @@ def _prepare(fs: Any, scheme: str) -> None:
     fails, the first request meets the same error, and reports it.
     """
     with contextlib.suppress(Exception):
-        if scheme in _S3:
+        if scheme in S3:
             fs.retries = 1
             fs.connect()
         elif scheme in _GCS:
@@ -281,7 +281,7 @@ def _limits(scheme: str, connections: int) -> dict[str, Any]:
     Settings of the user take precedence.
     """
     settings = fsspec.config.conf.get(scheme, {})
-    if scheme in _S3:
+    if scheme in S3:
         limits = {
             "connect_timeout": CONNECT_SECONDS,
             "read_timeout": ANSWER_SECONDS,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from html import unescape
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from .._api import Buffer
 from .._guard import (
     ANSWER_SECONDS,
     CONNECT_SECONDS,
+    S3_ENDPOINTS,
     cannot_open,
     check_endpoint,
     without_secrets_in,
@@ -27,7 +29,7 @@ from ._blocks import HEAD_BYTES, new_buffer
 from ._codes import verdict_of
 from ._credentials import credentials_of_botocore, once_at_a_time
 from ._driver import Sending, TooLargeError, Verdict
-from ._uploads import Sent
+from ._uploads import UploadBlocks
 
 if TYPE_CHECKING:
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
@@ -160,7 +162,7 @@ class ObstoreDriver:
             store, key, data, mode="create" if exclusive else "overwrite", use_multipart=False
         )
 
-    def upload(self, key: str, blocks: Iterator[Buffer], sending: Sending) -> None:
+    def upload(self, key: str, blocks: UploadBlocks, sending: Sending) -> None:
         """Write a large object in parts; if ``exclusive``, in one request."""
         if sending.exclusive:
             all_blocks = list(blocks)
@@ -172,32 +174,25 @@ class ObstoreDriver:
         else:
             long_enough = [seconds for seconds in self._uploads if seconds >= sending.patience]
             store = self._uploads[min(long_enough, default=max(self._uploads))]
-            sent = Sent(blocks)
             try:
                 self._obstore.put(
-                    store, key, sent, chunk_size=PART_BYTES, max_concurrency=sending.at_once
+                    store, key, blocks, chunk_size=PART_BYTES, max_concurrency=sending.at_once
                 )
             except Exception:
                 # The last answer may have been lost, or have said that there is no such upload any
                 # more, after the object was written: only the object can tell.
-                if not sent.all or not self._holds(key, sent, sending.attempt):
+                if not blocks.all or not sending.attempt(partial(self._holds, key, blocks)):
                     raise
 
-    def _holds(self, key: str, sent: Sent, attempt: Callable[..., None]) -> bool:
+    def _holds(self, key: str, sent: UploadBlocks) -> bool:
         """Say whether the object is what was sent."""
-        answers: list[bool] = []
-
-        def look() -> None:
-            try:
-                size = self._obstore.head(self._little, key)["size"]
-                starts = range(0, size if size == sent.size else 0, PART_BYTES)
-                ranges = ((start, min(start + PART_BYTES, size)) for start in starts)
-                answers.append(sent.is_same(self.range(key, *bounds) for bounds in ranges))
-            except FileNotFoundError:
-                answers.append(False)
-
-        attempt(look)
-        return answers[-1]
+        try:
+            size = self._obstore.head(self._little, key)["size"]
+            starts = range(0, size if size == sent.size else 0, PART_BYTES)
+            ranges = ((start, min(start + PART_BYTES, size)) for start in starts)
+            return sent.is_same(self.range(key, *bounds) for bounds in ranges)
+        except FileNotFoundError:
+            return False
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object; its size is known before its bytes are read."""
@@ -354,5 +349,4 @@ def _is_success(error: Exception) -> bool:
 
 def _plain_http() -> bool:
     """Say whether the environment names an endpoint without TLS, so that plain HTTP is intended."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return any(os.environ.get(name, "").startswith("http://") for name in names)
+    return any(os.environ.get(name, "").startswith("http://") for name in S3_ENDPOINTS)

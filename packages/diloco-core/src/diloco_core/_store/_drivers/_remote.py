@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
 from ._codes import advice
 from ._driver import ANEW, Driver, Sending, TooLargeError, Verdict
-from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
+from ._uploads import MOST_PARTS, UploadBlocks, blocks_of
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class RemoteStore:
 
     A request that fails for a reason that may pass is tried again while :attr:`patience` lasts,
     with jitter. A part of an upload has 5 MiB. All open readers and uploads together hold about
-    :attr:`budget` bytes.
+    as many bytes as the budget of :attr:`background` says.
 
     Args:
         uri: The prefix; messages show it without the secrets that may be in it.
@@ -77,9 +77,7 @@ class RemoteStore:
         self._retries = retries or Retries()
         self.patience = self._retries.patience
         self._downtime = Downtime(self._retries.clock)
-        self.transfer = transfer or Transfer()
-        self._transfers = Transfers(self.transfer, background, self.uri)
-        self._uploads = Uploads(self.transfer, self._transfers)
+        self.background = Transfers(transfer or Transfer(), background, self.uri, driver.copies)
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -104,22 +102,6 @@ class RemoteStore:
         """Seconds spent waiting for an unavailable store; see :attr:`._api.Store.downtime`."""
         return self._downtime.seconds()
 
-    @property
-    def creates_at_once(self) -> int:
-        """Objects to be created at once at most; see :attr:`._api.InBackground.creates_at_once`."""
-        if self.driver.copies:
-            return max(1, self._transfers.budget // self.transfer.least_upload())
-        return creates_at_once(self.transfer)
-
-    @property
-    def budget(self) -> int:
-        """Memory in bytes for reads ahead and uploads; see :attr:`._api.InBackground.budget`."""
-        return self._transfers.budget
-
-    @budget.setter
-    def budget(self, size: int) -> None:
-        self._transfers.budget = size
-
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole object; see :meth:`._api.Store.get`."""
         return bytes(self._do("read", key, lambda: self.driver.get(key, largest), largest=largest))
@@ -139,11 +121,7 @@ class RemoteStore:
                 )
             return data
 
-        return BlockReader(fetch, size, head, f"{self.uri}/{key}", self._transfers)
-
-    def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Call ``act`` in the background; see :meth:`._api.InBackground.submit`."""
-        return self._transfers.submit(act)
+        return BlockReader(fetch, size, head, f"{self.uri}/{key}", self.background)
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._api.Store.list`."""
@@ -163,7 +141,7 @@ class RemoteStore:
             for keys in requests
             if keys
         )
-        for _ in in_parallel(self, deletions, self.transfer.connections):
+        for _ in in_parallel(self, deletions, self.background.settings.connections):
             pass
 
     def close(self) -> None:
@@ -172,12 +150,12 @@ class RemoteStore:
         Drivers close idle connections by themselves.
         """
         # The threads may be those of the process that this one was forked from.
-        if self._transfers.is_own_process():
-            self._transfers.close()
+        if self.background.is_own_process():
+            self.background.close()
 
     def _write(self, verb: str, key: str, parts: Iterable[Buffer]) -> int:
         """Write (or create) a small object in one request, a large one in parts."""
-        self._transfers.check_process()
+        self.background.check_process()
         if isinstance(parts, (list, tuple)):  # the parts do not change until they are written
             views = [memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
@@ -195,7 +173,7 @@ class RemoteStore:
             for block in blocks_of(parts, PART_BYTES):
                 size += len(block)
                 if held_whole:
-                    self._transfers.hold(len(block))
+                    self.background.hold(len(block))
                 yield block
 
         try:
@@ -209,7 +187,7 @@ class RemoteStore:
                 self._send_large(verb, key, source, copies=0 if held_whole else 1)
         finally:
             if held_whole:
-                self._transfers.hold(-size)
+                self.background.hold(-size)
         return size
 
     def _send_small(self, verb: str, key: str, data: Buffer) -> None:
@@ -218,7 +196,7 @@ class RemoteStore:
 
     def _send_large(self, verb: str, key: str, source: UploadBlocks, copies: int = 0) -> None:
         """Send an object in parts; ``copies`` is 1 if its blocks are copies, which take memory."""
-        with self._uploads.room(self.driver.copies or copies) as at_once:
+        with self.background.room(self.driver.copies or copies) as at_once:
             try:
                 attempt = partial(self._do, verb, key)
                 sending = Sending(verb == "create", attempt, self.patience, at_once)
@@ -264,7 +242,7 @@ class RemoteStore:
         largest: int = RECORD_BYTES,
     ) -> T:
         """Send a request, and send it again while it fails for a reason that may pass."""
-        self._transfers.check_process()
+        self.background.check_process()
         # Over a network, single failures are normal and not worth a message.
         notices = Notices(_log.warning, self._retries.clock, after=_HICCUP_SECONDS)
 
