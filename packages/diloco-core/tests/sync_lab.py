@@ -11,7 +11,8 @@ from diloco_core._codecs._plain import PLAIN
 from diloco_core._exchange._base import Schema
 from diloco_core._model._partition import NamedTensor
 from diloco_core._outer._fragment import Fragment
-from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+from diloco_core._outer._groups import outer_factory
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._terms._terms import OuterGroup, Terms
 
 START = torch.arange(12.0)

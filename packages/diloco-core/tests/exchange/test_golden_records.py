@@ -278,8 +278,8 @@ def loaded(sync, lacks=None):
 
 def unsynced(store):
     """What export() finds in the object, by name."""
-    source = Manifest.from_json(RECORDS[_keys.MANIFEST], "")
-    tensors = read_tensors(store.store, source.manifest.unsynced, unsynced_files(source), None)
+    table = Manifest.from_json(RECORDS[_keys.MANIFEST], "").unsynced
+    tensors = read_tensors(store.store, table, unsynced_files(table), None)
     return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 

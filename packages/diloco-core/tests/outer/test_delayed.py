@@ -13,7 +13,8 @@ from diloco_core._arithmetic._layout import Piece
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._delayed import DelayedFragment
 from diloco_core._outer._device_copies import VALUES, DeviceCopies
-from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+from diloco_core._outer._groups import outer_factory
+from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._terms._schedule import Schedule
 from diloco_core._terms._terms import OuterGroup, Terms
 

@@ -11,8 +11,7 @@ import pytest
 
 from diloco_core import StoreUnavailableError, Timing
 from diloco_core._store._api import creates_once
-from diloco_core._store._drivers._codes import _BY_CODE, _TABLE, verdict_of
-from diloco_core._store._drivers._driver import Verdict
+from diloco_core._store._drivers._driver import _BY_CODE, _TABLE, Verdict, verdict_of
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient

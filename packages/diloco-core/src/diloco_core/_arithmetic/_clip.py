@@ -34,7 +34,7 @@ from ._sync_job import SyncJob
 
 
 class Clipped(NamedTuple):
-    """How far the contribution of one replica to a sync was scaled down (``clip="median"``).
+    """Say how far the contribution of a replica was scaled down in a sync (``clip="median"``).
 
     Attributes:
         least: The smallest factor of all tensors: 1 if none was scaled down.

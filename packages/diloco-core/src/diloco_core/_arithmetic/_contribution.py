@@ -14,7 +14,7 @@ _NOTHING = Proposal()
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much training a contribution covers.
+    """Count the training that a contribution covers.
 
     Attributes:
         steps: The number of inner steps.

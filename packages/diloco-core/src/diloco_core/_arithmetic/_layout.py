@@ -33,7 +33,7 @@ _ALIGNMENT = 16
 
 
 class Rule(StrEnum):
-    """What the owner of a shard does with the contributions to a group."""
+    """Say what the owner of a shard does with the contributions to a group."""
 
     OUTER = "outer"
     """Takes their mean, adding them up in rank order, and applies the outer optimizer to it."""

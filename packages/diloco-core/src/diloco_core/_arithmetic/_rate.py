@@ -56,7 +56,7 @@ NO_RATE = Rate()
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a replica proposes for its next sync.
+    """Hold what a replica proposes for its next sync.
 
     Attributes:
         standing: The rate of the sync if no replica asks for another one.

@@ -145,36 +145,29 @@ class _Mean:
 
     def add(self, source: Source) -> None:
         """Add the next contribution, in rank order."""
+        self._take(source(self.chunk, self._buffer()))
         self.count += 1
-        if self.total is None:
-            self.total = source(self.chunk, self.out)
-        else:
-            self.total = torch.add(self.total, self._next(source), out=self.out)
+
+    def _buffer(self) -> torch.Tensor:
+        """Memory for the values of the next contribution: for the first one, that of the result."""
+        return self.scratch.tensor(1, self.job.layout, self.chunk) if self.count else self.out
+
+    def _take(self, values: torch.Tensor) -> None:
+        """Add values, which may be a view of memory that must not change."""
+        self.total = values if self.total is None else torch.add(self.total, values, out=self.out)
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The mean; with shares, the sum."""
         assert self.total is not None
         return self.total.div_(self.count) if self.count > 1 and not self.shares else self.total
 
-    def _next(self, source: Source) -> torch.Tensor:
-        return source(self.chunk, self.scratch.tensor(1, self.job.layout, self.chunk))
-
 
 class _WeightedMean(_Mean):
     """The sum of the contributions to a chunk, each multiplied by its share."""
 
-    def add(self, source: Source) -> None:
-        """Add the next contribution, in rank order."""
-        share = self.shares[self.count]
-        self.count += 1
-        if self.total is None:
-            # What a source returns may be a view of memory that must not change.
-            self.total = torch.mul(source(self.chunk, self.out), share, out=self.out)
-            return
-        product = self.scratch.tensor(1, self.job.layout, self.chunk)
+    def _take(self, values: torch.Tensor) -> None:
         # Not torch.add(alpha=...), which rounds once or twice, depending on the processor.
-        torch.mul(self._next(source), share, out=product)
-        self.total = torch.add(self.total, product, out=self.out)
+        super()._take(torch.mul(values, self.shares[self.count], out=self._buffer()))
 
 
 @dataclass
@@ -189,10 +182,8 @@ class _TrimmedMean(_Mean):
         shape = self.members, self.chunk.numel
         self._values = torch.empty(shape, dtype=self.out.dtype, device="cpu")
 
-    def add(self, source: Source) -> None:
-        """Take the next contribution, in rank order."""
-        self._values[self.count].copy_(self._next(source))
-        self.count += 1
+    def _take(self, values: torch.Tensor) -> None:
+        self._values[self.count].copy_(values)
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The trimmed mean."""
@@ -232,15 +223,10 @@ class _MeanOfSent(_Mean):
     def __post_init__(self) -> None:
         self._sent = torch.zeros_like(self.out)  # the shares of those who sent an element
 
-    def add(self, source: Source) -> None:
-        """Add the next contribution, in rank order."""
+    def _take(self, values: torch.Tensor) -> None:
         share = self.shares[self.count] if self.shares else 1.0
-        values = self._next(source) if self.count else source(self.chunk, self.out)
-        self.count += 1
         self._sent += (values != 0).to(values.dtype).mul_(share)
-        if share != 1.0:
-            values = values * share
-        self.total = values if self.total is None else torch.add(self.total, values, out=self.out)
+        super()._take(values if share == 1.0 else values * share)
 
     def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The mean."""
@@ -255,11 +241,11 @@ class _First(_Mean):
     """
 
     def add(self, source: Source) -> None:
-        """Add the next contribution, in rank order."""
+        """Take the first contribution, and read the next ones if they are to be read."""
         if self.total is None:
             self.total = source(self.chunk, self.out)
         elif self.everything:
-            self._next(source)
+            source(self.chunk, self.scratch.tensor(1, self.job.layout, self.chunk))
 
 
 class _MeanOfBuffers(_Mean):
@@ -272,16 +258,12 @@ class _MeanOfBuffers(_Mean):
     additional passes are affordable.
     """
 
-    def add(self, source: Source) -> None:
-        """Add the next contribution, in rank order."""
-        self.count += 1
+    def _take(self, values: torch.Tensor) -> None:
         if self.total is None:
-            self._first = source(self.chunk, self.out).clone()
-            self.total = self._first.clone()
+            self._first, self.total = values.clone(), values.clone()
             self._same = torch.ones(self.chunk.numel, dtype=torch.bool, device="cpu")
             self._infinite, self._nan = self._first.isinf(), self._first.isnan()
             return
-        values = self._next(source)
         self._same &= _bits(values) == _bits(self._first)
         self._infinite |= values.isinf()
         self._nan |= values.isnan()

@@ -1,4 +1,4 @@
-"""How contributions are encoded and decoded.
+"""Encode and decode contributions.
 
 Each codec has a module here; its class implements :class:`._codec.Codec`.
 """

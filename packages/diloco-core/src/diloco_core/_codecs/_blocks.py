@@ -1,4 +1,4 @@
-"""What the codecs have in common that encode values block by block."""
+"""Share what the codecs have in common that encode values block by block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ._cast import rounded
+from ._plain import rounded
 
 # Larger buffers are not kept. Chunks are smaller, unless somebody chose very large ones.
 _KEPT_BYTES = 2**22

@@ -1,4 +1,4 @@
-"""Where the largest magnitudes of each block are. ``torch.topk`` would take three times as long.
+"""Find the largest magnitudes of each block. ``torch.topk`` would take three times as long.
 
 With numpy, which has a quick partition and quickly finds the few elements of a mask that are true.
 """

@@ -6,11 +6,10 @@ import torch
 
 from .._checks import kind_of, whole
 from .._errors import ConfigurationError
-from ._cast import Cast
 from ._codec import Codec
 from ._float4 import E2M1
 from ._int8 import Int8
-from ._plain import PLAIN
+from ._plain import PLAIN, Cast
 from ._top_k import TopK
 
 _FP32, _BF16, _FP16 = torch.float32, torch.bfloat16, torch.float16

@@ -17,7 +17,7 @@ _TINY = np.finfo(np.float32).tiny
 
 
 class TopK(BlockCodec):
-    """Of each block of 4,096 values the k with the largest magnitudes, in two bits each.
+    """Sends the k largest magnitudes of each block of 4,096 values, in two bits each.
 
     All others are sent as zeros.
 

@@ -113,20 +113,19 @@ def export(
         try:
             store = place_of_run(store)
             source = find_source(store)
+            unsynced = source.manifest.unsynced
             choice, tensors = newest_whole(store, source, dtype, at)
             step = choice.step
             if not synced_only:
                 try:
-                    tensors.update(
-                        read_tensors(store, source.manifest.unsynced, unsynced_files(source), dtype)
-                    )
+                    tensors.update(read_tensors(store, unsynced, unsynced_files(unsynced), dtype))
                 except (ObjectNotFoundError, CorruptedObjectError) as error:
                     raise CorruptedObjectError(
-                        f"{sentence(as_damage(error))} {without_unsynced(source)}"
+                        f"{sentence(as_damage(error))} {without_unsynced(unsynced)}"
                     ) from error
         finally:
             store.close()
-        aliases = source.manifest.unsynced.get("aliases", {})
+        aliases = unsynced.get("aliases", {})
         tensors.update({alias: tensors[name] for alias, name in aliases.items() if name in tensors})
         metadata = {"run_id": source.manifest.run_id, "sync": str(step), "format": "pt"}
         if choice.damaged:
@@ -142,7 +141,7 @@ def export(
             metadata["behind"] = str(age)
         if not choice.damaged:
             _tell_age(target, step, age, source.seldom)
-        _tell_omitted(target, source.manifest.unsynced)
+        _tell_omitted(target, unsynced)
         try:
             _save(tensors, temporary, metadata)
             temporary.replace(target)

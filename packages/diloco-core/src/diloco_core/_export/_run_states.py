@@ -1,4 +1,4 @@
-"""Where the published states of a run are, according to its records."""
+"""Find the published states of a run, according to its records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .._codecs._codec import Codec
 from .._codecs._named import CODECS
@@ -400,9 +400,8 @@ def _source(store: Store) -> RunStates:
     return RunStates(store, manifest)
 
 
-def unsynced_files(source: RunStates) -> list[PublishedFile]:
-    """The files of the tensors that are not synced."""
-    table = source.manifest.unsynced
+def unsynced_files(table: Mapping[str, Any]) -> list[PublishedFile]:
+    """The files of the tensors that are not synced, given their table in the manifest."""
     return [
         PublishedFile(
             unsynced_key(table["folder"], number),
@@ -414,9 +413,9 @@ def unsynced_files(source: RunStates) -> list[PublishedFile]:
     ]
 
 
-def without_unsynced(source: RunStates) -> str:
+def without_unsynced(table: Mapping[str, Any]) -> str:
     """Return the advice of errors for a file of unsynced tensors that cannot be read."""
-    names = [str(entry["name"]) for entry in source.manifest.unsynced.get("tensors", ())]
+    names = [str(entry["name"]) for entry in table.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     remedy = (
         "A replica of the run whose model holds the same values writes it again: a running replica "

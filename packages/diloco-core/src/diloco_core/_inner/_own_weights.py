@@ -103,7 +103,7 @@ class OwnWeights:
 
 
 class _Place(NamedTuple):
-    """Where an optimizer keeps something: under a name in its state, or in an attribute."""
+    """Name a place of an optimizer: a name in its state, or an attribute."""
 
     name: str
     in_state: bool

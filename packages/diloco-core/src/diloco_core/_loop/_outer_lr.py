@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .._arithmetic._rate import Proposal, Rate
 from .._checks import whole
 from .._errors import ConfigurationError
-from .._outer._learning_rate import LearningRate, checked_lr, lr_of_sync
+from .._outer._optimizer import LearningRate, checked_lr, lr_of_sync
 from .._terms._support import support_of
 from . import _notices as notices
 

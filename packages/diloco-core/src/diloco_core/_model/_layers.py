@@ -34,7 +34,7 @@ _log = logging.getLogger("diloco_core")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How the layers of a model are dealt out to fragments.
+    """Deal out the layers of a model to fragments.
 
     Attributes:
         kind: ``"strided"`` (layer n goes into fragment n modulo their number) or ``"sequential"``

@@ -85,16 +85,14 @@ class OwnBuffers:
             for name, (module, attribute) in slots.items()
         }
         for number, sharing in names.items():
-            if number is None:
-                self._assign([slots[name] for name in sharing], None)
-                continue
-            values, present = _unpacked(state["tensors"][number]), held[sharing[0]]
+            values = None if number is None else _unpacked(state["tensors"][number])
+            present = held[sharing[0]]
             users = [name for name, buffer in held.items() if buffer is present]
-            if present is not None and users == sharing and _takes(present, values):
+            if present is None or values is None or users != sharing or not _takes(present, values):
+                self._assign([slots[name] for name in sharing], values)
+            else:
                 with torch.no_grad():
                     present.copy_(values)
-            else:
-                self._assign([slots[name] for name in sharing], values)
 
     def _assign(self, slots: Sequence[_Slot], values: torch.Tensor | None) -> None:
         """Make a tensor the buffer in these places, on the device of the first that is there."""

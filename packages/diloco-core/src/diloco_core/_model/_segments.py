@@ -1,4 +1,4 @@
-"""Where the tensors of a model are in the flat values that are synced and stored."""
+"""Find the tensors of a model in the flat values that are synced and stored."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Unsynced:
             "folder": folder,
             "shards": 0,  # comes first, as in every manifest of this format
             "sums": sums,
-            **self._place(),
+            **self.place(),
             "aliases": self.aliases,
             "omitted": self.omitted,
             **({"special": self.special} if self.special else {}),
@@ -115,11 +115,8 @@ class Unsynced:
             sums.append(f"{checksums[-1]:016x}")
         return table
 
-    def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
-        """Say whether a run's manifest describes objects of the same layout as this model's."""
-        return all(table.get(name) == value for name, value in self._place().items())
-
-    def _place(self) -> dict[str, Any]:
+    def place(self) -> dict[str, Any]:
+        """Return the part of that table which says where each tensor is."""
         shards = self.layout.shards if self.tensors else 0
         return {"shards": shards, **tensor_table(self.layout, self._segments)}
 
@@ -141,32 +138,29 @@ class Unsynced:
         values = section_bytes(self.layout, self.section("", number))
         return len(self.header(number)) + values + CHECKSUM_BYTES * len(END)
 
-    def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
-        """Read each chunk of an object's values into a buffer with ``read``, and discard them."""
-        for piece in self._chunks(number):
-            read(self._empty(piece))
-
     def parts(self, folder: str, number: int, written: Callable[[int], object] = bool) -> Parts:
         """The bytes of an object.
 
         Returns the checksum of its values; ``written`` is called with it after the last byte.
         """
         yield self.header(number)
-        chunks = map(self._chunk, self._chunks(number))
+        chunks = map(self._chunk, self.chunks(number))
         values = yield from section_parts(self.section(folder, number), chunks)
         self._copied = None
         yield ending(Sums(values, self.header_checksum(number)))
         written(values)
         return values
 
-    def _chunks(self, number: int) -> tuple[Piece, ...]:
+    def chunks(self, number: int) -> tuple[Piece, ...]:
+        """The chunks of an object, in order."""
         return self.layout.chunks(number, CHUNK_BYTES)
 
-    def _empty(self, piece: Piece) -> torch.Tensor:
+    def empty(self, piece: Piece) -> torch.Tensor:
+        """Memory for the values of a chunk."""
         return torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
 
     def _chunk(self, piece: Piece) -> torch.Tensor:
-        out = self._empty(piece)
+        out = self.empty(piece)
         for segment in self._segments[piece.group]:
             start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
             if start < stop:
@@ -231,7 +225,9 @@ class UnsyncedWatch:
     def __post_init__(self) -> None:
         self._folder = str(self.table.get("folder", ""))
         self._sums = [int(checksum, 16) for checksum in self.table.get("sums", ())]
-        if self.own_tensors is not None and not self.own_tensors.has_the_layout_of(self.table):
+        if self.own_tensors is not None and not (
+            self.own_tensors.place().items() <= self.table.items()
+        ):
             self.own_tensors = None
         self._reported: set[int] = set()
 
@@ -285,7 +281,8 @@ class UnsyncedWatch:
             reader.read_into(0, memoryview(header))
             section = own_tensors.section(self._folder, number)
             values = ValuesReader(reader, own_tensors.layout, section, self._origin(key))
-            own_tensors.read_over(number, values.read)
+            for piece in own_tensors.chunks(number):
+                values.read(own_tensors.empty(piece))
             if bytes(header) != own_tensors.header(number) or values.verified_sums() != expected:
                 raise CorruptedObjectError(f"{self._origin(key)} is damaged")
             return True

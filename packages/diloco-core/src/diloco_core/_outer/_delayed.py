@@ -24,7 +24,7 @@ _OLD = "old"  # the pinned buffer for the global copy before the sync
 
 @dataclass(slots=True)
 class _Snapshot:
-    """What was taken from the model to be sent.
+    """Hold what was taken from the model to be sent.
 
     The thread of the exchange writes to it. So if the training gives up a sync whose thread goes
     on, it drops the snapshot, and the thread changes nothing that is used later.

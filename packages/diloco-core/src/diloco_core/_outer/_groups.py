@@ -5,19 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from .._arithmetic._layout import Piece
-from .._checks import kind_of
+from .._checks import kind_of, number, yes_or_no
 from .._errors import ConfigurationError
 from .._generators import undisturbed
 from .._model._values import plain_name
 from .._terms._terms import OuterGroup
-from ._learning_rate import LearningRate, lr_of_sync
-from ._optimizer import OuterOptimizer, OuterOptimizerFactory, make, outer_factory
+from ._optimizer import (
+    LearningRate,
+    OuterOptimizer,
+    OuterOptimizerFactory,
+    checked_lr,
+    lr_of_sync,
+    make,
+)
 
 _MOST_GROUPS = 8
 """The largest number of outer parameter groups.
@@ -46,11 +53,11 @@ def checked_groups(given: object) -> Sequence[Mapping[str, Any]] | None:
             f"outer_groups has {len(given)} groups, but there can be at most {_MOST_GROUPS}: join "
             "groups with the same settings"
         )
-    for number, group in enumerate(given):
+    for index, group in enumerate(given):
         if not isinstance(group, Mapping) or "params" not in group:
             problem = 'has no "params"' if isinstance(group, Mapping) else f"is {kind_of(group)}"
             raise ConfigurationError(
-                f"outer_groups[{number}] {problem}, but every group must be a mapping with "
+                f"outer_groups[{index}] {problem}, but every group must be a mapping with "
                 '"params": parameters or modules of the model'
             )
     return given
@@ -72,27 +79,27 @@ def group_of_parameters(
     named = {id(p): plain_name(model, name) for name, p in model.named_parameters()}
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
     group_of: dict[int, int] = {}
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         found = 0
-        for parameter in _parameters(group["params"], number):
+        for parameter in _parameters(group["params"], index):
             name = named.get(id(parameter))
             if name is None:
                 raise ConfigurationError(
-                    f"outer_groups[{number}] holds a parameter of shape {list(parameter.shape)} "
+                    f"outer_groups[{index}] holds a parameter of shape {list(parameter.shape)} "
                     "that is not in the model: pass parameters of model.parameters(), or modules "
                     "of model.modules()"
                 )
-            before = group_of.setdefault(id(parameter), number)
-            if before != number:
+            before = group_of.setdefault(id(parameter), index)
+            if before != index:
                 raise ConfigurationError(
                     f"parameter {name!r} is in outer_groups[{before}] and in "
-                    f"outer_groups[{number}], but every parameter must be in exactly one group (a "
+                    f"outer_groups[{index}], but every parameter must be in exactly one group (a "
                     "tied parameter too, which several modules hold)"
                 )
             found += id(parameter) in trainable
         if not found:
             raise ConfigurationError(
-                f"outer_groups[{number}] holds no trainable parameter: leave it out"
+                f"outer_groups[{index}] holds no trainable parameter: leave it out"
             )
     missing = [name for key, name in named.items() if key in trainable and key not in group_of]
     if missing:
@@ -103,7 +110,7 @@ def group_of_parameters(
     return group_of
 
 
-def _parameters(given: object, number: int) -> list[torch.nn.Parameter]:
+def _parameters(given: object, index: int) -> list[torch.nn.Parameter]:
     if isinstance(given, torch.nn.Module):
         return list(given.parameters())
     if isinstance(given, torch.nn.Parameter):
@@ -111,15 +118,71 @@ def _parameters(given: object, number: int) -> list[torch.nn.Parameter]:
     # A tensor can be iterated over, but its elements are no parameters.
     if not isinstance(given, Iterable) or isinstance(given, (str, torch.Tensor, Mapping)):
         raise ConfigurationError(
-            f'the "params" of outer_groups[{number}] must be parameters or modules of the model, '
+            f'the "params" of outer_groups[{index}] must be parameters or modules of the model, '
             f"not {kind_of(given)}"
         )
     if isinstance(given, (set, frozenset)):
         raise ConfigurationError(
-            f'the "params" of outer_groups[{number}] must be in an order that is the same on all '
+            f'the "params" of outer_groups[{index}] must be in an order that is the same on all '
             "replicas, but a set has none: pass a list"
         )
-    return [parameter for each in given for parameter in _parameters(each, number)]
+    return [parameter for each in given for parameter in _parameters(each, index)]
+
+
+def outer_factory(
+    optimizer: OuterOptimizerFactory | None,
+    lr: float | LearningRate | None,
+    momentum: float | None,
+    nesterov: bool | None,
+) -> OuterOptimizerFactory:
+    """Return the function that makes the outer optimizer.
+
+    It is the caller's own, or one for fused SGD (one pass over the memory).
+
+    Args:
+        optimizer: The caller's function, or None for SGD.
+        lr: Learning rate of the SGD, or a function of the sync; 0.7 if None.
+        momentum: Momentum of the SGD; 0.9 if None.
+        nesterov: Whether the momentum is Nesterov's; True if None and there is momentum.
+
+    Raises:
+        ConfigurationError: A value is out of range, or settings of the SGD are given together with
+            a function.
+    """
+    if optimizer is not None:
+        settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
+        given = [
+            f"{name}={value!r}"
+            for name, value in settings.items()
+            if value is not None and not (name == "outer_lr" and callable(value))
+        ]
+        if given:
+            raise ConfigurationError(
+                f"{', '.join(given)} cannot be given together with outer_optimizer: these are "
+                "settings of the SGD that is used without it. Leave them out, and set the learning "
+                "rate and momentum of your optimizer where it is made."
+            )
+        if not callable(optimizer):
+            raise ConfigurationError(
+                "outer_optimizer must be a function that makes an optimizer from a list of "
+                "parameters, such as lambda parameters: torch.optim.SGD(parameters, lr=0.7), not "
+                f"{kind_of(optimizer)}"
+            )
+        return optimizer
+    first = lr_of_sync(lr, 1) if callable(lr) else checked_lr("outer_lr", 0.7 if lr is None else lr)
+    momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
+    nesterov = yes_or_no("nesterov", momentum > 0 if nesterov is None else nesterov)
+    if not 0 <= momentum < 1:
+        raise ConfigurationError(
+            f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is "
+            "0.9"
+        )
+    if nesterov and not momentum:
+        raise ConfigurationError(
+            "nesterov=True has no effect with outer_momentum=0: leave nesterov out, or choose a "
+            "momentum above 0, such as 0.9"
+        )
+    return partial(torch.optim.SGD, lr=first, momentum=momentum, nesterov=nesterov, fused=True)
 
 
 def outer_groups(
@@ -145,7 +208,7 @@ def outer_groups(
     """
     factory = outer_factory(optimizer, lr, momentum, nesterov)
     found = []
-    for number, group in enumerate([{}] if groups is None else groups):
+    for index, group in enumerate([{}] if groups is None else groups):
         given = {key: value for key, value in group.items() if key != "params"}
         rate = given.get("lr", lr)
         schedule = rate if callable(rate) else None
@@ -164,7 +227,7 @@ def outer_groups(
                 raise
             # In a group, the settings have names of their own.
             problem = re.sub(r"\bouter_(lr|momentum)\b", r"\1", str(error))
-            raise ConfigurationError(f"outer_groups[{number}]: {problem}") from error
+            raise ConfigurationError(f"outer_groups[{index}]: {problem}") from error
         found.append(OuterGroup(own, schedule))
     return found
 

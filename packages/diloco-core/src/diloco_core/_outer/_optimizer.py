@@ -8,76 +8,54 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from .._arithmetic._layout import Piece
-from .._checks import kind_of, number, yes_or_no
+from .._checks import kind_of, number
 from .._errors import ConfigurationError
 from .._generators import undisturbed
 from .._squares import not_finite
 from .._terms._terms import OuterGroup
-from ._learning_rate import OF_THE_SYNC, LearningRate, checked_lr, lr_of_sync
 
+LearningRate: TypeAlias = Callable[[int], float]
 OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
+OF_THE_SYNC = "a function of the sync"
+"""The setting ``outer_lr`` of loops whose learning rate is a function.
 
-def outer_factory(
-    optimizer: OuterOptimizerFactory | None,
-    lr: float | LearningRate | None,
-    momentum: float | None,
-    nesterov: bool | None,
-) -> OuterOptimizerFactory:
-    """Return the function that makes the outer optimizer.
+Replicas compare this text, and not what the function returns.
+"""
 
-    It is the caller's own, or one for fused SGD (one pass over the memory).
 
-    Args:
-        optimizer: The caller's function, or None for SGD.
-        lr: Learning rate of the SGD, or a function of the sync; 0.7 if None.
-        momentum: Momentum of the SGD; 0.9 if None.
-        nesterov: Whether the momentum is Nesterov's; True if None and there is momentum.
+def checked_lr(name: str, value: object) -> float:
+    """A learning rate as a ``float``.
 
     Raises:
-        ConfigurationError: A value is out of range, or settings of the SGD are given together with
-            a function.
+        ConfigurationError: It is not a finite number above 0. The message begins with ``name``.
     """
-    if optimizer is not None:
-        settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
-        given = [
-            f"{name}={value!r}"
-            for name, value in settings.items()
-            if value is not None and not (name == "outer_lr" and callable(value))
-        ]
-        if given:
-            raise ConfigurationError(
-                f"{', '.join(given)} cannot be given together with outer_optimizer: these are "
-                "settings of the SGD that is used without it. Leave them out, and set the learning "
-                "rate and momentum of your optimizer where it is made."
-            )
-        if not callable(optimizer):
-            raise ConfigurationError(
-                "outer_optimizer must be a function that makes an optimizer from a list of "
-                "parameters, such as lambda parameters: torch.optim.SGD(parameters, lr=0.7), not "
-                f"{kind_of(optimizer)}"
-            )
-        return optimizer
-    first = lr_of_sync(lr, 1) if callable(lr) else checked_lr("outer_lr", 0.7 if lr is None else lr)
-    momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
-    nesterov = yes_or_no("nesterov", momentum > 0 if nesterov is None else nesterov)
-    if not 0 <= momentum < 1:
+    lr = number(name, value)
+    if not lr > 0:
+        raise ConfigurationError(f"{name} must be positive, not {lr}; usual values are 0.4 to 1.0")
+    return lr
+
+
+def lr_of_sync(schedule: LearningRate, sync: int) -> float:
+    """Return what the caller's function returns for a sync, counted from 1.
+
+    Raises:
+        ConfigurationError: It raises an error, or returns something else than a positive number.
+    """
+    try:
+        value = schedule(sync)
+    except Exception as error:
         raise ConfigurationError(
-            f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is "
-            "0.9"
-        )
-    if nesterov and not momentum:
-        raise ConfigurationError(
-            "nesterov=True has no effect with outer_momentum=0: leave nesterov out, or choose a "
-            "momentum above 0, such as 0.9"
-        )
-    return partial(torch.optim.SGD, lr=first, momentum=momentum, nesterov=nesterov, fused=True)
+            f"outer_lr is a function, and outer_lr({sync}) raised {type(error).__name__}: {error}. "
+            "It is called with the number of each outer step, from 1, and must return the learning "
+            "rate of that step."
+        ) from error
+    return checked_lr(f"what outer_lr({sync}) returns", value)
 
 
 class _Part:

@@ -1,1 +1,1 @@
-"""What a sync will cost: an estimate, made before a machine is paid for."""
+"""Estimate what a sync will cost, before a machine is paid for."""

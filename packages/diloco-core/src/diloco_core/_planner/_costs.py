@@ -261,7 +261,7 @@ READS = ("GET", "LIST")
 
 @dataclass(frozen=True, slots=True)
 class StoreModel:
-    """How a store behaves, as one replica sees it.
+    """Describe how a store behaves, as one replica sees it.
 
     How many requests are under way at once depends on the code, not on the store.
 

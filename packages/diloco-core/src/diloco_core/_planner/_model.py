@@ -46,7 +46,7 @@ END_BYTES = CHECKSUM_BYTES * (1 + len(END))
 
 @dataclass(frozen=True)
 class Model:
-    """What is synced, and by how many replicas. All sizes are in bytes.
+    """Describe what is synced, and by how many replicas. All sizes are in bytes.
 
     Attributes:
         values: Size of the model's values, and so of a contribution's before they are encoded.

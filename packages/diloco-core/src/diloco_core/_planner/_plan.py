@@ -34,7 +34,7 @@ It is assumed where the bandwidth is not given.
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """What one sync costs one replica, and what it costs all replicas together.
+    """Hold what one sync costs one replica, and what it costs all replicas together.
 
     Numbers of requests are means over the replicas, and over syncs where these differ.
 

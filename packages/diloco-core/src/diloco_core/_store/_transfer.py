@@ -26,7 +26,7 @@ _LEAST_BLOCK_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How much a replica transfers at once from and to a store behind a network.
+    """Set how much a replica transfers at once from and to a store behind a network.
 
     Each replica may have its own settings.
 

@@ -1,4 +1,4 @@
-"""What an exchange can do for an outer loop, said once, when the exchange is made."""
+"""Let an exchange say what it can do for an outer loop, once, when it is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_STORE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """What an exchange can do beyond plain means of values as they are in memory.
+    """List what an exchange can do beyond plain means of values as they are in memory.
 
     Attributes:
         codecs: Whether contributions are sent as ``Terms.codec`` encodes them. If not, a codec is

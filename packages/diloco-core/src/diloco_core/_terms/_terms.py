@@ -28,7 +28,7 @@ class Weighting(StrEnum):
 
 
 class OuterGroup(NamedTuple):
-    """How one outer parameter group is stepped.
+    """Say how one outer parameter group is stepped.
 
     Attributes:
         factory: Makes its optimizer.
@@ -40,7 +40,7 @@ class OuterGroup(NamedTuple):
 
 
 class StateCoding(NamedTuple):
-    """How published state is encoded.
+    """Say how published state is encoded.
 
     Attributes:
         codec: The codec.
@@ -53,7 +53,7 @@ class StateCoding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the replicas of a run agree on about their syncs.
+    """Hold what the replicas of a run agree on about their syncs.
 
     An option of the outer loop is a field here. :func:`.make_terms` checks what the user passed,
     :attr:`settings` is what replicas compare and the manifest records, and whoever carries out a

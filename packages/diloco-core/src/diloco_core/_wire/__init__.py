@@ -1,1 +1,1 @@
-"""What the objects in a store hold, byte by byte."""
+"""Define what the objects in a store hold, byte by byte."""

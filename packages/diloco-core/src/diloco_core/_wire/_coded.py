@@ -12,7 +12,7 @@ such as buffers, are in the update as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,6 +31,7 @@ from ._sections import (
     Section,
     SectionReader,
     section_bytes,
+    section_parts,
     sum_bytes,
     view,
 )
@@ -245,14 +246,8 @@ class CodedShard(Shard):
     def _sections(self, names: Sequence[str]) -> list[Section]:
         return [*map(self.outer, names), self._update.section, self._stored_values(), *END]
 
-    def _before(
-        self, names: Sequence[str]
-    ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
-        for name in names:
-            outer = self._chunks_with(name)
-            tensors = (self.coded.chunks[chunk].outer[name] for chunk in outer)
-            yield self.outer(name), tensors, True
-        yield self._update.section, map(self._encoded, self._chunks()), False
+    def _outer_tensor(self, chunk: Piece, name: str) -> torch.Tensor:
+        return self.coded.chunks[chunk].outer[name]
 
     def _encoded(self, chunk: Piece) -> torch.Tensor:
         return (
@@ -260,6 +255,7 @@ class CodedShard(Shard):
         )
 
     def _values_parts(self) -> Parts:
+        yield from section_parts(self._update.section, map(self._encoded, self._chunks()))
         if self.full:
             return (yield from super()._values_parts())
         digest = self.digest()

@@ -40,7 +40,7 @@ class ChangedError(Exception):
 
 
 class Named(Protocol):
-    """Which contribution a file holds."""
+    """Name the contribution that a file holds."""
 
     @property
     def key(self) -> str:

@@ -14,7 +14,7 @@ this checksum, without another request.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -319,30 +319,21 @@ class Shard:
         beginning, names = self._beginning(metadata)
         rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
         yield beginning
-        for section, chunks, in_rest in self._before(names):
-            digest = yield from section_parts(section, chunks)
-            if in_rest:
-                rest.update(sum_bytes(digest))
+        for name in names:
+            tensors = (self._outer_tensor(chunk, name) for chunk in self._chunks_with(name))
+            rest.update(sum_bytes((yield from section_parts(self.outer(name), tensors))))
         return rest.intdigest()
 
     def _sections(self, names: Sequence[str]) -> list[Section]:
         """All sections of the file, given the names of the outer optimizer's tensors."""
         return [*map(self.outer, names), self.values(), *END]
 
-    def _before(
-        self, names: Sequence[str]
-    ) -> Iterator[tuple[Section, Iterator[torch.Tensor], bool]]:
-        """Yield the sections before the values, each with its chunks.
-
-        Each also comes with whether the checksum of the rest covers it.
-        """
-        for name in names:
-            outer = self._chunks_with(name)
-            tensors = (self.job.outer_state(chunk)[name] for chunk in outer)
-            yield self.outer(name), tensors, True
+    def _outer_tensor(self, chunk: Piece, name: str) -> torch.Tensor:
+        """One of the outer optimizer's tensors for a chunk, as it is in the file."""
+        return self.job.outer_state(chunk)[name]
 
     def _values_parts(self) -> Parts:
-        """The bytes of the values, and then their checksum."""
+        """The bytes that follow the outer state: those of the values, and then their checksum."""
         return section_parts(self.values(), map(self.job.published, self._chunks()))
 
     def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:

@@ -1,4 +1,4 @@
-"""What every codec has to do, as tests: for codecs of ours, and for those of others."""
+"""Test what every codec has to do: those of ours, and those of others."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ from ..._redact import redact_uri
 from .._api import Buffer
 from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, S3, cannot_open, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
-from ._codes import is_known, verdict_of
 from ._credentials import once_at_a_time
-from ._driver import Sending, TooLargeError, Verdict
+from ._driver import Sending, TooLargeError, Verdict, is_known, verdict_of
 from ._files import FULL
 from ._uploads import MOST_PARTS, UploadBlocks
 

@@ -26,9 +26,8 @@ from .._guard import (
 )
 from .._transfer import PART_BYTES
 from ._blocks import HEAD_BYTES, new_buffer
-from ._codes import verdict_of
 from ._credentials import credentials_of_botocore, once_at_a_time
-from ._driver import Sending, TooLargeError, Verdict
+from ._driver import Sending, TooLargeError, Verdict, verdict_of
 from ._uploads import UploadBlocks
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from .._guard import endpoint, without_secrets, without_secrets_in
 from .._reread import in_parallel
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
-from ._codes import advice
-from ._driver import ANEW, Driver, Sending, TooLargeError, Verdict
+from ._driver import ANEW, Driver, Sending, TooLargeError, Verdict, advice
 from ._uploads import MOST_PARTS, UploadBlocks, blocks_of
 
 T = TypeVar("T")
@@ -209,22 +208,13 @@ class RemoteStore:
                 failed = error
             else:
                 return
-        verdict, text = self._judge(failed)
-        named: Exception | None
         try:
-            if verdict not in ANEW:
-                named = self._named(failed, verb, key, None)
-            else:
-                if verdict is Verdict.EXPIRED:
-                    self.driver.renew()
-                named = StoreUnavailableError(
-                    f"cannot {verb} object {key!r} in {self.uri}: {text}", anew=True
-                )
-            raise named from without_secrets_in(failed, self._secret)
+            raise self._named(failed, verb, key, None, anew=True) from without_secrets_in(
+                failed, self._secret
+            )
         finally:
-            # Otherwise the errors and this frame would hold each other, and with them the bytes
-            # that were sent.
-            named = None
+            # Otherwise the error and this frame would hold each other, and with them the bytes that
+            # were sent.
             del failed, source
 
     def _is_there(self, key: str, data: Buffer) -> bool:
@@ -296,8 +286,21 @@ class RemoteStore:
         verdict, text = self.driver.judge(error)
         return verdict, without_secrets(text, self._secret)
 
-    def _named(self, error: Exception, verb: str, key: str, created: Buffer | None) -> Exception:
+    def _named(
+        self, error: Exception, verb: str, key: str, created: Buffer | None, *, anew: bool = False
+    ) -> Exception:
+        """Return the error of the store for one of the driver.
+
+        ``created`` is what should have been created, if it was sent in one request; with ``anew``,
+        an object may be sent again from its beginning.
+        """
         verdict, text = self._judge(error)
+        if anew and verdict in ANEW:
+            if verdict is Verdict.EXPIRED:
+                self.driver.renew()
+            return StoreUnavailableError(
+                f"cannot {verb} object {key!r} in {self.uri}: {text}", anew=True
+            )
         if verdict is Verdict.EXISTS and verb == "create":
             return _Exists(created)
         if verdict is Verdict.MISSING and verb not in {"create", "write"}:
