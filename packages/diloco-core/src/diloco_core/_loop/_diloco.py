@@ -14,9 +14,9 @@ from .._exchange._base import Exchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import optimizers_of
-from .._model._values import plain_name
 from .._model._own_buffers import OwnBuffers
 from .._model._partition import Buffers, split
+from .._model._values import plain_name
 from .._outer._groups import checked_groups, group_of_parameters
 from .._outer._groups import outer_groups as outer_groups_of
 from .._outer._optimizer import OuterOptimizerFactory
