@@ -1,4 +1,4 @@
-"""The folder of the tests is on the path, for the modules that several of them share."""
+"""What several test files share is on the path: the modules in ``labs``, and the simulator."""
 
 import inspect
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "labs"))
 
 import training_lab
 from fsspec.implementations.memory import MemoryFileSystem

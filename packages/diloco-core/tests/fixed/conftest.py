@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from generations_lab import Overwriting
 from simulated import SimulatedStore
-from strict_lab import STORES
+from strict_lab import STORES, Overwriting
 from training_lab import Clock
 
 from diloco_core import StoreExchange, Timing

@@ -4,8 +4,8 @@ their own.
 
 import pytest
 from damage_lab import flip
-from generations_lab import Generations
 from simulated import Killed
+from strict_lab import Generations
 from training_lab import identical
 
 from diloco_core import (

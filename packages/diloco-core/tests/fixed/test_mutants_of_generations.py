@@ -4,8 +4,8 @@ import random
 
 import pytest
 from damage_lab import flip
-from generations_lab import Generations
 from simulated import Fault
+from strict_lab import Generations
 from training_lab import identical
 
 from diloco_core._run._generations import _carrying, _entering

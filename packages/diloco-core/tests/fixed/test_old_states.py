@@ -6,9 +6,8 @@ import copy
 
 import pytest
 from damage_lab import flip
-from generations_lab import Generations
 from keys_lab import keys_of, newest
-from strict_lab import Run
+from strict_lab import Generations, Run
 from training_lab import identical
 
 

@@ -5,8 +5,7 @@ import random
 
 import keys_lab
 import pytest
-from generations_lab import Overwriting
-from strict_lab import Run
+from strict_lab import Overwriting, Run
 from training_lab import identical
 
 from diloco_core import RunExistsError

@@ -6,10 +6,9 @@ import keys_lab
 import pytest
 import torch
 from damage_lab import flip, run_of
-from generations_lab import Generations
 from keys_lab import MANIFEST, copy_key
 from simulated import SimulatedStore
-from strict_lab import Run, refused
+from strict_lab import Generations, Run, refused
 from training_lab import identical
 
 from diloco_core import CorruptedObjectError, RendezvousTimeoutError

@@ -7,11 +7,9 @@ from functools import partial
 import keys_lab
 import pytest
 import torch
-from generations_lab import Generations
-from inner_lab import Loader
 from simulated import Fault, Killed
-from strict_lab import LOST_AFTER, Run, refused
-from training_lab import fill, identical
+from strict_lab import LOST_AFTER, Generations, Run, refused
+from training_lab import Loader, fill, identical
 
 from diloco_core import (
     ConfigurationError,

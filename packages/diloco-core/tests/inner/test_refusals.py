@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from inner_lab import Loader
 from loop_lab import exchanges, loop
+from training_lab import Loader
 
 from diloco_core import ConfigurationError
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from damage_lab import run_of
-from inner_lab import Loader
 from loop_lab import exchanges, live, loop
 from safetensors import safe_open
 from simulated import Schedule, SimulatedStore, simulate
+from training_lab import Loader
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, FencedError
 from diloco_core._inner._file import check_inner

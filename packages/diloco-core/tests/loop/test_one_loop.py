@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loop_lab import loop
+from loop_lab import Net, loop
 from torch import nn
-from watch_lab import Net
 
 from diloco_core import (
     ConfigurationError,

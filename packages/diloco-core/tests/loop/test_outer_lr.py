@@ -11,12 +11,11 @@ import keys_lab
 import pytest
 import torch
 from delay_lab import by_the_formulas, train
-from generations_lab import Generations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from loop_lab import KINDS, exchanges, live, loop
 from simulated import Schedule, SimulatedStore, SimulatedTraining, read_log, simulate
-from strict_lab import Run
+from strict_lab import Generations, Run
 from torch import nn
 from training_lab import identical
 

@@ -4,9 +4,8 @@ not saved.
 
 import pytest
 import torch
-from loop_lab import exchanges, fragments_of
+from loop_lab import Net, exchanges, fragments_of, net_loop
 from torch import nn
-from watch_lab import Net, make
 
 from diloco_core import MismatchError, in_process
 from diloco_core._model._values import checksum
@@ -23,7 +22,7 @@ class TestWhatReplicasHaveInCommon:
             model = lab.fill(Net())
             if exchange.rank:
                 change(model)
-            model, inner, outer = make(lab, exchange, model, **options)
+            model, inner, outer = net_loop(exchange, model, **options)
             with outer:
                 lab.push(model, inner, exchange.rank, 0)
 
@@ -58,7 +57,7 @@ class TestWhatReplicasHaveInCommon:
             (exchange,) = exchanges("elastic", 2, tmp_path, ranks=[rank], least=1, grace=1.0)
             model = lab.fill(Net())
             change(model)
-            model, inner, outer = make(lab, exchange, model)
+            model, inner, outer = net_loop(exchange, model)
             with outer:
                 lab.push(model, inner, rank, 0)
                 model.cache.add_(1)
@@ -79,7 +78,7 @@ class TestWhatReplicasHaveInCommon:
             "diloco_core._model._values.view", lambda t: largest.append(t.numel()) or b""
         )
         frozen = nn.Linear(40, 40).requires_grad_(False)
-        _, _, outer = make(lab, model=nn.Sequential(frozen, nn.Linear(2, 2)))
+        _, _, outer = net_loop(model=nn.Sequential(frozen, nn.Linear(2, 2)))
         with outer:
             pass
         assert max(largest) == 8 * 4
@@ -115,7 +114,7 @@ class TestChecksums:
     def test_what_cannot_be_read_is_said(self, lab, caplog):
         model = Net()
         model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
-        model, inner, outer = make(lab, model=model)
+        model, inner, outer = net_loop(model=model)
         with outer:
             lab.push(model, inner, 0, 0)
         assert "the values of 'graph', a Tensor, cannot be compared" in caplog.text

@@ -4,9 +4,8 @@ without a word.
 
 import pytest
 import torch
-from loop_lab import live
+from loop_lab import Net, live, net_loop
 from torch import nn
-from watch_lab import Net, make
 
 from diloco_core import ConfigurationError, ModelChangedError, in_process
 from diloco_core.testing import run_replicas
@@ -59,7 +58,7 @@ class TestChanges:
     def test_are_refused_by_name_at_the_next_sync(self, lab, change):
         apply, tensor, message = CHANGES[change]
         message = f"'{tensor}' {message}"
-        model, inner, outer = make(lab, sync_every=2)
+        model, inner, outer = net_loop(sync_every=2)
 
         def act(model):
             apply(model, inner)
@@ -72,18 +71,18 @@ class TestChanges:
 
     def test_are_refused_before_anybody_is_met_and_at_the_end(self, lab):
         """After the last sync, the model would not end as what the replicas agreed on."""
-        model, inner, outer = make(lab)
+        model, inner, outer = net_loop()
         model.base.requires_grad_(True)
         with pytest.raises(ModelChangedError, match=r"'base.weight' was frozen"):
             outer.__enter__()
-        model, inner, outer = make(lab)
+        model, inner, outer = net_loop()
         replace = lambda model: weight_of(model.body, torch.zeros(3, 3))  # noqa: E731
         with pytest.raises(ModelChangedError, match=r"'body.weight' is another tensor"):
             live(model, inner, outer, 0, replace)
         assert outer.committed == 1
 
     def test_a_group_of_another_models_parameters(self, lab):
-        _, inner, outer = make(lab)
+        _, inner, outer = net_loop()
         inner.add_param_group({"params": list(nn.Linear(7, 1).parameters())})
         said = (
             r"inner optimizer 0 \(SGD\) holds a tensor .*: number 0 of its group 1, float32\[1, 7\]"
@@ -95,7 +94,7 @@ class TestChanges:
     def test_the_others_are_told(self, lab):
         def replica(exchange):
             act = lambda model: model.base.requires_grad_(exchange.rank == 1)  # noqa: E731
-            live(*make(lab, exchange), 0, act, 1)
+            live(*net_loop(exchange), 0, act, 1)
 
         first, second = run_replicas(replica, in_process(2))
         assert isinstance(second, ModelChangedError)
@@ -108,7 +107,7 @@ class TestWhatIsAllowed:
         """The shards stay; the delta of what is frozen is zero."""
 
         def replica(exchange):
-            model, inner, outer = make(lab, exchange, outer_momentum=0.0)
+            model, inner, outer = net_loop(exchange, outer_momentum=0.0)
             with outer:
                 lab.push(model, inner, exchange.rank, 0)
                 model.body.requires_grad_(False)
@@ -130,7 +129,7 @@ class TestWhatIsAllowed:
         """
 
         def replica(exchange, in_place):
-            model, inner, outer = make(lab, exchange, sync_every=2, fragments=fragments)
+            model, inner, outer = net_loop(exchange, sync_every=2, fragments=fragments)
             seen = []
             with outer:
                 for step in range(5):
@@ -156,7 +155,7 @@ class TestWhatIsAllowed:
     def test_a_buffer_of_two_names_has_to_stay_one(self, lab):
         model = lab.fill(Net())
         model.head.register_buffer("mean", model.mean)
-        model, inner, outer = make(lab, model=model)
+        model, inner, outer = net_loop(model=model)
 
         def both(model):
             model.mean = model.head.mean = torch.ones(3)
@@ -176,8 +175,8 @@ class TestWhatIsAllowed:
             model.cache = None
             model.register_buffer("rope", torch.ones(3), persistent=False)
 
-        assert live(*make(lab, buffers="none"), assign, 0).committed == 1
-        assert live(*make(lab), assign_what_is_not_saved, 0).committed == 1
+        assert live(*net_loop(buffers="none"), assign, 0).committed == 1
+        assert live(*net_loop(), assign_what_is_not_saved, 0).committed == 1
 
     def test_moving_and_loading_values_without_replacing_parameters(self, lab):
         """As model.to(device) does: new memory, the same tensors."""
@@ -190,7 +189,7 @@ class TestWhatIsAllowed:
                     setattr(module, name, buffer.clone())
             inner.load_state_dict(inner.state_dict())
 
-        model, inner, outer = make(lab)
+        model, inner, outer = net_loop()
         model.load_state_dict(lab.values(lab.fill(Net(), seed=3)))
         assert live(model, inner, outer, 0, move, 1).committed == 2
 
@@ -198,7 +197,7 @@ class TestWhatIsAllowed:
 class TestTheStart:
     def refused(self, lab, message, model, optimizer=None):
         with pytest.raises(ConfigurationError, match=message):
-            make(lab, model=model, optimizer=optimizer)
+            net_loop(model=model, inner=optimizer)
 
     @pytest.mark.parametrize(
         ("change", "said"),
@@ -218,13 +217,13 @@ class TestTheStart:
         change(model)
         self.refused(lab, said, model)
         if "'mean'" in said:
-            assert make(lab, model=model, buffers="none")
+            assert net_loop(model=model, buffers="none")
 
     def test_parts_of_one_storage_that_are_apart(self, lab):
         """As one flat tensor for all, and as the columns of a matrix."""
         whole = torch.randn(4, 6)
         apart = nn.ParameterList([whole[:, :2], whole[:, 2:], torch.ones(2)])
-        assert live(*make(lab, model=apart), 0).committed == 1
+        assert live(*net_loop(model=apart), 0).committed == 1
 
     def test_an_optimizer_of_something_else(self, lab):
         model, other = Net(), Net()
@@ -246,9 +245,9 @@ class TestTheStart:
         said = "'head.weight' .* is trainable, but no inner optimizer holds it"
         self.refused(lab, said, model, body)
         head = torch.optim.SGD(model.head.parameters())
-        assert make(lab, model=model, optimizer=[body, head])
+        assert net_loop(model=model, inner=[body, head])
         # Frozen ones in an optimizer are fine.
-        assert make(lab, model=model, optimizer=torch.optim.SGD(model.parameters()))
+        assert net_loop(model=model, inner=torch.optim.SGD(model.parameters()))
 
     def test_a_parameter_without_a_shape(self, lab):
         model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
@@ -262,7 +261,7 @@ def test_the_first_buffer_of_a_model_is_refused_too(lab, policy):
         return lambda model: model.register_buffer(name, torch.zeros(2), **options)
 
     steps = [0, register("cache", persistent=False), 1, register("late"), 2]
-    parts = make(lab, model=lab.fill(nn.Linear(3, 2)), buffers=policy)
+    parts = net_loop(model=lab.fill(nn.Linear(3, 2)), buffers=policy)
     if policy == "none":
         live(*parts, *steps)
         return

@@ -201,11 +201,12 @@ def test_trying_leaves_the_random_numbers_of_the_training_alone(change, fits):
     model = nn.Linear(2, 2)
     before = torch.get_rng_state()
     if fits:
-        loop(*exchanges("store", 1), model, outer_optimizer=changed(change))[2].__enter__()
+        with loop(*exchanges("store", 1), model, outer_optimizer=changed(change))[2]:
+            assert torch.equal(torch.get_rng_state(), before)
     else:
         with pytest.raises(ConfigurationError):
             loop(None, model, outer_optimizer=changed(change))
-    assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 def settings_of(factory):

@@ -78,6 +78,25 @@ def loop(exchange=None, model=None, inner=None, **options):
     return model, inner, DiLoCo(model, inner, exchange or in_process(1)[0], **options), reports
 
 
+class Net(nn.Module):
+    """A frozen layer, two trainable ones, and buffers of both kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(3, 3).requires_grad_(False)
+        self.body = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("cache", torch.arange(4.0), persistent=False)
+
+
+def net_loop(exchange=None, model=None, inner=None, **options):
+    """A :class:`Net`, its inner optimizer, and an outer loop around them."""
+    model = fill(Net()) if model is None else model
+    return loop(exchange, model, inner, **{"sync_every": 1, **options})[:3]
+
+
 def live(model, inner, outer, *steps):
     """Enter the block, and take a step with the gradients of each number.
 
