@@ -17,17 +17,13 @@ from diloco_core import Timing
 
 @pytest.fixture(scope="session")
 def lab():
-    """What replicas are run, filled, pushed, compared and brought into trouble with: the module
-    ``training_lab``.
-    """
+    """The module ``training_lab``: how replicas are run, filled, pushed and compared."""
     return training_lab
 
 
 @pytest.fixture(autouse=True)
 def nobody_is_waited_for(monkeypatch):
-    """A rank that has failed is not started again in most tests, so the others need not wait for it
-    in real time.
-    """
+    """A rank that has failed is not started again in most tests, so nobody waits for it."""
     defaults = list(Timing.__init__.__defaults__)
     defaults[list(inspect.signature(Timing).parameters).index("return_within")] = 0.0
     monkeypatch.setattr(Timing.__init__, "__defaults__", tuple(defaults))
@@ -35,9 +31,7 @@ def nobody_is_waited_for(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def empty_memory():
-    """``memory://`` is one store of the whole process, and lists by looking at every object of
-    every earlier test.
-    """
+    """``memory://`` is one store of the whole process; what earlier tests left slows it down."""
     yield
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]

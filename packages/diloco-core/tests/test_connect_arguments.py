@@ -1,12 +1,22 @@
-"""Arguments of ``connect`` of the wrong kind, and a second call with other ones."""
+"""Every argument of ``connect`` does something, or is refused by name; a second call agrees."""
 
-import re
+import inspect
 
 import numpy as np
 import pytest
 import torch
+from training_lab import push, small_model
 
-from diloco_core import ConfigurationError, ObjectStoreAllReduce, Transfer, connect, in_process
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    Elastic,
+    ObjectStoreAllReduce,
+    Timing,
+    Transfer,
+    connect,
+    in_process,
+)
 
 _SECONDS = (
     0, -1, float("nan"), float("inf"), "9", True, [1], b"1", np.float32("nan"),
@@ -55,45 +65,15 @@ class TestArguments:
         exchange.leave()
 
 
-class TestTheSecondCall:
-    @pytest.mark.parametrize(
-        ("name", "first", "second"),
-        [
-            ("join_timeout", 5.0, 6.0),
-            ("sync_timeout", 500.0, 600.0),
-            ("beat_interval", 5.0, 6.0),
-            ("lost_after", 50.0, 60.0),
-            ("chunk_bytes", 64, 128),
-            ("run_id", "a", "b"),
-            ("transfer", Transfer(connections=8), Transfer(connections=9)),
-        ],
-    )
-    def test_other_settings_are_refused(self, environ, name, first, second):
-        environ["RENDEZVOUS_URI"] = "memory://second/run"  # a folder takes no transfer
-        exchange = connect(environ=environ, **{name: first})
-        told = re.escape(f"{name}={first!r}, and cannot also connect with {name}={second!r}")
+def test_a_second_call_with_other_limits_is_refused(environ):
+    exchange = connect(environ=environ)
+    defaults = {"lost_after": 90, "chunk_bytes": 2**20, "transfer": Transfer()}
+    assert connect(environ=environ, **defaults) is exchange
+    for name in LIMITS:
+        told = rf"with {name}=\d+\.0, and cannot also connect with {name}=9"
         with pytest.raises(ConfigurationError, match=told):
-            connect(environ=environ, **{name: second})
-        assert connect(environ=environ, **{name: first}) is exchange
-        if name != "run_id":
-            assert connect(environ=environ) is exchange
-        exchange.leave()
-
-    def test_what_differs_from_a_default_is_refused_too(self, environ):
-        exchange = connect(environ=environ)
-        defaults = {"lost_after": 90, "chunk_bytes": 2**20, "transfer": Transfer()}
-        assert connect(environ=environ, **defaults) is exchange
-        told = r"lost_after=90.0, and cannot also connect with lost_after=80"
-        with pytest.raises(ConfigurationError, match=told):
-            connect(environ=environ, lost_after=80)
-        exchange.leave()
-
-    def test_other_settings_of_elastic_runs_are_refused(self, environ):
-        exchange = connect(environ=environ, min_replicas=2, grace=7.0)
-        assert connect(environ=environ, min_replicas=2) is exchange
-        with pytest.raises(ConfigurationError, match=r"grace=7.0, and .* connect with grace=8.0"):
-            connect(environ=environ, min_replicas=2, grace=8.0)
-        exchange.leave()
+            connect(environ=environ, **{name: 9 if name == "beat_interval" else 99})
+    exchange.leave()
 
 
 class TestPlainMeans:
@@ -107,3 +87,102 @@ class TestPlainMeans:
     def test_something_else_is_refused(self, uri):
         with pytest.raises(ConfigurationError, match="uri must be"):
             ObjectStoreAllReduce(uri)
+
+
+LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after", "return_within")
+SETTINGS = ("grace", "late", "retention")
+KINDS = {
+    "fixed": {},
+    "sharded": {"min_replicas": 2, "topology": "sharded"},
+    "gather": {"min_replicas": 2, "topology": "gather"},
+}
+# Two values each, of which the second is not the default; what is seen in the objects of the run,
+# or in the exchange.
+SEEN = {
+    "uri": ("/one", "/two"),
+    "rank": (0, 1),
+    "world_size": (2, 3),
+    "run_id": ("one", "two"),
+    "chunk_bytes": (2**20, 64),
+    "transfer": (None, Transfer(connections=3)),
+    "min_replicas": (None, 1),
+    "topology": (None, "gather"),
+    "publish_every": (4, 1),
+    "resume": (None, True),
+    "elastic": (None, Elastic(1)),
+    "timing": (None, Timing(sync_timeout=99.0, return_within=0.0)),
+    "environ": ({"REPLICA_RANK": "0"}, {"REPLICA_RANK": "1"}),
+}
+ELASTIC_ONLY = {"publish_every", "topology", "grace", "late", "retention"}
+
+
+def test_the_list_is_complete():
+    assert set(inspect.signature(connect).parameters) == {*SEEN, *LIMITS, *SETTINGS}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "publish_every", "topology"])
+def test_settings_of_elastic_runs_are_refused_in_strict_ones(tmp_path, name):
+    value = {"late": "drop", "topology": "gather"}.get(name, 3)
+    with pytest.raises(ConfigurationError, match=f"{name}=.* is for elastic runs"):
+        connect(tmp_path, rank=0, world_size=1, **{name: value})
+
+
+def published(folder, **options):
+    exchange = connect(folder, rank=0, world_size=1, min_replicas=1, **options)
+    found = set()
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def look(report):
+        found.update((key.split("/")[1]) for key in exchange.store.list("state/"))
+
+    with DiLoCo(model, inner, exchange, sync_every=1, on_sync=look):
+        for step in range(6):
+            push(model, inner, 0, step)
+    return found
+
+
+def test_publish_every_publishes_more_often_or_is_refused(tmp_path):
+    rare = published(tmp_path / "rare", topology="gather")
+    often = published(tmp_path / "often", topology="gather", publish_every=1)
+    assert len(often) > len(rare)
+    with pytest.raises(ConfigurationError, match="publish_every=1 cannot be used with topology="):
+        published(tmp_path / "sharded", topology="sharded", publish_every=1)
+    with pytest.raises(ConfigurationError, match="publish_every=2 cannot be used with topology="):
+        Elastic(1, topology="sharded", publish_every=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_does_not_say_whether_to_resume(tmp_path, kind):
+    for value in (1, 0):
+        with pytest.raises(ConfigurationError, match=f"resume must be False, True .* not {value}"):
+            connect(tmp_path / "run", rank=0, world_size=2, resume=value, **KINDS[kind])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [each for each in SEEN if each not in ELASTIC_ONLY])
+def test_what_an_exchange_was_given_is_what_it_has(tmp_path, kind, name):
+    """And a second call with another value is refused, so that none is left out silently."""
+
+    def made(value):
+        options = {"uri": f"{tmp_path}/run", "rank": 0, "world_size": 2, **KINDS[kind]}
+        if name == "environ":
+            options.pop("rank")
+        if name == "uri":
+            value = f"{tmp_path}{value}"
+        if name == "elastic":
+            options = {key: options[key] for key in ("uri", "rank", "world_size")}
+        return connect(**{**options, **({} if value is None else {name: value})})
+
+    first = made(SEEN[name][0])
+    try:
+        second = made(SEEN[name][1])
+    except ConfigurationError as error:
+        assert "already connected" in str(error)  # noqa: PT017
+        assert name in str(error) or name in {"timing", "elastic"}  # noqa: PT017
+    else:
+        assert second is not first
+        assert (second.rank, second.store.uri) != (first.rank, first.store.uri)
+        second.leave()
+    first.leave()

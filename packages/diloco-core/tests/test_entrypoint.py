@@ -2,13 +2,9 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from training_lab import PATIENCE
 from warm_processes import WarmProcess
 
 from diloco_core import ConfigurationError, ReplicaLostError, connect
@@ -153,42 +149,8 @@ def test_a_trainer_that_lacks_a_package_says_which(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def by_hand(tmp_path):
-    """Starts replicas from the command line, and ends those that a failed test leaves behind."""
-    started = []
-
-    def start(*arguments, **variables):
-        path = os.pathsep.join([str(tmp_path), *sys.path])
-        environment = {**os.environ, "PYTHONPATH": path, **variables}
-        command = [sys.executable, "-m", "diloco_core.replica_entrypoint", *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env=environment, **pipes))
-        return started[-1]
-
-    yield start
-    for replica in started:
-        replica.kill()
-        replica.communicate()
-
-
-@pytest.mark.processes
-def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
-    common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2"]
-    common += ["--trainer-module", trainer]
-    common += ["--trainer-fn", "mean", "--trainer-kwargs-json", '{"start": 1.0}']
-    # The trainer itself connects with no arguments: what the command line says reaches it too.
-    replicas = [by_hand(*common, "--rank", "0"), by_hand(*common, REPLICA_RANK="1")]
-    for replica in replicas:
-        out, err = replica.communicate(timeout=PATIENCE)
-        assert replica.returncode == 0, err
-        assert json.loads(out) == [1.5]
-
-
-@pytest.fixture
 def in_fork(tmp_path):
-    """Runs the command line in processes that need not import torch, and ends those that a failed
-    test leaves behind.
-    """
+    """Runs the command line in processes that need not import torch, and ends them."""
     started = []
 
     def start(*arguments, **variables):
@@ -199,6 +161,19 @@ def in_fork(tmp_path):
     yield start
     for replica in started:
         replica.kill()
+
+
+@pytest.mark.processes
+def test_two_replicas_by_hand(in_fork, trainer, tmp_path):
+    common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2"]
+    common += ["--trainer-module", trainer]
+    common += ["--trainer-fn", "mean", "--trainer-kwargs-json", '{"start": 1.0}']
+    # The trainer itself connects with no arguments: what the command line says reaches it too.
+    replicas = [in_fork(*common, "--rank", "0"), in_fork(*common, REPLICA_RANK="1")]
+    for replica in replicas:
+        status, out, err = replica.communicate()
+        assert status == 0, err
+        assert json.loads(out) == [1.5]
 
 
 @pytest.mark.parametrize(

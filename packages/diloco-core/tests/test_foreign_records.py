@@ -1,6 +1,4 @@
-"""Whatever the fields of records and the names of keys say: an answer, or a named error, within
-seconds and 200 MiB.
-"""
+"""Whatever foreign records and keys say: an answer or a named error, soon, in 200 MiB."""
 
 import json
 import random

@@ -1,9 +1,5 @@
 """The probe says what a store can do, and leaves nothing behind."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from diloco_core import ConfigurationError, StoreUnavailableError
@@ -66,11 +62,3 @@ class TestTheCommandLine:
             main([])
         assert ending.value.code == 2
         assert "usage: python -m diloco_core.probe" in capsys.readouterr().err
-
-    @pytest.mark.processes
-    def test_is_there(self, tmp_path):
-        command = [sys.executable, "-m", "diloco_core.probe", str(tmp_path)]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "all runs can use this store" in done.stdout

@@ -20,8 +20,21 @@ def test_public_names_are_documented(name):
     assert (getattr(diloco_core, name).__doc__ or "").strip()
 
 
+RUN_BOTH = """
+import runpy, sys
+for name in "replica_entrypoint", "probe":
+    sys.argv = [name, "--help"]
+    try:
+        runpy.run_module(f"diloco_core.{name}", run_name="__main__")
+    except SystemExit as end:
+        assert not end.code
+"""
+
+
 @pytest.mark.processes
-def test_modules_that_run_with_m_are_not_imported_by_the_package():
-    code = "import sys, diloco_core; print('diloco_core.replica_entrypoint' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"
+def test_modules_that_run_with_m_are_there_and_not_imported_by_the_package():
+    """Python would warn of one that is imported already."""
+    command = [sys.executable, "-W", "error", "-c", RUN_BOTH]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "--trainer-module" in done.stdout
+    assert "diloco_core.probe" in done.stdout

@@ -25,27 +25,6 @@ def _wait(clock, timeout=10.0, look_around=lambda: None, alarms=()):
     return Wait(timing, False, timeout, look_around, lambda: TimeoutError("over"), alarms)
 
 
-def test_a_moment_says_once_that_it_is_time_to_look_around():
-    clock = _Clock()
-    wait = _wait(clock, alarms=[3.0])
-    assert wait.moment()[:3] == (0.0, False, False)
-    clock.now += 3.0
-    assert wait.moment()[:3] == (3.0, True, False)
-    assert wait.moment()[:3] == (3.0, False, False)
-    clock.now += 5.0
-    assert wait.moment()[:3] == (8.0, True, False)
-
-
-def test_past_the_deadline_nobody_sleeps_backwards():
-    clock = _Clock()
-    wait = _wait(clock)
-    clock.now += 12.0
-    moment = wait.moment()
-    assert moment.expired
-    wait.sleep(moment)
-    assert clock.slept == [0.0]
-
-
 def test_a_pause_ends_at_the_next_alarm_and_at_the_deadline():
     clock, looks = _Clock(), []
     wait = _wait(clock, look_around=lambda: looks.append(clock.now), alarms=[2.0])

@@ -17,14 +17,6 @@ def row_of(proof, name):
     return next(row for row in proof.rows.ROWS if row.name == name)
 
 
-class TestRow:
-    def test_its_options_are_those_of_the_loop(self, proof):
-        given = {"fragments": 4, "alpha": 0.25, "codec": "e2m1"}
-        row = proof.rows.Row("name", "", delay=0.5, more={"error_feedback": True}, **given)
-        found = row.options(64)
-        assert found == {**given, "sync_every": 64, "delay": 8, "error_feedback": True}
-
-
 class TestReplica:
     @pytest.mark.parametrize(
         ("name", "publish_every"), [("synchronous", 4), ("delay-e2m1", 4), ("delay-e2m1", 3)]
@@ -43,17 +35,6 @@ class TestReplica:
             assert each["sent"] / task["syncs"] == pytest.approx(plan.bytes_sent, rel=0.02)
             assert each["received"] / task["syncs"] == pytest.approx(plan.bytes_received, rel=0.02)
             assert each["compute"] > 0
-
-    def test_only_what_comes_after_the_warm_up_counts(self, proof):
-        link = proof.throttle.Link(1e6, 0, clock=lambda: 0.0, sleep=lambda _: None)
-        meter = proof.replica.Meter(link, 2)
-        for number in range(4):
-            link.up.take(10)
-            link.down.take(100)
-            meter.count(1.0, 0.1 * number, 0.01)
-        assert meter.result() == pytest.approx(
-            {"compute": 2.0, "exposed": 0.5, "hidden": 0.02, "sent": 20, "received": 200}
-        )
 
 
 class TestTimeOf:
@@ -84,28 +65,6 @@ class TestTimeOf:
         # There are 2.5 seconds of training between two syncs, and half of them go on beside a sync.
         assert found.bound == pytest.approx(2.5 / (2.5 + plan.seconds - 1.25))
         assert plan.seconds > 1.25
-
-    def test_a_fragment_is_planned_as_a_part_of_the_model(self, proof):
-        training, slow = proof.losses.Training(), proof.rows.Conditions(1e6)
-        rows = [replace(row_of(proof, "delay"), fragments=count) for count in (1, 4)]
-        whole, part = (proof.timing.plan_of(row, 1e6, training, slow) for row in rows)
-        assert part.bytes_sent == pytest.approx(whole.bytes_sent / 4, rel=0.02)
-
-    def test_runs_are_measured_from_publication_to_publication(self, proof):
-        """Of whole state, where it is encoded; listings in gather are as in the middle of a run."""
-
-        def task(name, parameters, **conditions):
-            conditions = proof.rows.Conditions(1e6, **conditions)
-            training = proof.losses.Training()
-            return proof.timing.task_of(row_of(proof, name), parameters, training, conditions)
-
-        assert task("both-int8", 1000, rounds=4)["syncs"] == 8
-        gather = task("topk64", 500_000, rounds=4)
-        found = [gather[name] for name in ("topology", "publish_every", "syncs")]
-        assert found == ["gather", 16, 16]
-        assert task("topk64", 500_000, rounds=17)["syncs"] == 32
-        assert task("topk64", 500_000, over="folder")["warm"] == 1
-        assert task("topk64", 500_000, over="s3")["warm"] == 3 * 16
 
     @pytest.mark.slow
     @pytest.mark.processes

@@ -23,9 +23,7 @@ def one_thread():
 
 @pytest.fixture(params=[SimulatedStore, Overwriting], ids=["deciding", "overwriting"])
 def new_store(request):
-    """Makes stores in which runs with fixed membership behave the same: of those that can decide,
-    and of those that cannot.
-    """
+    """Makes stores in which fixed runs behave the same: those that can decide, or cannot."""
     return request.param
 
 

@@ -1,6 +1,4 @@
-"""Every kind of object of a fixed run with one flipped bit, or cut short: the very same model, or
-an error with a name.
-"""
+"""Every kind of object with a flipped bit, or cut short: the same model, or an error by name."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -37,9 +35,7 @@ KINDS = {
 
 
 def damages(data, step):
-    """One bit of every ``step``-th byte, and every fourth of as many truncations, as functions of
-    the bytes.
-    """
+    """Functions that flip a bit of every ``step``-th byte, or cut the bytes short."""
     flips = [
         partial(flip, bit=8 * place + place // step % 8)
         for place in range(step // 2, len(data), step)
@@ -126,9 +122,7 @@ def check(harming, kind, when, step):
 @pytest.mark.parametrize("when", ["written", "read"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_a_run(harming, kind, when, step):
-    """A bit of every eighth byte at most, and truncations; every single bit is tried without a run,
-    below and beside this file.
-    """
+    """Some bits; every single one is tried without a run, below and beside this file."""
     check(harming, kind, when, step)
 
 

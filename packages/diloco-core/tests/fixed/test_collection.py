@@ -1,6 +1,4 @@
-"""What a fixed run deletes, which is nothing that is still needed, and what it writes over: in a
-folder fresh pages cost more than the values in them.
-"""
+"""What a fixed run deletes, which nobody needs any more, and what it writes over."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,9 +11,7 @@ from diloco_core import ObjectStoreAllReduce, export
 
 
 def held_at_each_sync(run):
-    """For each sync whose record is about to be written: its number, and the syncs of the
-    contributions and of the states.
-    """
+    """For each sync to be decided, those of contributions and of states in the store."""
     held = []
 
     def before(_, kind, key):

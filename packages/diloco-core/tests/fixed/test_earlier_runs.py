@@ -1,7 +1,4 @@
-"""What processes and objects of other runs may not do to a fixed run.
-
-Prefixes that are used again: ``test_emptied_prefixes``.
-"""
+"""What processes and objects of earlier runs may not do to a fixed run."""
 
 import shutil
 
@@ -9,11 +6,15 @@ import keys_lab
 import pytest
 import torch
 from safetensors.torch import load_file
-from strict_lab import LOST_AFTER, Means
+from simulated import Fault
+from strict_lab import LOST_AFTER, Means, Run, in_folder
+from training_lab import fill, identical
 
 from diloco_core import (
     CorruptedObjectError,
     DiLoCo,
+    FencedError,
+    RendezvousTimeoutError,
     ReplicaLostError,
     RunExistsError,
     StoreExchange,
@@ -64,9 +65,7 @@ def history(lab, folder, seed):
 
 
 def test_objects_of_another_run_are_not_exported(lab, tmp_path):
-    """Also where they are those of the same model after the same sync, under the names that they
-    would have here.
-    """
+    """Also where their names, their model and their sync are the same."""
     weight = history(lab, tmp_path / "one", 10)
     history(lab, tmp_path / "other", 20)
     one, other = tmp_path / "one" / "run", tmp_path / "other" / "run"
@@ -89,3 +88,71 @@ def test_who_fails_before_it_has_joined_speaks_for_no_other_process(tmp_path, er
     told = not is_taken and isinstance(error, RuntimeError)
     notes = keys_lab.keys_of(store.list(""), "note")
     assert notes == (["deltas/00000001/hint.00001.0000.leave"] if told else [])
+
+
+EMPTIED, BEGUN, WOKEN = 2500.0, 2600.0, 2601.0
+
+
+class Frozen(Run):
+    """Its model also holds what is not synced, which rank 0 uploads before the manifest."""
+
+    def net(self):
+        net = fill(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)))
+        net[0].bias.requires_grad_(False)
+        return net
+
+
+def used_again(run, operation, resume, ranks=2):
+    """Rank 0 hangs at an operation until a new run trains under the same prefix.
+
+    What it and the new run came to.
+    """
+
+    def empty():
+        for key in list(run.store.objects):
+            run.store.remove(key)
+
+    late = [(0, 0.0, [Fault(0, 1, operation, "zombie", WOKEN)], resume)]
+    others = [(rank, 0.0, [], resume) for rank in range(1, ranks)]
+    new = [(rank, BEGUN, [], False) for rank in range(ranks)]
+    results = run.simulate([*late, *others, *new], 0, events={EMPTIED: empty}, until=12)
+    return results[0], results[ranks:]
+
+
+@pytest.mark.parametrize(
+    ("resume", "operations"),
+    [
+        (False, (20, 28, 36, 44)),
+        (True, (10, 16, 26, 34)),
+        pytest.param(False, range(31, 44), marks=pytest.mark.slow),
+        pytest.param(True, range(19, 40), marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_of_the_new_run_changes(resume, operations, tmp_path):
+    """It hangs anywhere after reading the manifest, except in the request that claims its rank."""
+    expected = Frozen(2).live(until=12)
+    for operation in operations:
+        run = Frozen(2)
+        if resume:
+            run.live(until=1)
+        late, new = used_again(run, operation, resume)
+        assert isinstance(late, (RunExistsError, FencedError)), operation
+        assert identical([*new, *expected]), operation
+        folder = in_folder(run, tmp_path / str(operation))
+        assert export(folder, tmp_path / "model") == 12, operation
+        assert identical([*run.live(resume=True, until=13), *Frozen(2).live(until=13)]), operation
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("operation", [7, 13, 20, 27, 33, 45])
+def test_wherever_it_hangs_no_other_model_comes_of_it(new_store, resume, operation):
+    """It may also be a second process of its rank, if it has not joined a run by then."""
+    run = Frozen(2, store=new_store())
+    if resume:
+        run.live(until=1)
+    late, new = used_again(run, operation, resume)
+    results = [late, *new]
+    ended = [result for result in results if isinstance(result, dict)]
+    named = (RunExistsError, FencedError, RendezvousTimeoutError, CorruptedObjectError)
+    assert all(isinstance(result, (dict, *named)) for result in results), results
+    assert not ended or identical(ended)

@@ -1,6 +1,4 @@
-"""What goes wrong in a run is told at once, by name, to every replica; a run never goes on with a
-part of its members.
-"""
+"""What goes wrong in a run is told to every replica at once, by name."""
 
 import json
 import re

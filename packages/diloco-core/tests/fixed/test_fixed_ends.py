@@ -1,4 +1,4 @@
-"""How a run with fixed membership goes on, or ends, when one of its ranks is gone."""
+"""How a fixed run goes on, or ends, when one of its ranks is gone."""
 
 import logging
 import math
@@ -10,6 +10,7 @@ from simulated import (
     Fixed,
     Killed,
     Schedule,
+    SimulatedStore,
     SimulatedTraining,
     read_log,
     simulate,
@@ -18,16 +19,14 @@ from simulated import (
 
 from diloco_core import FencedError, ReplicaLostError, RunExistsError
 from diloco_core._run._records._keys import claim_key, commit_key
-from diloco_core._run._records._records import Rollback
+from diloco_core._run._records._records import Commit, GivenUp, Rollback
 
 LOST_AFTER = 90.0
 RANKS = 3
 
 
 def lived(*faults, store=None, resume=False, training=None, **options):
-    """What became of a run whose ranks have these faults; by default the dead are started again
-    after five seconds.
-    """
+    """What became of a run whose ranks have these faults; the dead start again after 5 s."""
     restart, allowance = options.pop("restart_after", 5.0), options.pop("return_within", 300.0)
     schedule = Schedule(RANKS, faults=faults, restart_after=restart)
     training = training or SimulatedTraining(5, (40, 30), 2)
@@ -59,9 +58,7 @@ def test_one_that_does_not_come_back_in_time_ends_the_run(caplog):
 
 
 def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
-    """If its new incarnation has claimed the rank before, it has the whole time again, but not
-    more.
-    """
+    """If its new incarnation has claimed the rank, it has the whole time once more."""
     claimed = 0
     for operation in range(14, 24):
         faults = Fault(1, 1, 30, "kill after"), Fault(1, 2, operation, "kill after")
@@ -182,9 +179,51 @@ def test_of_two_processes_of_a_rank_the_earlier_one_is_fenced():
 
 def test_a_rank_that_is_started_again_goes_on(caplog):
     caplog.set_level(logging.WARNING)
-    for operation in range(8, 60):
+    for operation in range(8, 60, 4):
         outcome, training = lived(Fault(1, 1, operation, "kill before"))
         assert violations(outcome, training) == []
         assert isinstance(outcome.results[1, 1], Killed)
         assert ends(outcome) == []
     assert "counts as nothing" in caplog.text
+
+
+SYNC = 3
+
+
+def gives_up(store, commit):
+    """Rank 1 is given up."""
+    record = Rollback(
+        SYNC + 1, (SYNC, SYNC - 1), (), {0: 1, 1: 1}, run=commit.run,
+        end=GivenUp(1, 0, "rank 1 has shown no sign of life"),
+    )  # fmt: skip
+    store.write(commit_key(SYNC + 1), record.to_json())
+
+
+def replaces(store, commit):
+    """The next sync is decided with a newer incarnation of rank 0, which also deletes things."""
+    members = tuple(replace(each, sync=SYNC + 1, epoch=2) for each in commit.members)
+    store.write(claim_key(0, 2), b"{}")
+    store.write(commit_key(SYNC + 1), replace(commit, sync=SYNC + 1, members=members).to_json())
+
+
+@pytest.mark.parametrize(
+    ("meddle", "error"), [(gives_up, ReplicaLostError), (replaces, FencedError)]
+)
+def test_what_was_decided_meanwhile_is_obeyed(meddle, error):
+    training, store, meddled = SimulatedTraining(6, (40, 30), 2), SimulatedStore(), []
+
+    def opened(key):
+        if key.startswith(f"state/{SYNC:08}/"):
+            if not meddled:
+                meddle(store, Commit.from_json(store.objects[commit_key(SYNC)], SYNC, ""))
+            meddled.append(key)
+
+    def prepare(node):
+        if (node.rank, node.incarnation) == (0, 1):
+            node.before("open", opened)
+
+    settings, options = Fixed(90.0, return_within=100.0), {"most_incarnations": 2}
+    outcome = simulate(training, Schedule(2), settings, store=store, prepare=prepare, **options)
+    assert meddled
+    assert isinstance(outcome.results[0, 1], error), outcome.results
+    assert [report.sync for report in training.reports[0, 1]] == [*range(1, SYNC)]

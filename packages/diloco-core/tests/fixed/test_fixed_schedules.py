@@ -1,6 +1,4 @@
-"""Any schedule of crashes, hangs, lost and repeated messages and restarts leaves a run that every
-rank is in to the end.
-"""
+"""Whatever crashes, hangs or is lost, every rank is in the run to its end."""
 
 import pytest
 from fixed_lab import random_ended_run, random_run, wrong

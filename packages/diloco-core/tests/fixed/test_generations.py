@@ -1,6 +1,4 @@
-"""Runs with fixed membership in a store that cannot decide: all ranks meet, and begin a folder of
-their own.
-"""
+"""Fixed runs in a store that cannot decide: all ranks meet, and begin a folder of their own."""
 
 import pytest
 from damage_lab import flip
@@ -148,6 +146,13 @@ class TestDamage:
         again = run.live(resume="newest-whole")
         assert identical([*again, *whole()])
 
+    def test_it_is_not_carried_into_the_next_generation(self, run):
+        key, *_ = run.keys("state/00000004/")
+        damaged = flip(run.store.objects[key], 4 * len(run.store.objects[key]))
+        run.store.damage(key, damaged)
+        assert identical([*run.live(resume="newest-whole"), *whole()])
+        assert damaged not in map(run.store.objects.get, run.keys())
+
     def test_the_manifest_of_an_earlier_generation_says_the_same(self, run):
         run.live(until=5, resume=True)
         for name in ("manifest.json", "manifest.copy.json"):
@@ -157,9 +162,7 @@ class TestDamage:
 
 
 def test_what_is_completed_too_late_does_not_count():
-    """Rank 0 hangs before it writes the manifest, as a whole; all ranks are started again, and it
-    wakes up in the end.
-    """
+    """Rank 0 hangs before it writes the manifest, and wakes up when all were started again."""
     run, hung = Generations(2), []
     run.live(until=2)
 

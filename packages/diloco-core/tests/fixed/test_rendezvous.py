@@ -7,19 +7,13 @@ from strict_lab import Changing, Means, Run
 from training_lab import identical
 
 from diloco_core import (
-    ConfigurationError,
     MismatchError,
     ObjectStoreAllReduce,
     RendezvousTimeoutError,
     ReplicaLostError,
     RunExistsError,
-    StoreExchange,
-    SyncError,
     in_process,
 )
-from diloco_core._allreduce import Mean
-from diloco_core._exchange._base import Schema
-from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.processes
@@ -71,23 +65,6 @@ def test_another_model_is_refused_and_the_tensor_named(lab, tmp_path, exchanges_
         assert "tensor '0.weight'" in str(results[0])
         assert "float32[4, 3]" in str(results[0])
         assert "float32[5, 3]" in str(results[0])
-
-
-def test_check_refuses_other_initial_values(lab, tmp_path, exchanges_in):
-    def replica(exchange):
-        outer, _ = lab.outer_loop(lab.small_model(exchange.rank), exchange, init="check")
-        with outer:
-            pass
-
-    results = run_replicas(replica, exchanges_in(tmp_path, 2))
-    assert lab.kinds(results) == [MismatchError] * 2
-    assert "values" in str(results[0])
-
-
-def test_join_comes_first(tmp_path, exchanges_in):
-    for exchange in (*exchanges_in(tmp_path, 1), *in_process(1)):
-        with pytest.raises(SyncError, match="join"):
-            exchange.sync(Mean([torch.ones(1)], 1))
 
 
 def test_another_world_size_is_refused(lab, tmp_path, exchanges_in):
@@ -143,7 +120,7 @@ def test_of_two_launches_at_the_same_time_one_is_refused(new_store):
 
 
 @pytest.mark.parametrize("field", ["event", "reason", "cause"])
-@pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
+@pytest.mark.parametrize("value", [-1, 10**30, "x", [], ...])
 def test_whatever_is_said_the_rank_that_failed_is_named(field, value):
     whole = (field, value) in [("reason", "x"), ("cause", ...)]
     match = "rank 1 failed after 1 sync: " if whole else "rank 1 has left or failed after 1 sync"
@@ -153,9 +130,7 @@ def test_whatever_is_said_the_rank_that_failed_is_named(field, value):
 
 
 def test_what_else_lies_in_the_prefix_is_passed_over(lab, tmp_path, exchanges_in):
-    """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of
-    the run.
-    """
+    """Placeholders of consoles, leftovers of copies, files of other tools."""
 
     def replica(exchange):
         with ObjectStoreAllReduce(exchange) as reduce:
@@ -184,11 +159,3 @@ def test_what_is_left_of_another_run_is_refused(lab, tmp_path, left):
         mean(exchange)
     assert left in str(caught.value)
     assert list(exchange.store.list("")) == [left]
-
-
-def test_another_outer_loop_on_the_same_exchange_is_refused(tmp_path):
-    exchange = StoreExchange(open_store(str(tmp_path)), 0, 1)
-    exchange.join(Schema({"a": "1"}, {}))
-    with pytest.raises(ConfigurationError, match="already joined"):
-        exchange.join(Schema({"b": "1"}, {}))
-    exchange.leave()

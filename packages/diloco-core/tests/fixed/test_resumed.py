@@ -80,9 +80,7 @@ ENCODED = {"state_codec": "bf16", "full_state_every": 3}
 @pytest.mark.parametrize("seed", seeds(7, 200))
 @pytest.mark.parametrize("encoded", [False, True], ids=["plain", "encoded"])
 def test_killed_anywhere_it_ends_as_a_run_that_was_not(seed, encoded, new_store, caplog):
-    """Inner state is saved after every sync, so it is that of the state that is resumed, or of the
-    sync before it.
-    """
+    """Inner state is saved after every sync."""
     chance = random.Random(seed)
     kind = {"ranks": chance.choice([1, 2, 3]), "fragments": chance.choice([1, 2])}
     if encoded:
@@ -101,9 +99,7 @@ def test_killed_anywhere_it_ends_as_a_run_that_was_not(seed, encoded, new_store,
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_a_run_with_encoded_state_keeps_what_it_will_need(fragments, new_store):
-    """However many syncs each incarnation takes: what an incarnation deletes is needed by none of
-    the next ones.
-    """
+    """However many syncs each incarnation takes."""
     wanted = Run(2, fragments, syncs=13, options=ENCODED).live()
     for first, second in [(4, 9), (5, 6), (6, 12), (7, 10)]:
         run = Run(2, fragments, syncs=13, options=ENCODED, store=new_store())
@@ -126,9 +122,7 @@ def test_initial_values_are_not_written_again_with_later_ones():
 @pytest.mark.parametrize("seed", seeds(4, 100))
 @pytest.mark.parametrize("options", [{}, ENCODED], ids=["plain", "encoded"])
 def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):
-    """All replicas of the earlier incarnation, or some, hang anywhere, and wake up while the run
-    goes on without them.
-    """
+    """Replicas of the earlier incarnation hang anywhere, and wake up while the run goes on."""
     chance = random.Random(seed)
     ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
     run = Run(ranks, fragments, syncs=8, options=options, store=new_store())
@@ -148,9 +142,7 @@ def test_who_wakes_up_late_changes_nothing(seed, options, new_store, caplog):
 @pytest.mark.parametrize("until", [3, -1], ids=["later", "before the first sync"])
 @pytest.mark.parametrize("late", [0, 1])
 def test_ranks_may_be_started_one_after_another(late, until, new_store):
-    """What the processes before have said of their end, in peace or with an error, is no word of
-    those that follow them.
-    """
+    """What processes have said of their end is no word of those that follow them."""
     run = Run(2, store=new_store())
     run.live(until=until)
     starts = [60.0 * (rank == late) for rank in range(2)]
@@ -175,9 +167,7 @@ def test_nor_is_an_error_before_the_first_sync(resume):
 @pytest.mark.parametrize("kind", ["get", "put", "list", "delete"])
 @pytest.mark.parametrize("sync", [2, 4])
 def test_a_sleeper_leaves_what_the_next_one_has_saved(kind, sync):
-    """It hangs before one of the requests with which it saves: it looks who holds its rank, writes,
-    and tidies up.
-    """
+    """It hangs before one of the requests with which it saves."""
     run, saving, hung = Run(2, adam=True, syncs=6), [], []
 
     def before(process, request, key):

@@ -9,13 +9,14 @@ import pytest
 import torch
 from simulated import Fault, Killed
 from strict_lab import LOST_AFTER, Generations, Run, refused
-from training_lab import Loader, fill, identical
+from training_lab import fill, identical
 
 from diloco_core import (
     ConfigurationError,
     DiLoCo,
     FormatError,
     MismatchError,
+    ObjectStoreAllReduce,
     RendezvousError,
     ReplicaLostError,
     RunExistsError,
@@ -130,19 +131,6 @@ def test_another_world_size_is_refused(stopped):
     refused(stopped, MismatchError, "begun with world_size=2, but rank . was given world_size=3")
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"outer_lr": 0.5}, "begun with outer_lr=0.7, but rank . was given outer_lr=0.5"),
-        ({"buffers": "rank0"}, "begun with buffers='mean'"),
-        ({"fragments": 2}, "begun with fragments=1"),
-        ({"outer_optimizer": torch.optim.Adam}, "begun with outer_optimizer=SGD"),
-    ],
-)
-def test_other_settings_are_refused(stopped, options, match):
-    refused(stopped, MismatchError, match, **options)
-
-
 @pytest.mark.parametrize("what", ["shape", "dtype", "name", "frozen"])
 def test_another_model_is_refused(stopped, what, monkeypatch):
     def net(_):
@@ -172,25 +160,6 @@ def test_other_values_that_are_not_synced_are_refused(monkeypatch, new_store):
     run.live(until=3)
     monkeypatch.setattr(Run, "net", lambda _: masked(2.0))
     refused(run, MismatchError, "Tensor 'mask' is .* with values .* in the run")
-
-
-def test_another_inner_optimizer_is_refused(stopped):
-    """Only what the user has given is named."""
-    stopped.options = {}
-    stopped.adam = True
-    for result in stopped.live(resume=True, seen={}):
-        assert isinstance(result, ConfigurationError)
-        assert "other classes than this replica has: optimizer was SGD and is Adam." in str(result)
-
-
-def test_other_things_in_stateful_are_refused(stopped):
-    stopped.options = {"stateful": {"loader": Loader()}}
-    for result in stopped.live(resume=True):
-        assert isinstance(result, ConfigurationError)
-        assert (
-            "saved with ['optimizer'], but this replica has ['optimizer', 'stateful.loader']"
-            in str(result)
-        )
 
 
 def test_a_run_that_never_began_is_refused(new_store):
@@ -228,6 +197,12 @@ def test_a_loaded_state_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be used together with resume="):
         outer.load_state_dict({})
     assert type(in_process(1)[0]) is not type(outer.exchange)
+
+
+def test_means_are_not_resumed(tmp_path):
+    exchange = connect(tmp_path / "run", rank=0, world_size=1, resume=True)
+    with pytest.raises(ConfigurationError, match="resume= cannot be used for means"):
+        ObjectStoreAllReduce(exchange).mean([torch.ones(1)])
 
 
 def test_no_folder_is_left_behind(lab, tmp_path):

@@ -1,14 +1,17 @@
-"""How the replicas that continue a fixed run come together, when some of them are started once more
-in the middle.
-"""
+"""How those that continue a fixed run meet if some die or were killed."""
+
+import os
+import signal
 
 import keys_lab
 import pytest
+import torch
 from simulated import Killed
-from strict_lab import Run
-from training_lab import identical
+from strict_lab import STORES, Run
+from training_lab import PATIENCE, Clock, identical, push, small_model
+from warm_processes import WarmProcess
 
-from diloco_core import FencedError
+from diloco_core import DiLoCo, FencedError, StoreExchange, Timing
 
 
 @pytest.fixture
@@ -36,9 +39,7 @@ SIGNS = {"meeting", "claim", "beat"}
 
 
 def as_undisturbed(held, wanted, caplog):
-    """All hold the same, and what is known to be lost is the only reason for them to hold anything
-    else than wanted.
-    """
+    """All hold the same; and what is wanted, unless something is known to be lost."""
     assert len(held) == len(wanted)
     assert identical(held)
     assert identical([*held, *wanted]) != ("counts as nothing" in caplog.text)
@@ -85,3 +86,42 @@ def test_of_two_processes_of_a_rank_the_later_one_goes_on(gap, caplog):
     fenced = [result for result in results[:2] if isinstance(result, FencedError)]
     assert len(fenced) == 1
     as_undisturbed([held for held in results if isinstance(held, dict)], Run(2).live(), caplog)
+
+
+def train(store, until, timing=None, resume=False):
+    exchange = StoreExchange(store, 0, 1, timing=timing, resume=resume)
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DiLoCo(model, inner, exchange, sync_every=1, flush="none") as outer:
+        while outer.committed < until:
+            push(model, inner, 0, outer.inner_steps)
+    return outer.committed
+
+
+def killed(kind, folder):
+    """A process that takes two syncs and is killed inside the block of a third one."""
+    exchange = StoreExchange(STORES[kind](folder), 0, 1)
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DiLoCo(model, inner, exchange, sync_every=1):
+        for step in range(3):
+            push(model, inner, 0, step)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "elsewhere"), [("overwriting", False), ("overwriting", True), ("deciding", True)]
+)
+def test_who_is_waited_for_after_a_kill(tmp_path, caplog, monkeypatch, kind, elsewhere):
+    folder = str(tmp_path / "run")
+    status, _, _ = WarmProcess(tmp_path / "out", killed, kind, folder).communicate()
+    assert status == -signal.SIGKILL
+    if elsewhere:  # the same name of a machine, another one: containers may have the same
+        monkeypatch.setattr("diloco_core._host.host_id", lambda: "another")
+    clock = Clock()
+    timing = Timing(lost_after=PATIENCE, clock=clock, sleep=clock.sleep)
+    assert train(STORES[kind](folder), 5, timing, resume=True) == 5
+    waited = elsewhere and kind == "overwriting"
+    assert (clock.now > PATIENCE) is waited
+    assert ("their signs of life are watched" in caplog.text) is waited

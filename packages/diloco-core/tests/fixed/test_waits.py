@@ -1,18 +1,20 @@
-"""How long a sync of all ranks waits and what it says then; and records that are taken away while a
-run incarnations.
-"""
+"""How long a fixed run waits, for ranks and for the store, and what it says then."""
+
+from dataclasses import dataclass
 
 import keys_lab
 import pytest
 import torch
-from strict_lab import Changing, Means
-from training_lab import identical
+from strict_lab import Changing, Means, Run
+from training_lab import fill, identical, push, values
 
 from diloco_core import (
     CorruptedObjectError,
+    DiLoCo,
     ObjectNotFoundError,
     ObjectStoreAllReduce,
     RendezvousTimeoutError,
+    ReplicaLostError,
     RunExistsError,
     StoreUnavailableError,
     SyncTimeoutError,
@@ -61,9 +63,7 @@ class TestWaits:
         assert 890.0 < run.ended[0] < 920.0
 
     def test_a_process_that_stood_still_itself_does_not_name_nobody(self, run):
-        """All have contributed, but it does not see the record of that, also where it has written
-        it.
-        """
+        """All have contributed, but it never sees the record of that."""
 
         def hidden(process):
             process.sleep(1.0)
@@ -120,9 +120,7 @@ class TestWaits:
 
 
 def test_who_wakes_up_past_the_deadline_takes_what_has_arrived(new_store):
-    """Rank 1 contributes while rank 0 stands still, and stands still itself before it can write the
-    record of the sync.
-    """
+    """Rank 1 contributes while rank 0 stands still, and then stands still itself."""
     run = Means(2, limits=dict.fromkeys(range(2), LIMITS), store=new_store())
 
     def before(process, request, key):
@@ -150,3 +148,85 @@ def test_the_log_says_once_a_minute_who_has_not_come(tmp_path, caplog, exchanges
     assert said[0].startswith("rank 0: 1 of 3 replicas have met at ")
     assert "; waiting for ranks 1, 2, for up to 200 s. A rank that is missing is" in said[0]
     assert said[0].endswith("DiLoCo(...) refused an argument: look at its log.")
+
+
+SHORT = {"sync_timeout": 1000.0, "beat_interval": 10.0, "lost_after": 90.0}
+
+
+def away(start, seconds):
+    """Let the store be away for a while, for all processes; to be called before each request."""
+
+    def before(process, *_):
+        if start <= process.clock() < start + seconds:
+            raise StoreUnavailableError("the store is away")
+
+    return before
+
+
+@dataclass
+class Slow(Run):
+    """Three replicas, whose steps take 50, 110 and 170 s."""
+
+    def train(self, exchange, until):
+        model = fill(torch.nn.Linear(4, 3))
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+            while outer.inner_steps < until:
+                exchange.store.sleep(50.0 + 60.0 * exchange.rank)
+                push(model, inner, exchange.rank, outer.inner_steps)
+        return values(model)
+
+
+def train(new_store, start, seconds):
+    """What such replicas come to whose store is away for a while, and when the last one ended."""
+    limits = dict.fromkeys(range(3), SHORT)
+    run = Slow(3, limits=limits, before=away(start, seconds), store=new_store())
+    results = run.live(until=6)
+    return results, max(run.ended.values())
+
+
+@pytest.mark.parametrize("start", [0.5, 60.0, 102.0, 250.0])
+def test_a_short_outage_is_waited_out_and_nobody_is_lost(new_store, start):
+    wanted, _ = train(new_store, 1e9, 0.0)
+    found, ended = train(new_store, start, 0.9 * SHORT["sync_timeout"])
+    assert identical([*wanted, *found]), found
+    assert ended > start + 0.9 * SHORT["sync_timeout"]
+
+
+@pytest.mark.parametrize("start", [60.0, 250.0])
+def test_a_long_outage_is_an_error_of_the_store(new_store, start):
+    results, ended = train(new_store, start, 3 * SHORT["sync_timeout"])
+    assert all(isinstance(result, StoreUnavailableError) for result in results), results
+    # Telling the others is not waited for once more.
+    assert ended < start + 1.5 * SHORT["sync_timeout"]
+
+
+class TestObserver:
+    """Rank 0 waits for rank 1, which has died without a word, and nobody waits for it to return."""
+
+    def observe(self, new_store, outage):
+        """When rank 0 calls rank 1 lost."""
+
+        def before(process, request, key):
+            outage(process)
+            if process.rank and keys_lab.of("contribution", sync=2)(key):
+                process.die()
+
+        run = Means(2, limits={0: SHORT, 1: SHORT}, before=before, store=new_store())
+        result, _ = run.live(until=2)
+        with pytest.raises(ReplicaLostError, match=r"rank 1 has shown no sign of life for 9\d s"):
+            raise result
+        return run.ended[0]
+
+    def test_time_without_the_store_is_not_counted(self, new_store):
+        """And when it is back, all get the whole time again."""
+        assert 1070.0 < self.observe(new_store, away(80.0, 900.0)) < 1100.0
+
+    def test_many_short_outages_do_not_hide_a_death(self, new_store):
+        """They are a quarter of the time."""
+
+        def outage(process):
+            if process.clock() % 20.0 < 5.0 and process.clock() > 5.0:
+                raise StoreUnavailableError("the store is away")
+
+        assert 100.0 < self.observe(new_store, outage) < 140.0

@@ -1,6 +1,4 @@
-"""However the inner step is compiled, its steps are counted and synced as without; or the error
-says what to do.
-"""
+"""Steps of a compiled inner step are counted and synced, or the error says what to do."""
 
 import warnings
 

@@ -1,17 +1,116 @@
-"""An inner optimizer that keeps weights of its own and writes them back over what a sync has
-brought, or mixes them into the model, is named; and no other one is.
-"""
-
-from contextlib import nullcontext
+"""An inner optimizer that keeps weights of its own and writes them back is named."""
 
 import pytest
 import torch
-from loop_lab import loop
-from optimizers_lab import SOUND, MasterSGD, together, train
 
-from diloco_core import ModelChangedError, in_process
-from diloco_core._inner import _kept_weights
+from diloco_core import DiLoCo, ModelChangedError, in_process
 from diloco_core._inner._own_weights import OwnWeights
+from diloco_core.testing import run_replicas
+
+
+class MasterSGD(torch.optim.SGD):
+    """Keeps fp32 weights of bf16 parameters, as mixed-precision optimizers do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    master = state.setdefault("master", parameter.detach().float().clone())
+                    master -= group["lr"] * parameter.grad.float()
+                    parameter.copy_(master)
+
+
+class FromTheStart(torch.optim.SGD):
+    """Keeps the weights that it began with, and does not write them back."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("p0", parameter.detach().clone())
+        return super().step(closure)
+
+
+class KeepsLast(torch.optim.SGD):
+    """Keeps a copy of what it has written, in fp32, and does not write it back."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["last"] = parameter.detach().float().clone()
+
+
+class Stubborn(torch.Tensor):
+    """A tensor that supports no operation, as those of quantized states support only a few."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        if getattr(function, "__name__", "") in {"__get__", "detach"}:
+            return super().__torch_function__(function, types, arguments, keywords or {})
+        raise NotImplementedError(function)
+
+
+def holds(make):
+    """An optimizer that keeps a tensor of the parameter's shape."""
+
+    class Holds(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["held"] = make(parameter.detach())
+
+    return lambda parameters: Holds(parameters, lr=0.05)
+
+
+def model_of(dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1)).to(
+        dtype
+    )
+
+
+def train(exchange, make, *, dtype=torch.float32, steps=45, sync_every=20, **options):
+    model = model_of(dtype)
+    inner = make(list(model.parameters()))
+    several = inner if isinstance(inner, list) else [inner]
+    generator = torch.Generator().manual_seed(exchange.rank)
+    with DiLoCo(model, inner, exchange, sync_every=sync_every, **options) as outer:
+        for _ in range(steps):
+            inputs = torch.randn(16, 6, generator=generator)
+            wanted = inputs.sum(1, keepdim=True) * (1 + exchange.rank)
+            (model(inputs.to(dtype)) - wanted.to(dtype)).pow(2).mean().backward()
+            for optimizer in several:
+                optimizer.step()
+                optimizer.zero_grad()
+    return outer
+
+
+def together(make, **options):
+    """Two replicas that learn from different data; what each returned or raised."""
+    return run_replicas(lambda exchange: train(exchange, make, **options), in_process(2))
+
+
+SOUND = {
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "weights of the start": lambda p: FromTheStart(p, lr=0.05),
+    "nothing moves": lambda p: FromTheStart(p, lr=0.0),
+    "last weights": lambda p: KeepsLast(p, lr=0.01),
+    "float8": holds(lambda p: p.to(torch.float8_e4m3fn)),
+    "complex": holds(lambda p: p.to(torch.complex64)),
+    "whole numbers": holds(lambda p: p.to(torch.int64)),
+    "a subclass": holds(lambda p: p.double().as_subclass(Stubborn)),
+    "not contiguous": holds(lambda p: p.double().unsqueeze(-1).repeat(*[1] * p.dim(), 2)[..., 0]),
+}
 
 
 def parameters_of(optimizer):
@@ -280,39 +379,6 @@ def test_of_several_optimizers_it_is_the_right_one():
     assert any("inner optimizer 1 (MasterSGD)" in str(result) for result in results)
 
 
-class WritesBack(MasterSGD):
-    """Brings the parameter back to its fp32 weights after a sync; they stay, or they do not."""
-
-    synced, stays = False, True
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        if not self.synced:
-            super().step()
-            return
-        for parameter, state in self.state.items():
-            parameter.copy_(state["master"])
-            if not self.stays:
-                state["master"].zero_()
-
-
-@pytest.mark.parametrize("stays", [True, False])
-def test_it_is_the_copy_that_counts_and_not_only_where_the_parameter_is(stays):
-    model = torch.nn.ParameterList([torch.linspace(-1, 1, 100).bfloat16()])
-    inner = WritesBack(model.parameters(), lr=0.05)
-    inner.stays = stays
-    _, _, outer, _ = loop(None, model, inner, sync_every=1, outer_lr=0.3, flush="none")
-
-    def train():
-        with outer:
-            for inner.synced in (False, True):
-                model[0].grad = torch.ones_like(model[0])
-                inner.step()
-
-    with pytest.raises(ModelChangedError) if stays else nullcontext():
-        train()
-
-
 @pytest.mark.parametrize("make", SOUND.values(), ids=SOUND)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_others_are_not_accused(make, dtype):
@@ -333,18 +399,3 @@ ALONE = {"outer_lr": 1.0, "outer_momentum": 0.0}
 
 def test_a_replica_alone_that_changes_nothing_is_not_accused():
     assert train(in_process(1)[0], master, dtype=torch.bfloat16, **ALONE).committed == 3
-
-
-def test_no_values_are_read_where_nothing_wider_is_kept(monkeypatch):
-    """On an accelerator, reading them would wait for all that it has still to do."""
-    read, values = [], _kept_weights._values
-
-    def counted(tensor, dtype=None):
-        read.append(tensor)
-        return values(tensor, dtype)
-
-    monkeypatch.setattr(_kept_weights, "_values", counted)
-    train(in_process(1)[0], torch.optim.AdamW, dtype=torch.float32)
-    assert not read
-    train(in_process(1)[0], master, dtype=torch.bfloat16, **ALONE)
-    assert read

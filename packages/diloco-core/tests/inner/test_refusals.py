@@ -152,9 +152,7 @@ def adamw(parameters):
     ids=["another order", "other groups"],
 )
 def test_a_state_is_not_given_to_other_parameters(tmp_path, later):
-    """Both weights have the same shape: by number alone, each would get the other one's
-    momentum.
-    """
+    """By number alone, each weight would get the momentum of the other one."""
     live(tmp_path, adamw)
     message = "optimizer held other parameters, or held them in another order"
     refused(message, tmp_path, later)

@@ -51,8 +51,7 @@ OUTER = {
 def by_the_formulas(
     replicas, fragments, period, delay, alpha, inner, outer, steps, refused=(), lr_of=None
 ):
-    """What every replica's parameters are after every step and at the end, and the committed syncs;
-    written out plainly.
+    """What all parameters are after every step and at the end, and the committed syncs.
 
     The outer learning rate is that of ``OUTER``, or ``lr_of(sync, taken)`` with the inner steps
     taken when the sync is sent.
@@ -119,9 +118,7 @@ def by_the_formulas(
 
 
 def train(exchange, fragments, period, delay, alpha, inner, outer, steps, wishes=None, **more):
-    """The same by the outer loop, which asks for an outer learning rate before some steps, by
-    (rank, step).
-    """
+    """The same by the outer loop; ``wishes`` are outer learning rates by (rank, step)."""
     model = Parts(fragments)
     optimizer = INNER[inner](model.parameters())
     seen, reports = [], []

@@ -53,8 +53,7 @@ ENDED = ("raised ReplicaLostError", "raised RunExistsError", "not every rank cam
 
 
 def random_ended_run(seed):
-    """What is wrong with a run whose ranks may come back too late, and with the one that resumes it
-    if it has ended.
+    """What is wrong with a run whose ranks may come back too late, and with its continuation.
 
     The allowance is about as long as the dead stay away, so that returns and ends meet.
     """
@@ -88,9 +87,7 @@ def random_ended_run(seed):
 
 
 def _against_the_end(outcome, log, *, resume):
-    """What somebody has done although the run had ended, or without its having ended; ``log`` is
-    what was added to it.
-    """
+    """What was done although the run had ended, or without an end; ``log`` is what was added."""
     found, fence, ended = [], {}, False
     for record in log:
         if ended and not resume:

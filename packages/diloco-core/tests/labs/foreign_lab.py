@@ -200,8 +200,7 @@ class Foreign:
         return f"{digest((self.folder / MANIFEST).read_bytes())}/{key}"
 
     def met(self, cases, act, *, here=False):
-        """What becomes of ``act`` ("export" or "resume") in each of some cases: the names of those
-        that end badly, and how.
+        """The names of the cases in which ``act`` ("export" or "resume") ends badly, and how.
 
         With ``here``, it is not done in a child with limits, but in this process.
         """
@@ -228,9 +227,7 @@ class Foreign:
         return bad
 
     def _in_a_child(self, folder, act):
-        """How it ended, if not with an answer or a named error: in a process with little memory and
-        time.
-        """
+        """How it ended in a process with little memory and time."""
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
@@ -275,9 +272,7 @@ class Foreign:
 
 
 def main(folder, membership, act, count, seed, wanted=""):
-    """Write how a sample of cases ends, if badly, as JSON to standard output; in a process of its
-    own, which may be forked.
-    """
+    """Write how a sample of cases ends, if badly, as JSON; in a process of its own."""
     torch.set_num_threads(1)
     nn.Linear(1, 1)(torch.ones(1)).sum().backward()
     _reread.REREADS = (0.0, 0.0, 0.0)

@@ -1,5 +1,4 @@
-"""Where a run that all ranks take part in keeps its objects: the only module of the tests that
-knows the keys and records.
+"""Where a run keeps its objects: the only module of the tests that knows keys and records.
 
 Tests ask for objects by what they are, so a change of the layout changes this file alone.
 """
@@ -75,9 +74,7 @@ def kept(key):
 
 
 def of(kind, **wanted):
-    """Whether a key is of such an object, as a function of the key:
-    ``of("state", sync=3, rank=1)``.
-    """
+    """Whether a key is of such an object, as a function: ``of("state", sync=3, rank=1)``."""
 
     def fits(key):
         found = kept(key)
@@ -116,9 +113,7 @@ def beat_key(rank):
 
 
 def note_key(sync, rank, incarnation=1):
-    """The key of the note that says how an incarnation has ended, which has adopted the sync before
-    this one.
-    """
+    """The key of the note of how an incarnation ended that has adopted the sync before this one."""
     return f"deltas/{sync:08}/hint.{rank:05}.{incarnation:04}.leave"
 
 
@@ -137,20 +132,13 @@ def state_key(sync, rank, fragment=0):
     return f"state/{sync:08}/{fragment:03}.{rank:05}.safetensors"
 
 
-def inner_key(rank, incarnation, sync):
-    """The key of what an incarnation of a rank has saved of its inner state after a sync."""
-    return f"inner/{rank:05}/{incarnation:04}.{sync:08}.safetensors"
-
-
 def fields(key, record):
     """The fields of a record that is stored under a key."""
     return unseal(json.loads(record)["kind"], key, record, key)
 
 
 def sealed_again(key, record, under=None, **changes):
-    """A record with other fields (``...`` leaves one out), which is whole under its key, or
-    ``under`` another one.
-    """
+    """A record with other fields (``...`` leaves one out), whole under its key or another one."""
     found = {**fields(key, record), **changes}
     left = {name: value for name, value in found.items() if value is not ...}
     return seal(json.loads(record)["kind"], under or key, left)

@@ -42,26 +42,12 @@ class Process(Connection):
         super().__init__(shared, scheduler, **options)
         self.number = number
         self._before = before or (lambda *_: None)
+        for kind in ("put", "create", "get", "open", "list"):
+            setattr(self, kind, partial(self._after_that, kind, getattr(self, kind)))
 
-    def put(self, key, parts):
-        self._before(self, "put", key)
-        return super().put(key, [b"".join(map(bytes, parts))])
-
-    def create(self, key, data):
-        self._before(self, "create", key)
-        return super().create(key, data)
-
-    def get(self, key, *largest):
-        self._before(self, "get", key)
-        return super().get(key, *largest)
-
-    def open(self, key, size=None):
-        self._before(self, "open", key)
-        return super().open(key, size)
-
-    def list(self, prefix):
-        self._before(self, "list", prefix)
-        return super().list(prefix)
+    def _after_that(self, kind, request, key, *more, **options):
+        self._before(self, kind, key)
+        return request(key, *more, **options)
 
     def delete(self, keys, *, unread=False):
         keys = list(keys)
@@ -121,20 +107,17 @@ class Run:
         processes = [(rank, starts[rank], faults, resume) for rank in ranks]
         return self.simulate(processes, seed, until=until or self.syncs, **more)
 
-    def overtaken(self, sleeps, at, seed=0, alive=None):
+    def overtaken(self, sleeps, at, seed=0):
         """Start all ranks, let some hang (rank, operation, seconds), and resume the run at a time.
 
         What all processes came to.
-
-        Those in ``alive``, a rank or (rank, incarnation), give a sign of life every so many
-        seconds, ten times.
         """
         faults = [
             Fault(rank, 1, operation, "zombie", seconds) for rank, operation, seconds in sleeps
         ]
         first = [(rank, 0.0, faults, False) for rank in range(self.ranks)]
         second = [(rank, at, [], True) for rank in range(self.ranks)]
-        results = self.simulate([*first, *second], seed, alive or {}, until=self.syncs)
+        results = self.simulate([*first, *second], seed, until=self.syncs)
         return results[: self.ranks], results[self.ranks :]
 
     def silent(self, *ranks, until, **more):
@@ -152,14 +135,9 @@ class Run:
         self.before = before
         return results
 
-    def simulate(self, processes, seed=0, alive=None, events=None, **more):
+    def simulate(self, processes, seed=0, events=None, **more):
         self.incarnations += 1
         scheduler = Scheduler()
-        for rank, seconds in (alive or {}).items():
-            key = keys_lab.beat_key(*rank) if isinstance(rank, tuple) else keys_lab.beat_key(rank)
-            for count in range(1, 11):
-                beat = partial(self.store.write, key, b"%d" % count)
-                scheduler.call_at(count * seconds, beat)
         for seconds, event in (events or {}).items():
             scheduler.call_at(seconds, event)
         results = {}

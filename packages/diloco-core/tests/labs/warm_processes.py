@@ -1,5 +1,4 @@
-"""Processes in which torch and diloco_core are imported already: that would take longer than what
-most tests do in them.
+"""Processes in which torch and diloco_core are imported already, which saves seconds.
 
 One server per test process imports them once. It has no threads and has computed nothing, and every
 process is a fork of it.
@@ -58,9 +57,7 @@ class WarmProcess:
 
 
 def _function(module, file, name):
-    """A function of a package, or of a test file, which pytest imports under a name that no other
-    process knows.
-    """
+    """A function of a package or of a test file."""
     if module.startswith("diloco_"):
         return getattr(importlib.import_module(module), name)
     spec = importlib.util.spec_from_file_location("in_warm_process", file)

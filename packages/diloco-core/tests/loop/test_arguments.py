@@ -1,6 +1,4 @@
-"""Arguments that are not allowed are refused before anything starts, with what was given and what
-is allowed.
-"""
+"""Arguments that are not allowed are refused before anything starts, with what is allowed."""
 
 import re
 
@@ -196,7 +194,8 @@ def test_it_is_a_value_error_too():
         loop(sync_every=0)
 
 
-def test_differing_initial_values_are_refused_on_demand(lab):
+@pytest.mark.parametrize("kind", ["threads", "store"])
+def test_differing_initial_values_are_refused_on_demand(lab, kind):
     def replica(exchange):
         model, _, outer, _ = loop(exchange, init="check")
         if exchange.rank == 1:
@@ -204,14 +203,15 @@ def test_differing_initial_values_are_refused_on_demand(lab):
         with outer:
             pass
 
-    results = run_replicas(replica, in_process(2))
+    results = run_replicas(replica, exchanges(kind, 2))
     assert lab.kinds(results) == [MismatchError] * 2
     said = "(?s)differ in tensor '1.bias'.*load the same checkpoint.*init='rank0'"
     assert re.search(said, str(results[0]))
-    assert lab.train(lambda rank: lab.fill(nn.Linear(2, 2)), in_process(2), init="check")
+    assert lab.train(lambda rank: lab.fill(nn.Linear(2, 2)), exchanges(kind, 2), init="check")
 
 
 DIFFERENT = {
+    "sync_every": [2, 4],
     "clip": [None, "median"],
     "aggregate": ["mean", "trimmed", "trimmed"],
     "weight": ["steps", "tokens"],

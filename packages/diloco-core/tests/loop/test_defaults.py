@@ -1,6 +1,4 @@
-"""Torch's default device and dtype are the caller's: what is ours stays on the CPU and in the
-dtypes that it has.
-"""
+"""Torch's default device and dtype are the caller's, and change nothing of ours."""
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from diloco_core import ObjectStoreAllReduce
 from diloco_core import export as export_model
 
 OUTER = {
-    "SGD": {},
     "NAdam": {"outer_optimizer": lambda p: torch.optim.NAdam(p, lr=0.1)},
     "Adagrad": {"outer_optimizer": lambda p: torch.optim.Adagrad(p, lr=0.1)},
 }
@@ -35,7 +32,6 @@ class Elsewhere:
 PLACES = {
     "meta": ("meta", torch.float32),
     "float64": ("cpu", torch.float64),
-    "both": ("meta", torch.float64),
 }
 
 
@@ -57,9 +53,7 @@ def live(lab, exchange, syncs, **options):
 
 
 def runs(lab, folder, options):
-    """Between threads; fixed over a store; elastic in several incarnations, as one file at the end;
-    a plain mean.
-    """
+    """What several kinds of runs come to, and a plain mean."""
     found = [live(lab, *exchanges(kind, 1), 3, **options) for kind in ("threads", "store")]
     for syncs, kind in ((2, "gather"), (4, "gather"), (2, "sharded"), (4, "sharded")):
         published = {"publish_every": 3} if kind == "gather" else {}

@@ -1,6 +1,4 @@
-"""Syncs that go on while the replicas train: sent ``delay`` steps before they are adopted, and
-mixed by ``alpha``.
-"""
+"""Syncs that go on while the replicas train, by ``delay`` and ``alpha``."""
 
 import threading
 from contextlib import suppress
@@ -9,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from delay_lab import INNER, OUTER, by_the_formulas, train
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loop_lab import at_once, exchanges, live, loop
 from torch import nn
@@ -52,6 +50,7 @@ def grid(draw):
     }
 
 
+@settings(max_examples=60)
 @given(
     grid(),
     st.sampled_from(["threads", "store", "sharded", "gather", "manager"]),
@@ -323,57 +322,3 @@ class TestTrouble:
             return self.replica(lab, exchange, steps=steps, flush="none")[1]
 
         assert lab.identical(lab.run(train, in_process(2)))
-
-
-class TestResuming:
-    """Fixed runs over a store that have stopped."""
-
-    STEPS = 13
-
-    def incarnation(self, lab, exchange, until, *, stop=False, **given):
-        """Train up to a number of inner steps; ``stop`` ends as a process that is killed.
-
-        What the model held after each step.
-        """
-        model = lab.fill(lab.small_model())
-        inner = torch.optim.AdamW(model.parameters(), lr=0.1)
-        options = {"sync_every": 6, "fragments": 2, "save_inner_every": 1, "alpha": 0.5, **given}
-        model, inner, outer, _ = loop(exchange, model, inner, **options)
-        seen = {}
-        try:
-            with outer:
-                while outer.inner_steps < until:
-                    lab.push(model, inner, exchange.rank, outer.inner_steps)
-                    seen[outer.inner_steps] = lab.values(model)
-                if stop:
-                    raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            pass
-        return seen, lab.values(model)
-
-    def stopped(self, lab, place, stop, **given):
-        """What the ranks come to that go on after all were killed at a step."""
-        first, second = (exchanges("store", 2, place, resume=resume) for resume in (False, True))
-        lab.run(lambda each: self.incarnation(lab, each, stop, stop=True, **given), first)
-        return lab.run(lambda each: self.incarnation(lab, each, self.STEPS, **given), second)
-
-    @pytest.mark.parametrize(("delay", "stop"), [(0, 4), (1, 4), (1, 7), (2, 3), (2, 6)])
-    def test_where_nothing_is_under_way_it_goes_on_as_if_not_stopped(
-        self, lab, tmp_path, delay, stop
-    ):
-        wanted = lab.run(
-            lambda each: self.incarnation(lab, each, self.STEPS, delay=delay), exchanges("store", 2)
-        )
-        runs = self.stopped(lab, tmp_path, stop, delay=delay)
-        for (steps, end), (wanted_steps, wanted_end) in zip(runs, wanted, strict=True):
-            for step, held in steps.items():
-                assert lab.identical([held, wanted_steps[step]]), step
-            assert lab.identical([end, wanted_end])
-
-    @pytest.mark.parametrize("stop", [2, 5, 8, 11])
-    def test_where_a_sync_is_under_way_all_go_on_from_the_same_state(self, lab, tmp_path, stop):
-        """Whether the sync is in the state depends on how far it came."""
-        runs = self.stopped(lab, tmp_path, stop, delay=2)
-        assert lab.identical([end for _, end in runs])
-        for steps, _ in runs:
-            assert min(steps) <= stop + 1, "no step is skipped"

@@ -32,9 +32,9 @@ def digits():
 class Net(torch.nn.Module):
     """An MLP 64-64-10 whose random start, torch's usual, does not depend on other threads."""
 
-    def __init__(self, seed):
+    def __init__(self):
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self.layers = torch.nn.ParameterList()
         for width, height in ((64, 64), (64, 10)):
             bound = width**-0.5
@@ -46,7 +46,7 @@ class Net(torch.nn.Module):
         return functional.linear(hidden, self.layers[2], self.layers[3])
 
 
-def final_loss(lab, seed, rounds=20, codec="plain", **options):
+def final_loss(lab, rounds, **options):
     """Validation loss of the global copy after all rounds, as the first replica holds it."""
     images, labels, valid_images, valid_labels = digits()
     part = len(images) // REPLICAS
@@ -54,13 +54,12 @@ def final_loss(lab, seed, rounds=20, codec="plain", **options):
 
     def replica(exchange):
         rank = exchanges.index(exchange)
-        net = Net(seed)
+        net = Net()
         inner = torch.optim.AdamW(net.parameters(), lr=2e-3)
-        generator = torch.Generator().manual_seed(1000 * seed + rank)
+        generator = torch.Generator().manual_seed(rank)
         own = slice(rank * part, (rank + 1) * part)
         own_images, own_labels = images[own], labels[own]
-        more = {"codec": codec(rank) if callable(codec) else codec, **options}
-        with DiLoCo(net, inner, exchange, sync_every=PERIOD, **more) as outer:
+        with DiLoCo(net, inner, exchange, sync_every=PERIOD, **options) as outer:
             for _ in range(PERIOD * rounds):
                 chosen = torch.randint(part, (BATCH,), generator=generator)
                 functional.cross_entropy(net(own_images[chosen]), own_labels[chosen]).backward()
@@ -69,7 +68,7 @@ def final_loss(lab, seed, rounds=20, codec="plain", **options):
         return torch.cat([fragment["copy"][0] for fragment in outer.state_dict()["fragments"]])
 
     copies = lab.run(replica, exchanges)
-    net = Net(seed)
+    net = Net()
     torch.nn.utils.vector_to_parameters(copies[0], net.parameters())
     with torch.no_grad():
         return functional.cross_entropy(net(valid_images), valid_labels).item()
@@ -84,59 +83,31 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def mean_loss(lab, seeds, **options):
-    return sum(final_loss(lab, seed, **options) for seed in range(seeds)) / seeds
-
-
 FED = {"codec": "e2m1", "error_feedback": True}
 CASES = [
-    ({}, 3, 20, THRESHOLD),
-    ({"fragments": 2}, 3, 20, THRESHOLD),
-    ({"codec": "int8", "state_codec": "int8"}, 1, 20, THRESHOLD),
-    (FED, 1, 20, THRESHOLD),
-    ({**FED, "delay": 2}, 1, 20, THRESHOLD),
+    ({}, 20, THRESHOLD),
+    ({"fragments": 2}, 20, THRESHOLD),
+    ({"codec": "int8", "state_codec": "int8"}, 20, THRESHOLD),
+    (FED, 20, THRESHOLD),
+    ({**FED, "delay": 2}, 20, THRESHOLD),
     # As SparseLoCo uses them. They need more rounds than momentum does; the mean over all replicas
     # comes to 1.5 in 30.
-    ({"codec": "topk128", **AVERAGING}, 1, 30, 0.95),
+    ({"codec": "topk128", **AVERAGING}, 30, 0.95),
 ]
 SLOW_CASES = [
-    *(({"codec": name}, 1, 20, THRESHOLD) for name in ("fp32", "bf16", "fp16", "int8", "e2m1")),
-    *(({"codec": name, **AVERAGING}, 1, 80, THRESHOLD) for name in ("topk64", "topk128")),
-    *(({"delay": delay}, 1, 40, THRESHOLD) for delay in (2, 5)),
+    *(({"codec": name}, 20, THRESHOLD) for name in ("fp32", "bf16", "fp16", "int8", "e2m1")),
+    *(({"codec": name, **AVERAGING}, 80, THRESHOLD) for name in ("topk64", "topk128")),
+    *(({"delay": delay}, 40, THRESHOLD) for delay in (2, 5)),
     # Mixing slows so short a training down, with a delay and without one: alpha alone has 0.78.
-    *(({"delay": delay, "alpha": 0.5}, 1, 40, 0.95) for delay in (2, 5)),
+    *(({"delay": delay, "alpha": 0.5}, 40, 0.95) for delay in (2, 5)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("options", "seeds", "rounds", "worst"),
+    ("options", "rounds", "worst"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
     ids=str,
 )
-def test_it_converges_on_label_sorted_shards(lab, options, seeds, rounds, worst):
-    loss = mean_loss(lab, seeds, rounds=rounds, **options)
+def test_it_converges_on_label_sorted_shards(lab, options, rounds, worst):
+    loss = final_loss(lab, rounds, **options)
     assert loss < worst, loss
-
-
-class Codec:
-    """Sends values as they are, times a factor."""
-
-    name, plain, block = "times", False, 1
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def size(self, dtype, numel):
-        return numel * dtype.itemsize
-
-    def encode(self, values):
-        return values.mul(self.factor).view(torch.uint8)
-
-    def decode(self, data, out):
-        out.copy_(data.clone().view(out.dtype))
-
-
-@pytest.mark.parametrize(("clip", "ruined"), [(None, True), ("median", False)])
-def test_a_replica_whose_contributions_are_a_hundred_times_too_large(lab, clip, ruined):
-    loss = mean_loss(lab, 1, clip=clip, codec=lambda rank: Codec(100.0 if rank == 2 else 1.0))
-    assert (loss > 5) if ruined else (loss < THRESHOLD + 0.1), loss

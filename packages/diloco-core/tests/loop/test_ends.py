@@ -1,20 +1,16 @@
-"""How runs end: partial periods, replicas that have taken fewer steps than others, and models that
-all end the same.
-"""
+"""How runs end: partial periods, unequal numbers of steps, and models that end the same."""
 
 import keys_lab
 import pytest
 import torch
 from loop_lab import exchanges, live, loop
 
-from diloco_core import FencedError, SyncError, UnequalSyncsError, in_process
+from diloco_core import FencedError, SyncError, UnequalSyncsError
 from diloco_core.testing import run_replicas
 
 
 def skipping(lab, skipped, steps, **options):
-    """Training in which rank r skips the first ``skipped[r]`` steps of ``steps``, as its gradient
-    scaler would.
-    """
+    """Training in which rank r skips the first ``skipped[r]`` steps, as for its gradient scaler."""
 
     def replica(exchange):
         model, inner, outer, _ = loop(exchange, **options)
@@ -30,11 +26,9 @@ def skipping(lab, skipped, steps, **options):
 @pytest.mark.parametrize("kind", ["threads", "store"])
 class TestSkippedSteps:
     @pytest.mark.parametrize("skipped", [(0, 1), (1, 0), (0, 2, 1), (3, 0, 0)])
-    @pytest.mark.parametrize("steps", [8, 9, 11])
+    @pytest.mark.parametrize("steps", [8, 11])
     def test_all_end_the_same(self, lab, caplog, kind, skipped, steps):
-        """The flush of one meets a regular sync of another; what nobody is left for is dropped,
-        with a warning.
-        """
+        """The flush of one meets a regular sync of another; what nobody is left for is dropped."""
         each = exchanges(kind, len(skipped))
         runs = lab.run(skipping(lab, skipped, steps, sync_every=4), each)
         assert lab.identical([held for held, _ in runs])
@@ -50,13 +44,11 @@ class TestSkippedSteps:
 
     @pytest.mark.parametrize("flush", ["partial", "none"])
     @pytest.mark.parametrize("fragments", [1, 2])
-    @pytest.mark.parametrize("skipped", [(0, 4), (4, 0, 2), (0, 1), (0, 1, 0)])
+    @pytest.mark.parametrize("skipped", [(0, 4), (0, 1, 0)])
     def test_one_that_lacks_the_last_sync_ends_the_run_for_all(
         self, lab, caplog, kind, flush, fragments, skipped
     ):
-        """It has nothing to flush, or drops it: the last regular syncs of the others have nobody to
-        meet.
-        """
+        """The last regular syncs of the others have nobody to meet."""
         options = {"sync_every": 4, "fragments": fragments, "flush": flush}
         runs = lab.run(skipping(lab, skipped, 8, **options), exchanges(kind, len(skipped)))
         assert lab.identical([held for held, _ in runs])
@@ -67,12 +59,6 @@ class TestSkippedSteps:
             assert "of this replica are not in the model: like all others, it ends" in caplog.text
         elif fragments == 1:
             assert committed == whole + bool(rest)
-
-    @pytest.mark.parametrize("steps", [5, 7])
-    def test_with_fragments(self, lab, kind, steps):
-        options = {"sync_every": 4, "fragments": 2}
-        runs = lab.run(skipping(lab, (0, 1, 0), steps, **options), exchanges(kind, 3))
-        assert lab.identical([held for held, _ in runs])
 
     @pytest.mark.parametrize(
         ("fragments", "flush", "syncs"),
@@ -122,46 +108,17 @@ def test_nothing_stays_behind_in_the_store(lab, tmp_path):
     assert all('"left"' in note for note in notes)
 
 
-def test_the_error_of_unequal_syncs_cannot_be_passed_over(lab):
-    def replica(exchange):
-        model, inner, outer, _ = loop(exchange, sync_every=1)
-        with outer:
-            lab.push(model, inner, exchange.rank, 0)
-            if exchange.rank == 0:
-                lab.push(model, inner, 0, 1)
-                held, raised = lab.values(model), []
-                for _ in range(2):
-                    with pytest.raises(UnequalSyncsError) as caught:
-                        lab.push(model, inner, 0, 2)
-                    raised.append(caught.value)
-                # One that was raised keeps the frames of whoever caught it in memory.
-                assert raised[0] is not raised[1]
-                assert lab.identical([held, lab.values(model)])
-                assert outer.inner_steps == 2
-
-    first, second = run_replicas(replica, in_process(2))
-    assert second is None
-    assert "an earlier sync of this outer loop has failed" in str(first)
-
-
 class TestWithoutAFlush:
     @pytest.mark.parametrize("kind", ["threads", "store"])
     @pytest.mark.parametrize("fragments", [1, 2])
-    @pytest.mark.parametrize("steps", [0, 3, 4, 7])
+    @pytest.mark.parametrize("steps", [3, 7])
     def test_the_tail_is_dropped_and_all_end_the_same(self, lab, kind, fragments, steps):
         options = {"sync_every": 4, "fragments": fragments, "flush": "none"}
         runs = lab.run(skipping(lab, (0, 0, 0), steps, **options), exchanges(kind, 3))
         assert lab.identical([held for held, _ in runs])
         assert [committed for _, committed in runs] == [steps * fragments // 4] * 3
-        if steps in {0, 3} and fragments == 1:
+        if steps == 3 and fragments == 1:
             assert lab.identical([runs[0][0], lab.values(loop()[0])]), "the initial values"
-
-    def test_whole_periods_are_as_with_one(self, lab):
-        runs = [
-            lab.run(skipping(lab, (0, 0), 8, sync_every=4, flush=flush), in_process(2))
-            for flush in ("partial", "none")
-        ]
-        assert lab.identical([held for run in runs for held, _ in run])
 
     def test_a_flush_by_hand_is_a_flush(self, lab):
         model, inner, outer, _ = loop(sync_every=4, flush="none")

@@ -1,12 +1,8 @@
-"""Identities that hold whatever the model: FedAvg, the plain optimizer, one replica, synchronous
-training, any exchange.
-"""
-
-import itertools
+"""Identities that hold whatever the model: FedAvg, synchronous training, any exchange."""
 
 import pytest
 import torch
-from loop_lab import AVERAGING, exchanges
+from loop_lab import AVERAGING
 from torch import nn
 
 from diloco_core import DiLoCo, in_process
@@ -96,25 +92,6 @@ def test_outer_sgd_with_lr_1_is_federated_averaging(lab, make_inner):
         assert same(seen[:-1], wanted[rank]), "after every inner step, not only at the end"
 
 
-@INNER
-def test_one_replica_with_a_sync_per_step_is_the_plain_optimizer(lab, make_inner):
-    model, wanted = net(), []
-    inner = make_inner(model.parameters())
-    for batch in batches(0, 12):
-        inner_step(model, inner, loss(model, batch))
-        wanted.append(flat(model))
-    (seen,) = lab.run(replica(make_inner, sync_every=1, **AVERAGING), in_process(1))
-    assert same(seen[:-1], wanted)
-
-
-@pytest.mark.parametrize("fragments", [1, 2, 4])
-def test_identical_replicas_are_one(lab, fragments):
-    train = replica(adamw, data=batches(0, 14), steps=14, sync_every=4, fragments=fragments)
-    (one,) = lab.run(train, in_process(1))
-    for seen in lab.run(train, in_process(4)):
-        assert same(seen, one)
-
-
 def test_a_sync_per_step_of_sgd_is_synchronous_data_parallel_training(lab):
     model, wanted = net(), []
     inner = sgd(model.parameters())
@@ -123,64 +100,3 @@ def test_a_sync_per_step_of_sgd_is_synchronous_data_parallel_training(lab):
         wanted.append(flat(model))
     for seen in lab.run(replica(sgd, sync_every=1, **AVERAGING), in_process(3)):
         assert same(seen[:-1], wanted)
-
-
-class Mixed(nn.Module):
-    """Several dtypes, a tensor that is not contiguous, and buffers."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        self.norm = nn.BatchNorm1d(7)
-        self.double = nn.Linear(9, 11, dtype=torch.float64)
-        self.half = nn.Linear(17, 5, dtype=torch.bfloat16)
-
-
-@pytest.mark.parametrize("fragments", [1, 3])
-def test_the_exchange_makes_no_difference(lab, tmp_path, fragments):
-    options = {"steps": 8, "sync_every": 3, "fragments": fragments}
-
-    def make(rank):
-        return lab.fill(Mixed())
-
-    wanted = lab.train(make, in_process(3), **options)
-    for each in (
-        exchanges("threads", 3, chunk_bytes=128),
-        exchanges("store", 3, tmp_path, chunk_bytes=128),
-        exchanges("store", 3, chunk_bytes=1000),
-    ):
-        assert lab.identical([*lab.train(make, each, **options), *wanted])
-
-
-def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
-    """On every shard, whoever owns it: values of many magnitudes, whose sum tells the order it was
-    taken in.
-    """
-    generator = torch.Generator().manual_seed(0)
-    moves = torch.randn(4, 400, generator=generator, dtype=torch.float64)
-    moves *= 10.0 ** torch.randint(0, 12, moves.shape, generator=generator)
-
-    def mean(order):
-        total = moves[order[0]].clone()
-        for rank in order[1:]:
-            total += moves[rank]
-        return total / 4
-
-    def train(exchange):
-        model = nn.ParameterList([torch.zeros(400, dtype=torch.float64)])
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, **AVERAGING):
-            model[0].grad = -moves[exchange.rank]
-            inner.step()
-        return model[0].detach()
-
-    wanted = mean(range(4))
-    for order in itertools.permutations(range(4)):
-        if order[2:] != (2, 3):  # 0 + 1 and 1 + 0 are the same
-            shards = zip(mean(order).split(96), wanted.split(96), strict=True)
-            assert not any(torch.equal(a, b) for a, b in shards), (
-                "the values can tell the orders apart"
-            )
-    for each in (in_process(4), exchanges("store", 4, tmp_path)):
-        for weight in lab.run(train, each):
-            assert torch.equal(weight, wanted)

@@ -1,6 +1,4 @@
-"""A run keeps what it was begun with: every argument of the loop that all replicas must have in
-common, one after another.
-"""
+"""A run keeps what it was begun with: every argument that all replicas have in common."""
 
 import inspect
 import itertools

@@ -1,6 +1,4 @@
-"""How the loop counts, syncs, ends: the hook on the inner optimizer, gradients, flush, leaving by
-an error.
-"""
+"""How the loop counts, syncs and ends."""
 
 import threading
 
@@ -88,25 +86,6 @@ class TestFlush:
 
 
 class TestCounting:
-    def test_the_counters(self, lab):
-        model, inner, outer, _ = loop(sync_every=6, fragments=2)
-        seen = []
-        with outer:
-            for step in range(7):
-                lab.push(model, inner, 0, step)
-                seen.append((outer.inner_steps, outer.committed))
-        assert seen == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (7, 2)]
-
-    def test_micro_batches_are_no_steps(self):
-        model, inner, outer, reports = loop()
-        with outer:
-            for _ in range(4):
-                for _ in range(3):
-                    model(torch.ones(1, 2)).sum().backward()
-                inner.step()
-                inner.zero_grad()
-        assert [r.total_inner_steps for r in reports] == [2, 4]
-
     @pytest.mark.parametrize("fails", [False, True])
     def test_a_class_that_calls_its_parents_step_counts_once(self, lab, fails):
         """Torch calls the hooks for both; and none at the end of a step that raises."""

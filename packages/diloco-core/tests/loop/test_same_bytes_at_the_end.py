@@ -1,6 +1,4 @@
-"""All replicas end with the same bytes, whatever was done to the model after its last sync; and
-what cannot be changed.
-"""
+"""All replicas end with the same bytes, whatever was done to the model after its last sync."""
 
 from dataclasses import replace
 

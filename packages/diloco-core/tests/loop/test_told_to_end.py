@@ -1,6 +1,4 @@
-"""SIGTERM inside the block: what was learned is saved, and the replica leaves with a code that is
-no success.
-"""
+"""SIGTERM inside the block: what was learned is saved, and the exit code is no success."""
 
 import os
 import signal
@@ -66,9 +64,7 @@ def ended(*arguments, **options):
 
 @pytest.mark.parametrize("at", range(STEPS))
 def test_with_a_sync_under_way_nothing_that_it_counts_is_learned_twice(tmp_path, at):
-    """The sync may have been adopted when the replica ended, or not: the steps are those of the
-    whole run in any case.
-    """
+    """Whether or not the sync had been adopted when the replica ended."""
     steps = []
     options = {"sync_every": 4, "delay": 2, "alpha": 0.5, "taken": steps.append}
     ended(alone(tmp_path), STEPS, at, **options)
@@ -87,9 +83,7 @@ def test_a_result_that_is_there_already_is_adopted_before_it_ends(tmp_path):
 
 @pytest.mark.parametrize("at", [0, 2, 3, 4])
 def test_a_fixed_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog, at):
-    """A sync that is due then, after every second step, comes after the next one: the others may be
-    gone, and the grace is short.
-    """
+    """A sync that is due then comes after the next step: the others may be gone."""
     whole, _ = train(alone(tmp_path / "whole"), STEPS)
     ended(alone(tmp_path / "run"), STEPS, at)
     assert f"told to end (SIGTERM) after inner step {at + 1}" in caplog.text
@@ -99,12 +93,10 @@ def test_a_fixed_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog
 
 
 @pytest.mark.parametrize("sync_every", [2, 50])
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("idle", [False, True], ids=["both step", "one never steps"])
 def test_a_step_that_several_optimizers_take_is_not_cut(tmp_path, at, sync_every, idle):
-    """If one of them never steps, a step ends where a sync comes, or where the other one begins its
-    next step.
-    """
+    """If one never steps, a step ends where a sync comes, or where the other one steps again."""
 
     def trained(folder, at=None, **options):
         torch.manual_seed(3)

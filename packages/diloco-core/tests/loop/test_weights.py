@@ -136,33 +136,6 @@ def test_a_carried_contribution_weighs_as_much_as_it_covers(weight, topology):
     assert unequal, "what was carried covers more steps than what others send"
 
 
-def test_a_run_that_is_resumed_goes_on_with_the_tokens_of_open_steps(tmp_path):
-    """With two fragments, one of them holds steps that no sync counts when the run stops."""
-    tokens = [[1, 2, 3, 4, 5, 6], [9, 8, 7, 6, 5, 4]]
-
-    def replica(exchange, steps):
-        model = torch.nn.ParameterList([torch.zeros(5), torch.zeros(5)])
-        options = {"sync_every": 4, "fragments": 2, "weight": "tokens", "flush": "none"}
-        model, inner, outer, reports = loop(exchange, model, **options)
-        with outer:
-            for step in range(outer.inner_steps, steps):
-                for parameter in model:
-                    parameter.grad = torch.ones(5)
-                outer.count_tokens(tokens[exchange.rank][step])
-                inner.step()
-        return [report.weights for report in reports]
-
-    def train_to(*ends):
-        found = []
-        for steps in ends:
-            place = tmp_path / str(len(ends))
-            each = exchanges("store", 2, place, resume=steps != ends[0])
-            found += run(lambda exchange, steps=steps: replica(exchange, steps), each)[0]
-        return found
-
-    assert train_to(3, 6) == train_to(6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sync_without_counted_tokens_is_refused(kind):
     results = run_replicas(lambda each: train(each, [[0] * 6] * 2, "tokens"), exchanges(kind, 2))

@@ -1,6 +1,4 @@
-"""After which inner step fragments are sent and adopted if H is a time, by the rule; and what does
-not go with that.
-"""
+"""A time in place of a number of steps: what it is, and what does not go with it."""
 
 import dataclasses
 import math
@@ -8,8 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from loop_lab import exchanges, loop
 
 from diloco_core import (
@@ -20,7 +16,6 @@ from diloco_core import (
     make_diloco_outer_loop,
     plan_exchange,
 )
-from diloco_core._terms._schedule import Windows
 
 
 def test_seconds_hold_a_number():
@@ -41,59 +36,6 @@ def test_what_is_no_time(value):
     with pytest.raises(ConfigurationError, match=r"positive number of seconds, such as Sec") as e:
         Seconds(value)
     assert str(e.value).endswith(f"not {value!r}")
-
-
-@st.composite
-def incarnations(draw):
-    """How long each step of an incarnation takes, how long after a send its record is seen, and how
-    it is cut.
-    """
-    steps = draw(st.lists(st.integers(1, 40), min_size=1, max_size=50))
-    seen_after = draw(st.lists(st.integers(0, 90), min_size=40, max_size=40))
-    windows = Windows(
-        Seconds(draw(st.sampled_from([30.0, 60.0]))),
-        draw(st.integers(1, 3)),
-        draw(st.sampled_from([0, 0, 1, 2, 5])),
-    )
-    return windows, steps, seen_after
-
-
-@given(incarnations(), st.sets(st.integers(1, 50)))
-@example((Windows(Seconds(60.0), 2, 1), [10] * 20, [3] * 40), set())
-def test_a_fragment_is_sent_at_the_first_boundary_and_adopted_so_many_steps_later(
-    incarnation, half
-):
-    """As an outer loop uses it, against the rule: time T/F since the record was seen, s - 1
-    applied, and a step taken.
-    """
-    windows, steps, seen_after = incarnation
-    now = seen = applied = 0
-    sent, sends, boundaries = None, [], [0]
-    for step, seconds in enumerate(steps, 1):
-        now += seconds
-        boundaries.append(now)
-        since_sent = None if sent is None else step - sent
-        due = windows.due(now - seen, since_sent=since_sent, half_taken=step in half)
-        if due.send:
-            sent = step
-            sends.append((step, seen, applied))
-        if due.adopt:
-            assert sent is not None
-            # Its record was seen some time after the send; without a delay the replica stands still
-            # until then.
-            seen = boundaries[sent] + seen_after[len(sends)]
-            now = max(now, seen)
-            applied, sent = step, None
-            assert step == sends[-1][0] + windows.delay or step - 1 in half
-    length = windows.seconds
-    for step, seen, applied in sends:
-        whole = [
-            number
-            for number in range(applied + 1, step + 1)
-            if boundaries[number] - seen >= (2 * length if number in half else length)
-        ]
-        assert whole == [step], "the first boundary, and no other"
-        assert step > applied, "never without a step"
 
 
 def elastic(place=None, **options):

@@ -121,20 +121,6 @@ class TestPatterns:
 
 
 class TestTensorsWithSeveralNames:
-    def test_one_that_layers_share_belongs_to_the_first(self):
-        model = Transformer(4)
-        model.layers[3].mixed.weight = model.layers[1].mixed.weight
-        first, second = fragments_of(model, ("sequential", 2))
-        assert "layers.1.mixed.weight" in first
-        assert "layers.3.norm.weight" in second
-        assert not any("layers.3.mixed" in name for name in (*first, *second))
-
-    def test_one_that_embeddings_share_with_a_layer_belongs_to_the_embeddings(self):
-        model = Transformer(4)
-        model.layers[3].mixed.weight = model.embed.weight
-        first, _ = fragments_of(model, ("sequential", 2))
-        assert first[:3] == [*BEGIN, "layers.0.mixed.weight"]
-
     def test_a_layer_without_a_tensor_of_its_own_is_not_counted(self):
         model = Transformer(5)
         model.layers[1] = model.layers[0]
@@ -146,13 +132,6 @@ class TestWhichLayers:
     def test_lists_inside_of_a_layer_are_part_of_it(self):
         """Experts, which are more than there are layers."""
         assert parts(Transformer(4, experts=7), "strided", 2) == [[*BEGIN, 0, 2], [1, 3, *END]]
-
-    def test_layers_in_a_sequential(self):
-        blocks = nn.Sequential(*(Block() for _ in range(4)))
-        model = nn.Sequential(nn.Linear(2, 2), blocks, nn.Linear(2, 2))
-        first, second = fragments_of(model, ("sequential", 2))
-        assert first[0] == "0.weight"
-        assert second[-1] == "2.bias"
 
     def test_the_longest_list_that_has_parameters_to_sync_is_taken(self):
         model = Transformer(4)
@@ -209,15 +188,6 @@ def test_modules_by_hand():
     eleven = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))
     # A module does not contain another whose name begins like its own.
     assert fragments_of(eleven, [list(eleven[:10]), eleven[10]])[1] == ["10.weight", "10.bias"]
-    # One that is tied is in the first fragment that holds it.
-    tied = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    tied[1].append(tied[0])
-    wanted = [["0.weight", "0.bias"], ["1.0.weight", "1.0.bias"]]
-    assert fragments_of(tied, list(tied)) == wanted
-    three = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
-    second = [f"{number}.{name}" for number in (0, 1) for name in ("weight", "bias")]
-    wanted = [["2.weight", "2.bias"], second]
-    assert fragments_of(three, [three[2], [three[0], three[1]]]) == wanted
 
 
 def train(exchange, fragments):

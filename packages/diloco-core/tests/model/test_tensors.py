@@ -32,9 +32,7 @@ class TestTied:
 
     @pytest.mark.parametrize("fragments", [1, 2, "modules"])
     def test_a_tied_tensor_takes_one_outer_step_per_cycle(self, lab, fragments):
-        """With outer lr 2 a step moves by twice the inner movements since the last one; a second
-        step would move on.
-        """
+        """With outer lr 2, a second step would move on."""
 
         def replica(exchange):
             model = lab.fill(Tied())
@@ -57,29 +55,9 @@ class TestTied:
             assert torch.allclose(moved, torch.full((15,), 2.0 * steps_before_its_sync))
 
 
-class Counting:
-    """A store that notes every object written."""
-
-    def __init__(self, store):
-        self._store = store
-        self.written = {}
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
-
-    def put(self, key, parts):
-        size = self._store.put(key, parts)
-        self.written[key] = size
-        return size
-
-
-def sizes(lab, frozen):
-    """Bytes of the deltas and states that two replicas wrote, for 100 trainable parameters and some
-    frozen ones.
-    """
-    each, reports = exchanges("store", 2), []
-    for exchange in each:
-        exchange._store.store = exchange.store = Counting(exchange.store)
+def moved(lab, frozen):
+    """The bytes that syncs of 100 trainable parameters and some frozen ones move."""
+    reports = []
 
     def make(rank):
         layers = nn.Linear(frozen, 100, bias=False), nn.Linear(100, 1, bias=False)
@@ -87,28 +65,14 @@ def sizes(lab, frozen):
         model[0].requires_grad_(False)
         return model
 
-    runs = lab.train(make, each, on_sync=reports.append, save_inner_every=0)
+    runs = lab.train(make, exchanges("store", 2), on_sync=reports.append)
     assert torch.equal(runs[1]["0.weight"], make(0)[0].weight), "left alone"
     assert torch.equal(runs[1]["1.weight"], runs[0]["1.weight"])
-    assert len(reports) == 4
-    written = [
-        (key.partition("/")[0], size)
-        for exchange in each
-        for key, size in exchange.store.written.items()
-        if "safetensors" in key
-    ]
-    kinds = [kind for kind, _ in written]
-    assert kinds.count("deltas") == 2 * 2, "two replicas and two syncs"
-    assert kinds.count("unsynced") == 1, "when the run begins, by rank 0"
-    synced = [size for kind, size in written if kind != "unsynced"]
-    return synced, {(report.bytes_sent, report.bytes_received) for report in reports}
+    return {(report.bytes_sent, report.bytes_received) for report in reports}
 
 
 def test_frozen_parameters_are_never_sent(lab):
-    (small, moved), (large, moved_too) = sizes(lab, 1), sizes(lab, 1000)
-    assert sum(small) == sum(large)
-    assert moved == moved_too
-    assert max(large) < 100 * 4 * 2 + 1500, "parameters, momentum and a header"
+    assert moved(lab, 1) == moved(lab, 1000)
     model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
     assert fragments_of(model, 2) == [["1.weight"], ["1.bias"]]
 

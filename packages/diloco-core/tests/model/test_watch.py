@@ -1,6 +1,4 @@
-"""What is synced is the model's, at every sync: nothing is replaced, converted, added or unfrozen
-without a word.
-"""
+"""What is synced is the model's at every sync: nothing is replaced or added without a word."""
 
 import pytest
 import torch
@@ -124,9 +122,7 @@ class TestWhatIsAllowed:
 
     @pytest.mark.parametrize("fragments", [1, 2])
     def test_a_buffer_that_forward_assigns_anew_is_followed(self, lab, fragments):
-        """Common in plain torch code: self.mean = 0.9 * self.mean + 0.1 * batch.mean(0), with a
-        graph behind it.
-        """
+        """As in ``self.mean = 0.9 * self.mean + 0.1 * batch.mean(0)``, with a graph behind it."""
 
         def replica(exchange, in_place):
             model, inner, outer = net_loop(exchange, sync_every=2, fragments=fragments)
@@ -218,12 +214,6 @@ class TestTheStart:
         self.refused(lab, said, model)
         if "'mean'" in said:
             assert net_loop(model=model, buffers="none")
-
-    def test_parts_of_one_storage_that_are_apart(self, lab):
-        """As one flat tensor for all, and as the columns of a matrix."""
-        whole = torch.randn(4, 6)
-        apart = nn.ParameterList([whole[:, :2], whole[:, 2:], torch.ones(2)])
-        assert live(*net_loop(model=apart), 0).committed == 1
 
     def test_an_optimizer_of_something_else(self, lab):
         model, other = Net(), Net()

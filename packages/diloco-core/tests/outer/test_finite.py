@@ -1,6 +1,4 @@
-"""New values that the model's dtype cannot hold are refused by name, in every exchange, before
-anybody publishes them.
-"""
+"""New values that the model's dtype cannot hold are refused by name before they are published."""
 
 import math
 
@@ -24,9 +22,7 @@ SIZE = 40
 
 
 class Loop:
-    """Two replicas of a model of one tensor (and one of float64), which move to ``target`` in the
-    second sync.
-    """
+    """Two replicas of a model, one of whose tensors moves to ``target`` in the second sync."""
 
     def __init__(self, lab, kind, folder, dtype, target, lr=1.0, optimizer=None):
         self.lab, self.kind, self.folder = lab, kind, folder
@@ -78,9 +74,7 @@ def refused(results, kind):
 
 @pytest.mark.parametrize("kind", [*KINDS, "manager"])
 def test_what_half_precision_cannot_hold_is_refused(lab, tmp_path, kind):
-    """The contributions are finite, and so is the global copy in fp32: 64800 fits into fp16, two
-    thirds more do not.
-    """
+    """The contributions are finite, and so is the global copy in fp32."""
     loop = Loop(lab, kind, tmp_path / "run", torch.float16, 64800.0 * 1.7, lr=1.7)
     error = refused(loop.run(), kind)
     assert (error.tensor, error.dtype, error.outer_lr) == ("weight", "float16", 1.7)
@@ -164,9 +158,7 @@ def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(
 
 @pytest.mark.parametrize("kind", ["sharded", "gather"])
 def test_a_run_goes_on_from_the_state_before_where_that_is_agreed(lab, tmp_path, kind):
-    """Without it, whoever comes back hears of the overflow again; with it, the sync that overflows
-    is given up.
-    """
+    """Without that, whoever comes back hears of the overflow again."""
     loop = Loop(lab, kind, tmp_path / "run", torch.float16, 64800.0 * 1.7, lr=1.7)
     refused(loop.run(), kind)
     refused(loop.run(), kind)

@@ -79,9 +79,7 @@ class Keeps(torch.optim.Optimizer):
 
 
 class Lion(torch.optim.Optimizer):
-    """An optimizer that torch does not know: it steps by the sign of an average, and counts its
-    steps in a Python number.
-    """
+    """An optimizer that torch does not know, which counts its steps in a Python number."""
 
     def __init__(self, parameters, lr=0.1):
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99)})

@@ -40,21 +40,6 @@ def entered(
 
 class TestTopology:
     @pytest.mark.parametrize(
-        ("params", "replicas", "topology"),
-        [
-            (1e6, 1, "gather"),
-            (1e6, 4, "gather"),
-            (8e6, 4, "gather"),
-            (1e8, 4, "sharded"),
-            (1e8, 8, "sharded"),
-            (1e9, 4, "sharded"),
-            (1e7, 64, "sharded"),
-        ],
-    )
-    def test_the_quicker_one_is_planned(self, params, replicas, topology):
-        assert plan_exchange(params, replicas, NIC).topology == topology
-
-    @pytest.mark.parametrize(
         ("params", "replicas", "topology", "transfer", "outer"),
         [
             (1e6, 8, "gather", None, 1.0),

@@ -5,7 +5,6 @@ is virtual.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -60,7 +59,6 @@ class Connection:
         self.offset = 0.0
         self.killed = False
         self.injected = 0.0
-        self.counted: Counter[str] = Counter()
         # When each record of the log first arrived, by the process's clock.
         self.saw: dict[str, float] = {}
         self._shared = shared
@@ -223,7 +221,6 @@ class Connection:
         self._shared.requests[kind] += 1
         if kind != "put":  # which may be sent again
             self._sees_no_successor = False
-        self.counted[kind] += 1
         fault = self._faults.get(self.operations)
         what, seconds = (fault.kind, fault.seconds) if fault else ("", 0.0)
         self._shared.now = self._scheduler.now

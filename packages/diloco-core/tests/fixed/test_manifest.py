@@ -1,16 +1,23 @@
-"""The manifest of a fixed run that is resumed, and what is exported of such a run: lost, damaged,
-or that of another run.
-"""
+"""The manifest of a fixed run: lost, damaged, that of another run; and who writes it again."""
 
 import keys_lab
 import pytest
+import torch
 from damage_lab import flip, late_bit
 from keys_lab import MANIFEST, copy_key
 from safetensors.torch import load_file
 from strict_lab import Run, in_folder
-from training_lab import identical
+from training_lab import Clock, fill, identical, push
 
-from diloco_core import CorruptedObjectError, RunExistsError, export
+from diloco_core import (
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    RunExistsError,
+    Timing,
+    connect,
+    export,
+)
 
 
 @pytest.fixture
@@ -120,3 +127,67 @@ def test_the_one_before_where_the_newest_one_is_not_whole(run, tmp_path, how, sh
     assert export(in_folder(run, tmp_path / "run"), tmp_path / "model") == 5
     weights, other = run.live(resume="newest-whole", until=5)
     assert identical([load_file(tmp_path / "model"), weights, other])
+
+
+HARM = {
+    "gone": lambda data: None,
+    "damaged": lambda data: flip(data, 4 * len(data)),
+    "empty": lambda data: b"",
+}
+
+
+def harmed(run, harm):
+    """Harm the manifest when sync 4 is decided.
+
+    For each later record of a sync: whether the manifest was whole.
+    """
+    whole, found = {}, []
+
+    def before(_, kind, key):
+        if kind not in {"put", "create"} or not keys_lab.of("commit")(key):
+            return
+        sync = keys_lab.kept(key).sync
+        (manifest,) = keys_lab.keys_of(
+            keys_lab.newest(whole or run.store.objects), "manifest", copy=False
+        )
+        if sync == 5 and not whole:
+            whole.update({manifest: run.store.objects[manifest]})
+            run.store.remove(manifest)
+            if (data := HARM[harm](whole[manifest])) is not None:
+                run.store.damage(manifest, data)
+        if sync > 5:
+            found.append(run.store.objects.get(manifest) == whole[manifest])
+
+    run.before = before
+    return found
+
+
+@pytest.mark.parametrize("until", [6, 11], ids=["when they leave", "at every eighth sync"])
+@pytest.mark.parametrize("harm", HARM)
+def test_it_is_written_again(stopped, harm, until, caplog):
+    found = harmed(stopped, harm)
+    assert identical(stopped.live(resume=True, until=until))
+    if until == 11:
+        assert found[:3] == [False] * 3
+        assert found[-1]
+    assert "Writing it again with the same content" in caplog.text
+    stopped.before = None
+    assert identical(stopped.live(resume=True, until=12))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "elastic"])
+def test_a_run_goes_on_without_a_copy_that_cannot_be_written(kind, tmp_path, caplog):
+    clock, folder = Clock(), tmp_path / "run"
+    timing = Timing(clock=clock, sleep=clock.sleep)
+    options = {"elastic": Elastic(1, grace=600.0)} if kind == "elastic" else {}
+    net = fill(torch.nn.Linear(2, 1))
+    inner = torch.optim.SGD(net.parameters(), lr=0.5)
+    exchange = connect(folder, rank=0, world_size=1, timing=timing, **options)
+    with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+        copy = folder / copy_key(MANIFEST)
+        copy.unlink()
+        (copy / "something").mkdir(parents=True)
+        for step in range(9):
+            push(net, inner, 0, step)
+    assert outer.committed == 9
+    assert "goes on without this copy of its manifest" in caplog.text

@@ -1,6 +1,4 @@
-"""With ``buffers="none"`` each rank has its own, and gets them back with its inner state in the
-next incarnation.
-"""
+"""With ``buffers="none"`` each rank has its own, and its next incarnation gets them back."""
 
 import itertools
 

@@ -1,6 +1,4 @@
-"""Delayed syncs of a model on an accelerator, or what looks like one: the same values, and no error
-is lost.
-"""
+"""Delayed syncs of a model on an accelerator, or what looks like one."""
 
 import threading
 
@@ -123,9 +121,7 @@ class Slow(PretendedAccelerator):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_leaving_while_values_are_copied(lab, monkeypatch, fails):
-    """At its end the sync is adopted; after an error nobody waits for the device for long, and what
-    it delivers later changes nothing.
-    """
+    """At its end the sync is adopted; after an error, what the device delivers changes nothing."""
     device, threads = device_lab.use(monkeypatch, Slow()), []
 
     def in_thread(act):

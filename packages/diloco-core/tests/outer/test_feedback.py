@@ -7,7 +7,7 @@ import pytest
 import torch
 from loop_lab import KINDS, as_sent, exchanges, loop
 from resuming_lab import REPLICAS, Experiment, equal
-from training_lab import PATIENCE, fill, identical, push, run, train, values
+from training_lab import PATIENCE, fill, identical, push, run, values
 
 from diloco_core import ConfigurationError, NonFiniteDeltaError, connect, in_process
 
@@ -70,16 +70,7 @@ def test_it_is_as_in_the_formulas(kind, delay, alpha):
     assert torch.allclose(found, wanted(delay, alpha, 0.75), rtol=0, atol=1e-5)
 
 
-def test_true_is_a_decay_of_one():
-    whole, one, other = (
-        train(make, in_process(2), steps=8, codec=CODEC, error_feedback=given)
-        for given in (True, 1.0, 0.5)
-    )
-    assert identical([*whole, *one])
-    assert not identical([whole[0], other[0]])
-
-
-@pytest.mark.parametrize(("stop", "delay"), [(0, 0), (1, 0), (4, 0), (7, 0), (4, 1), (8, 1)])
+@pytest.mark.parametrize(("stop", "delay"), [(1, 0), (4, 0), (4, 1)])
 def test_a_loaded_state_goes_on_with_its_residual(lab, stop, delay):
     experiment = Experiment(lab, **FED, delay=delay)
     whole = lab.run(experiment.whole, in_process(REPLICAS))
@@ -104,30 +95,6 @@ def test_a_state_with_another_residual_is_refused():
         changed = {**state, "fragments": [{**part, "residual": wrong}]}
         with pytest.raises(ConfigurationError, match="have changed since state_dict"):
             loop(None, model, **FED)[2].load_state_dict(changed)
-
-
-@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True), (True, 0.5)])
-def test_a_state_of_another_setting_is_refused_by_name(before, after):
-    state, model = state_of(error_feedback=before)
-    with pytest.raises(ConfigurationError, match="setting 'error_feedback' is"):
-        loop(None, model, codec=CODEC, error_feedback=after)[2].load_state_dict(state)
-
-
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize(("kind", "fragments"), [("store", 1), ("store", 2), ("sharded", 1)])
-def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
-    kind, delay, fragments, tmp_path, caplog
-):
-    caplog.set_level(logging.WARNING)
-    options = {**FED, "sync_every": 2 * fragments, "delay": delay, "fragments": fragments}
-    options["flush"] = "none"
-    undisturbed = run(lambda each: live(each, 16, **options), in_process(2))
-    options["save_inner_every"] = 1
-    for resume in (False, True):
-        each = exchanges(kind, 2, tmp_path, resume=resume)
-        ends = run(lambda one, resume=resume: live(one, 16 if resume else 8, **options), each)
-    assert identical([*ends, *undisturbed])
-    assert "error feedback" not in caplog.text
 
 
 class StopError(Exception):
@@ -156,9 +123,7 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(kind, save_every, delay,
 
 @pytest.mark.parametrize("kind", ["store", "sharded"])
 def test_a_residual_outlives_a_kill_after_a_delayed_sync_was_counted(kind, tmp_path, caplog):
-    """Its contribution is counted, but this rank has not adopted the sync yet, and has saved
-    nothing since.
-    """
+    """This rank has not adopted the sync yet, and has saved nothing since."""
     options = {**FED, "delay": 1, "save_inner_every": 1}
     first, again = (exchanges(kind, 2, tmp_path, resume=resume) for resume in (False, True))
     counted = {}
