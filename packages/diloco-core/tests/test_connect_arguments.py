@@ -51,7 +51,7 @@ class TestArguments:
                 connect(**{"environ": environ, name: value})
         assert not list(tmp_path.iterdir())
 
-    def test_numbers_of_numpy_are_numbers(self, environ, lab):
+    def test_numbers_of_numpy_are_numbers(self, environ):
         numbers = {"sync_timeout": np.float32(9), "chunk_bytes": np.int64(64)}
         exchange = connect(rank=np.int64(0), world_size=np.int32(1), environ=environ, **numbers)
         with ObjectStoreAllReduce(exchange) as reduce:

@@ -98,7 +98,7 @@ class TestSyncing:
         records = [json.loads(store.get(key)) for key in keys_lab.keys_of(keys, "commit", sync=2)]
         assert {record["kind"] for record in records} <= {"rollback"}
 
-    def test_after_an_error_the_exchange_refuses_to_go_on(self, lab, tmp_path, exchanges_in):
+    def test_after_an_error_the_exchange_refuses_to_go_on(self, tmp_path, exchanges_in):
         (exchange,) = exchanges_in(tmp_path, 1)
         reduce = ObjectStoreAllReduce(exchange)
         with pytest.raises(NonFiniteDeltaError):

@@ -98,7 +98,7 @@ class TestSeveralOptimizers:
 
     @pytest.mark.parametrize("to_none", [True, False])
     @pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
-    def test_nobody_loses_a_step_after_one_that_was_skipped(self, lab, skipped, to_none):
+    def test_nobody_loses_a_step_after_one_that_was_skipped(self, skipped, to_none):
         """Later syncs still come between inner steps, not within one."""
         model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(3)])
         three = [torch.optim.SGD([parameter], lr=1.0) for parameter in model]

@@ -169,7 +169,7 @@ def test_what_is_sent_is_what_the_model_held_then(lab):
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_where_another_thread_may_not_begin_a_sync_the_one_that_trains_does(lab, behind):
+def test_where_another_thread_may_not_begin_a_sync_the_one_that_trains_does(behind):
     (exchange,) = in_process(1)
     begin, threads = exchange.begin, []
 

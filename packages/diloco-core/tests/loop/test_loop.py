@@ -32,7 +32,7 @@ class TestFlush:
         counted = [(r.sync, r.inner_steps, r.total_inner_steps) for r in reports]
         assert counted == [(1, 2, 2), (2, 2, 4)]
 
-    def test_it_counts_the_steps_of_each_fragment(self, lab):
+    def test_it_counts_the_steps_of_each_fragment(self):
         model, inner, outer, reports = loop(sync_every=4, fragments=2)
         live(model, inner, outer, *range(5))
         counted = [(report.fragment, report.inner_steps) for report in reports]

@@ -213,7 +213,7 @@ def test_what_is_not_synced_is_stored_as_it_is_when_the_block_is_entered(lab, tm
     assert load_file(tmp_path / "model.safetensors")["norm.running_mean"].tolist() == [3.0, 4.0]
 
 
-def test_a_run_that_goes_back_while_an_incarnation_begins_counts_fewer_inner_steps(lab):
+def test_a_run_that_goes_back_while_an_incarnation_begins_counts_fewer_inner_steps():
     """Others return to older states after this replica has restored the newest ones."""
 
     class GoesBack(StoreExchange):

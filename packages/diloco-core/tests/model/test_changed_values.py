@@ -75,7 +75,7 @@ class TestValuesThatChange:
         refused(lab, change, flush=flush)
 
 
-def test_all_have_their_turn(lab, monkeypatch):
+def test_all_have_their_turn(monkeypatch):
     """Where nothing tells that values were changed, a part of them is read at every sync."""
     monkeypatch.setattr(READ_AT_ONCE, 16)
     found = []

@@ -67,7 +67,7 @@ class TestWhatReplicasHaveInCommon:
                 incarnation(1, change)
         assert incarnation(1) == 2
 
-    def test_nothing_of_it_is_copied_whole(self, lab, monkeypatch):
+    def test_nothing_of_it_is_copied_whole(self, monkeypatch):
         """A frozen model may fill the memory."""
         largest = []
         monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 8)
@@ -115,7 +115,7 @@ class TestWhatIsCompared:
             lab.push(model, inner, 0, 0)
         assert "the values of 'graph', a Tensor, cannot be compared" in caplog.text
 
-    def test_persistence_is_asked_of_the_modules(self, lab):
+    def test_persistence_is_asked_of_the_modules(self):
         """A hook that renames what is saved, as wrappers have, does not hide a buffer."""
         model = Net()
         model.register_state_dict_post_hook(

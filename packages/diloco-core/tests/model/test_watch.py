@@ -53,7 +53,7 @@ CHANGES = {
 
 class TestChanges:
     @pytest.mark.parametrize("change", CHANGES)
-    def test_are_refused_by_name_at_the_next_sync(self, lab, change):
+    def test_are_refused_by_name_at_the_next_sync(self, change):
         apply, tensor, message = CHANGES[change]
         message = f"'{tensor}' {message}"
         model, inner, outer = net_loop(sync_every=2)
@@ -67,7 +67,7 @@ class TestChanges:
         assert caught.value.tensor == tensor
         assert outer.committed == 0
 
-    def test_are_refused_before_anybody_is_met_and_at_the_end(self, lab):
+    def test_are_refused_before_anybody_is_met_and_at_the_end(self):
         """After the last sync, the model would not end as what the replicas agreed on."""
         model, inner, outer = net_loop()
         model.base.requires_grad_(True)
@@ -79,7 +79,7 @@ class TestChanges:
             live(model, inner, outer, 0, replace)
         assert outer.committed == 1
 
-    def test_a_group_of_another_models_parameters(self, lab):
+    def test_a_group_of_another_models_parameters(self):
         _, inner, outer = net_loop()
         inner.add_param_group({"params": list(nn.Linear(7, 1).parameters())})
         said = (
@@ -89,7 +89,7 @@ class TestChanges:
             outer.__enter__()
         assert caught.value.tensor == ""
 
-    def test_the_others_are_told(self, lab):
+    def test_the_others_are_told(self):
         def replica(exchange):
             act = lambda model: model.base.requires_grad_(exchange.rank == 1)  # noqa: E731
             live(*net_loop(exchange), 0, act, 1)
@@ -162,7 +162,7 @@ class TestWhatIsAllowed:
             live(model, inner, outer, 0, both, 1, one, 2)
         assert outer.committed == 2
 
-    def test_what_is_not_synced_may_be_assigned_anew(self, lab):
+    def test_what_is_not_synced_may_be_assigned_anew(self):
         def assign(model):
             model.mean, model.cache, model.count = torch.zeros(7), torch.zeros(9).double(), None
             model.register_buffer("late", torch.ones(1))

@@ -93,7 +93,7 @@ def test_the_thread_that_trains_waits_for_no_copy(lab, monkeypatch):
         assert threading.current_thread() not in waiting
 
 
-def test_a_failure_while_copying_is_raised_by_the_next_step(lab, monkeypatch):
+def test_a_failure_while_copying_is_raised_by_the_next_step(monkeypatch):
     class Broken(PretendedAccelerator):
         def wait(self, event):
             raise RuntimeError("the device is lost")

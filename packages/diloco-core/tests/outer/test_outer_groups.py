@@ -337,7 +337,7 @@ def test_replicas_with_other_groups_are_refused_by_name(kind, one, own, other, t
     assert all(told in message for message in mismatches)
 
 
-def test_settings_of_a_group_that_change_while_the_run_goes_on_are_refused(lab):
+def test_settings_of_a_group_that_change_while_the_run_goes_on_are_refused():
     model, made = torch.nn.Linear(2, 3), []
 
     def keeps(parameters):

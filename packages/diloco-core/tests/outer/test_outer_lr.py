@@ -215,7 +215,7 @@ def test_a_wish_after_which_nothing_comes(lab, caplog):
     assert said in caplog.text
 
 
-def test_it_may_be_called_where_the_report_comes(lab):
+def test_it_may_be_called_where_the_report_comes():
     """Also in the report of the last sync, where it has no effect any more."""
     rates = []
 
