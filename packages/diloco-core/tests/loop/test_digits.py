@@ -86,7 +86,7 @@ def one_thread():
 FED = {"codec": "e2m1", "error_feedback": True}
 CASES = [
     ({}, 20, THRESHOLD),
-    ({"fragments": 2}, 20, THRESHOLD),
+    ({"fragments": 2}, 30, THRESHOLD),
     ({"codec": "int8", "state_codec": "int8"}, 20, THRESHOLD),
     (FED, 20, THRESHOLD),
     ({**FED, "delay": 2}, 20, THRESHOLD),
