@@ -286,12 +286,6 @@ def test_a_loader_that_is_not_saved_is_warned_of_once_by_whoever_asks(tmp_path, 
     assert "pass it in stateful=, or choose batches by outer.inner_steps" in warning
 
 
-def test_a_number_that_is_right_is_not_warned_of(tmp_path, caplog):
-    for options, skip in (({"stateful": {"loader": Loader()}}, 0), ({"save_inner_every": 0}, 6)):
-        skips(tmp_path / str(skip), caplog, **options)
-        assert skips(tmp_path / str(skip), caplog, **options) == ({skip}, [])
-
-
 @pytest.mark.parametrize("kind", ["elastic", "store"])
 class TestTheFirstSave:
     def incarnation(self, place, kind, stop, given=None, *, resume=False):

@@ -183,13 +183,6 @@ def test_a_replica_that_is_healed_takes_the_initial_values(lab, caplog, fragment
     assert {report.contribution for reports in run.reports for report in reports} == {"counted"}
 
 
-def test_init_check_is_checked_though_the_manager_heals(lab):
-    hub = Hub()
-    run = Replicas(lab, lambda exchange: Foreign(exchange, hub), model=net, init="check")
-    for result in run.results:
-        refused(result, "differ in the initial values")
-
-
 def test_a_replica_that_comes_too_late_refuses_itself(lab):
     class Late(Foreign):
         def start_quorum(self):
