@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diloco_core._arithmetic._coded import encode_update
-from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
+from diloco_core._arithmetic._layout import Group, Layout, Rule
 from diloco_core._arithmetic._rate import NO_RATE, Proposal, Rate, chosen, digits, values_of
-from diloco_core._arithmetic._reduction import blocks, reduce_shards
+from diloco_core._arithmetic._reduction import reduce_shards
 from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._terms._terms import DEFAULT
 
@@ -92,20 +92,6 @@ def test_blocks_change_nothing(data, chunk, block, members):
         if group.rule is Rule.FIRST:
             index = layout.groups.index(group)
             assert torch.equal(values, given_values[0][index]) or layout.groups.count(group) > 1
-
-
-@settings(deadline=None)
-@given(data=st.data(), chunk=st.integers(1, 200), block=st.integers(0, 500))
-def test_blocks_hold_every_chunk_once_within_their_size(data, chunk, block):
-    layout = layouts(data.draw)
-    shards = data.draw(st.lists(st.integers(0, layout.shards - 1), unique=True))
-    made = list(blocks(layout, shards, chunk, block))
-    assert [each for one in made for each in one] == [
-        (shard, piece) for shard in shards for piece in layout.chunks(shard, chunk)
-    ]
-    for one in made:
-        assert len(one) == 1 or sum(layout.piece_bytes(piece) for _, piece in one) <= block
-    assert all(isinstance(piece, Piece) for one in made for _, piece in one)
 
 
 def read(codec, data, like):

@@ -147,21 +147,6 @@ def test_a_view_shares_memory(dtype):
     assert len(view(tensor[:0])) == 0
 
 
-def test_buffers_that_are_used_again_fit_every_piece():
-    """A tensor is kept for the next piece of its size; others get tensors of their own."""
-    groups = (Group(torch.float64, 40, Rule.OUTER), Group(torch.float32, 80, Rule.MEAN))
-    layout, scratch = Layout(groups, 1), Scratch(64)
-    pieces = [Piece(1, 0, 16), Piece(1, 16, 32), Piece(1, 32, 35), Piece(0, 0, 16), Piece(1, 0, 80)]
-    for piece in [*pieces, *pieces]:
-        first, second = scratch.tensor(0, layout, piece), scratch.tensor(1, layout, piece)
-        for tensor in (first, second, *scratch.totals(layout, [piece])):
-            assert (tensor.numel(), tensor.dtype) == (piece.numel, groups[piece.group].dtype)
-        first.fill_(1.0)
-        second.fill_(2.0)
-        assert first.eq(1.0).all()
-        assert scratch.tensor(0, layout, piece) is first
-
-
 def test_buffers_outlive_inference_mode():
     layout, scratch = Layout((Group(torch.float32, 32, Rule.MEAN),), 1), Scratch(64)
     with torch.inference_mode():

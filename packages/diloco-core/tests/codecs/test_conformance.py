@@ -12,19 +12,20 @@ LARGEST = torch.finfo(torch.float32).max
 SCALED = ("int8", "e2m1")
 
 
-class TestPlain(CodecConformance):
-    def make(self):
-        return CODECS["plain"]
+class Ours(CodecConformance):
+    name = "plain"
 
+    def make(self):
+        return CODECS[self.name]
+
+
+class TestPlain(Ours):
     def error(self, values):
         return torch.zeros_like(values)
 
 
-class TestFp32(CodecConformance):
-    dtype = torch.float32
-
-    def make(self):
-        return CODECS["fp32"]
+class TestFp32(Ours):
+    name, dtype = "fp32", torch.float32
 
     def error(self, values):
         """How far rounding to the dtype may move values, of which too large ones are clamped."""
@@ -34,22 +35,15 @@ class TestFp32(CodecConformance):
 
 
 class TestBf16(TestFp32):
-    dtype = torch.bfloat16
-
-    def make(self):
-        return CODECS["bf16"]
+    name, dtype = "bf16", torch.bfloat16
 
 
 class TestFp16(TestFp32):
-    dtype = torch.float16
-
-    def make(self):
-        return CODECS["fp16"]
+    name, dtype = "fp16", torch.float16
 
 
-class TestInt8(CodecConformance):
-    def make(self):
-        return CODECS["int8"]
+class TestInt8(Ours):
+    name = "int8"
 
     def error(self, values):
         largest = values.abs().max()
@@ -57,17 +51,15 @@ class TestInt8(CodecConformance):
         return torch.full_like(values, step)
 
 
-class TestE2M1(CodecConformance):
-    def make(self):
-        return CODECS["e2m1"]
+class TestE2M1(Ours):
+    name = "e2m1"
 
     def error(self, values):
         return torch.full_like(values, max(values.abs().max() / 4, 2.0**-123))
 
 
-class TestTopK64(CodecConformance):
-    def make(self):
-        return CODECS["topk64"]
+class TestTopK64(Ours):
+    name = "topk64"
 
     def error(self, values):
         """What is not sent is off by all of itself; what is sent, by no more than its bin."""
@@ -75,8 +67,7 @@ class TestTopK64(CodecConformance):
 
 
 class TestTopK128(TestTopK64):
-    def make(self):
-        return CODECS["topk128"]
+    name = "topk128"
 
 
 @pytest.mark.parametrize("name", [*SCALED, *SPARSE])

@@ -1,6 +1,7 @@
 """Claims that vanish: no two incarnations of a rank play one epoch unnoticed."""
 
 import pytest
+from damage_lab import asleep_after, store_of
 from keys_lab import sealed_again
 from simulated import Fault, Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
@@ -9,9 +10,7 @@ from diloco_core._run._records._keys import Hint, claim_key, commit_key, highest
 
 
 def _next(store):
-    """The epoch that the next incarnation of rank 0 claims; what becomes of it then, is another
-    matter.
-    """
+    """The epoch that the next incarnation of rank 0 claims."""
     training = SimulatedTraining(syncs=0, sizes=(40,), save_every=1)
     settings, schedule = Elastic(2, grace=5.0, resume=True), Schedule(2, starts=[0.0, 1e6])
     once(training, schedule, settings, store=store, limit=5000.0)
@@ -52,19 +51,15 @@ def ended():
 
 @pytest.mark.parametrize("trace", ["none", "inner", "contribution", "hint", "wish", "record"])
 def test_each_trace_of_an_earlier_incarnation_counts(ended, trace):
-    store = SimulatedStore()
-    for key, data in ended.items():
-        # The number of the newest record is known from what the other rank has contributed.
-        other = trace == "record" and "/00001." in key
-        traces = {
-            "inner/": trace == "inner",
-            "deltas/": trace == "contribution" or other,
-            "commits/": trace == "record",
-            "claims/00000": False,
-        }
-        kept = all(left for folder, left in traces.items() if key.startswith(folder))
-        if kept and "hint" not in key:
-            store.write(key, data)
+    traces = {"inner/": "inner", "deltas/": "contribution", "commits/": "record"}
+
+    def stays(key):
+        if trace == "record" and "/00001." in key:
+            return True  # the number of the newest record is known from what it has contributed
+        left = all(trace == name for folder, name in traces.items() if key.startswith(folder))
+        return left and not key.startswith("claims/00000") and "hint" not in key
+
+    store = store_of({key: data for key, data in ended.items() if stays(key)})
     if trace == "hint":
         store.write(Hint(4, 0, 1, "leave").key, b"")
     if trace == "wish":
@@ -73,9 +68,7 @@ def test_each_trace_of_an_earlier_incarnation_counts(ended, trace):
 
 
 def test_there_are_no_gaps_that_hide_a_later_claim(ended):
-    store = SimulatedStore()
-    for key, data in ended.items():
-        store.write(key, data)
+    store = store_of(ended)
     assert _next(store) == 2
     store.write(claim_key(0, 3), b"whatever")
     store.write(inner_key(0, 6, 7), b"")
@@ -87,22 +80,10 @@ def test_there_are_no_gaps_that_hide_a_later_claim(ended):
 
 
 def _sleeper(meddle, seconds=20.0, syncs=6):
-    """One replica that stands still after its third sync, while ``meddle(store, node)`` is
-    called.
-    """
+    """One replica stands still after its third sync, while ``meddle(store, node)`` is called."""
     store, training = SimulatedStore(), SimulatedTraining(syncs=syncs, sizes=(12,), save_every=100)
 
-    def prepare(node):
-        begin = node.exchange.begin
-
-        def slow(*args, **options):
-            if commit_key(3) in store.objects and commit_key(4) not in store.objects:
-                node.sleep(seconds)
-                meddle(store, node)
-            return begin(*args, **options)
-
-        node.exchange.begin = slow
-
+    prepare = asleep_after(3, lambda node: meddle(store, node), seconds)
     settings = Elastic(1, grace=5.0, topology="sharded")
     return once(training, 1, settings, store=store, prepare=prepare), store
 

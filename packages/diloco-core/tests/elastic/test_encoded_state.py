@@ -1,6 +1,4 @@
-"""Elastic runs whose state is published encoded: joining, repairing and going back, where most
-states are only changes.
-"""
+"""Elastic runs whose state is published encoded, so that most states are only changes."""
 
 import copy
 import logging
@@ -9,11 +7,10 @@ import pytest
 from damage_lab import flip, late_bit
 from rollback_lab import rollbacks_in
 from simulated import (
+    CheckedStore,
     Fault,
     Schedule,
-    SimulatedStore,
     SimulatedTraining,
-    broken_promises,
     flawless,
     simulate,
     violations,
@@ -32,19 +29,15 @@ def _training(syncs, before=None):
 
 
 def _run(training, store, settings=_SETTINGS, faults=(), seed=0, **options):
-    broken = []
-    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     schedule = Schedule(2, seed, (), faults, restart_after=1.0, latency=0.01)
     outcome = simulate(training, schedule, settings, store=store, **options)
-    return outcome, [*violations(outcome, training), *broken]
+    return outcome, violations(outcome, training)
 
 
 @pytest.fixture(scope="module")
 def stopped():
-    """A run that has ended after ten syncs: those of fragment 0 are 1, 3, 5, 7 and 9, and 5 is
-    whole; of fragment 1, 6 is.
-    """
-    training, store = _training(9), SimulatedStore()
+    """A run that has ended after ten syncs, of which 5 and 6 are whole."""
+    training, store = _training(9), CheckedStore()
     _, wrong = _run(training, store)
     assert wrong == []
     return training, store
@@ -105,7 +98,7 @@ def test_the_newest_change_is_made_again_with_the_same_bytes(stopped, sync, how,
 
 def test_a_whole_state_is_made_again_from_the_changes_before_it(stopped):
     """It is the newest of its fragment here; what came before is still there."""
-    training, store = _training(5), SimulatedStore()
+    training, store = _training(5), CheckedStore()
     _, wrong = _run(training, store)
     assert wrong == []
     key = shard_key(5, 0, 1, "")
@@ -121,9 +114,7 @@ def test_a_whole_state_is_made_again_from_the_changes_before_it(stopped):
 
 
 def test_a_run_can_go_back_before_a_lost_change(stopped):
-    """Its contributions are gone, so nothing can make it again; a run that goes on publishes whole
-    values again.
-    """
+    """Its contributions are gone, so nothing can make it again."""
     key = shard_key(7, 0, 1, "")
 
     def damage(store):
@@ -166,10 +157,7 @@ def test_what_a_run_went_back_to_is_kept_with_all_that_it_is_made_of(stopped):
     ids=["own shard", "another's", "outer state"],
 )
 def test_what_changed_in_memory_is_read_again(what, reloads, message, caplog):
-    """Between a contribution and the outer step.
-
-    Nobody adds a change to it, nor publishes what comes of it.
-    """
+    """Nobody adds a change to it, nor publishes what comes of it."""
     training, jobs = SimulatedTraining(6, (70,), state_codec="e2m1", full_state_every=3), []
 
     def prepare(node):
@@ -181,7 +169,7 @@ def test_what_changed_in_memory_is_read_again(what, reloads, message, caplog):
 
         node.exchange.restore = remember
 
-    class Spoiling(SimulatedStore):
+    class Spoiling(CheckedStore):
         def write(self, key, data):
             super().write(key, data)
             if key != "commits/00000004.json":

@@ -1,13 +1,11 @@
-"""Contributions and shards that are damaged when they have just been written cost nobody anything:
-whoever has made them does what the others cannot.
-"""
+"""Of what is damaged when it has just been written, its author does what others cannot."""
 
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from damage_lab import Rotten
+from damage_lab import Rotten, flip
 from simulated import Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic
@@ -18,13 +16,12 @@ GATHER = Elastic(2, grace=5.0, topology="gather", publish_every=1)
 ASKED = "before its time, because another replica has asked for it"
 
 
-def flip(part):
+def late(part):
     """One bit of a file is wrong, after so much of its payload."""
 
     def harm(data):
         first = 8 + int.from_bytes(data[:8], "little")
-        at = first + int(part * (len(data) - first))
-        return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        return flip(data, 8 * (first + int(part * (len(data) - first))) + 2)
 
     return harm
 
@@ -49,7 +46,7 @@ def trained(store, settings, ranks, syncs=5, sizes=(400,), before=None, faults=(
 )
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])  # of the file: each shard has its section
 def test_the_author_of_a_contribution_does_what_the_others_cannot(settings, says, part, caplog):
-    store = Rotten("deltas/", 4, flip(part))
+    store = Rotten("deltas/", 4, late(part))
     with caplog.at_level(logging.ERROR):
         training, outcome = trained(store, settings, 3)
     assert store.harmed
@@ -66,7 +63,7 @@ def test_where_the_author_has_died_the_others_name_it_soon(settings, apart):
     seconds = []
     for operation in range(40, 80, apart):  # killed somewhere in the sync; a few are the ones
         faults = [Fault(rank, 1, operation, "kill before") for rank in (0, 1)]
-        _, outcome = trained(Rotten("deltas/", 4, flip(0.1)), settings, 3, faults=faults)
+        _, outcome = trained(Rotten("deltas/", 4, late(0.1)), settings, 3, faults=faults)
         seconds += [
             outcome.seconds
             for error in outcome.errors().values()
@@ -77,7 +74,7 @@ def test_where_the_author_has_died_the_others_name_it_soon(settings, apart):
 
 
 @pytest.mark.parametrize(
-    "harm", [lambda data: data[:-5], lambda data: b"", flip(0.999999)], ids=["cut", "empty", "end"]
+    "harm", [lambda data: data[:-5], lambda data: b"", late(0.999999)], ids=["cut", "empty", "end"]
 )
 @pytest.mark.parametrize("which", [2, 10, 11])  # the last ones when the replicas leave
 def test_of_a_gathered_state_all_hold_the_values(which, harm, caplog):

@@ -1,6 +1,4 @@
-"""Every safety rule is needed: without it, some simulated run goes wrong, and the simulator's
-checks say so.
-"""
+"""Every safety rule is needed: without it, some simulated run goes wrong."""
 
 import json
 import random
@@ -11,20 +9,22 @@ import pytest
 from faults_lab import assert_caught, harmful
 from fixed_lab import LATE, LOST_AFTER
 from simulated import (
+    CheckedStore,
     Fault,
     Fixed,
     Schedule,
-    SimulatedStore,
     SimulatedTraining,
-    broken_promises,
     read_log,
     simulate,
     violations,
 )
 
 from diloco_core import CoreError, Elastic, StoreExchange
+from diloco_core._arithmetic._rate import NO_RATE
 from diloco_core._arithmetic._sharded import adopt_shard
+from diloco_core._outer._fragment import Fragment
 from diloco_core._run import _exchange, _joining
+from diloco_core._run._incarnation._standing import Standing
 from diloco_core._run._records import _records
 from diloco_core._run._records._keys import Delta, deltas, done_key, inner_key, shard_key
 from diloco_core._run._records._records import Commit, Rollback
@@ -48,21 +48,26 @@ DAMAGED = {
 }
 
 
-def wrong(number, topology="sharded", fixed=False):
-    """What goes wrong in the simulated run with this number."""
+def wrong(number, fixed=False, asking=False):
+    """What goes wrong in the simulated run with this number; ``asking``: for learning rates."""
     chance = random.Random(number)
     faults = harmful(chance, 7)
-    training, store, broken = SimulatedTraining(syncs=5, sizes=(40,)), SimulatedStore(), []
-    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     starts = [chance.choice([0.0, 1.0, 25.0]) for _ in range(3)]
+    rates = {}
+    if asking:
+        when = [
+            (chance.randrange(3), chance.choice([1, 1, 2]), chance.randint(0, 9)) for _ in "12345"
+        ]
+        rates["wishes"] = {each: (n + 1) / 16 for n, each in enumerate(when)}
+        rates["lr"] = lambda rank, incarnation, sync: 1 / (1 + rank + 2 * incarnation + sync)
+    training = SimulatedTraining(syncs=5, sizes=(40,), **rates)
     schedule = Schedule(
         3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.3
     )
-    every = 2 if topology == "gather" else None
-    elastic = Elastic(2, grace=8.0, topology=topology, retention=2, publish_every=every)
+    elastic = Elastic(2, grace=8.0, topology="sharded", retention=2)
     settings = Fixed(LOST_AFTER) if fixed else elastic
-    outcome = simulate(training, schedule, settings, store=store, limit=5000.0)
-    return [what for what in violations(outcome, training) if LATE not in what] + broken
+    outcome = simulate(training, schedule, settings, store=CheckedStore(), limit=5000.0)
+    return [what for what in violations(outcome, training) if LATE not in what]
 
 
 def decide_from_own_listing(monkeypatch):
@@ -75,16 +80,9 @@ def decide_from_own_listing(monkeypatch):
             return found
         members = tuple(chosen.values())
         positions = self._progress.counting(members)
-        return Commit(
-            self._sync,
-            self._index,
-            self._base,
-            self._incarnation.standing.previous,
-            members,
-            positions,
-            self._progress.outer_steps + 1,
-            run=self._incarnation.run,
-        ), found[1]
+        incarnation, steps = self._incarnation, self._progress.outer_steps + 1
+        place = self._sync, self._index, self._base, incarnation.standing.previous
+        return Commit(*place, members, positions, steps, run=incarnation.run), found[1]
 
     monkeypatch.setattr(StoreSync, "_wait", mutant)
 
@@ -199,9 +197,48 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
-def test_a_broken_rule_is_caught(mutate, monkeypatch):
-    mutate(monkeypatch)
-    assert_caught(wrong, first=MUTANTS[mutate], runs=60)
+def test_a_broken_rule_is_caught(mutate):
+    assert_caught(wrong, mutate, first=MUTANTS[mutate])
+
+
+def own_rate_in_place_of_the_records(monkeypatch):
+    own = property(lambda self: self.contribution.proposal.standing, lambda self, rate: None)
+    monkeypatch.setattr(Fragment, "rate", own, raising=False)
+
+
+def wish_after_the_contribution(monkeypatch):
+    ask, wait = StoreSync._ask, StoreSync._wait
+
+    def mutant(self):
+        ask(self, self.wish)
+        return wait(self)
+
+    monkeypatch.setattr(StoreSync, "wish", (), raising=False)
+    monkeypatch.setattr(StoreSync, "_ask", lambda self, wish: setattr(self, "wish", wish))
+    monkeypatch.setattr(StoreSync, "_wait", mutant)
+
+
+def forgets_the_last_change(monkeypatch):
+    monkeypatch.setattr(Standing, "rate", NO_RATE)
+
+
+def does_not_look_for_wishes(monkeypatch):
+    monkeypatch.setattr(
+        "diloco_core._run._sync._sync.rate_of", lambda standing, listing, schema: standing
+    )
+
+
+RATES = {
+    own_rate_in_place_of_the_records: 0,
+    wish_after_the_contribution: 1,
+    forgets_the_last_change: 1,
+    does_not_look_for_wishes: 0,
+}
+
+
+@pytest.mark.parametrize("mutate", RATES, ids=lambda mutate: mutate.__name__)
+def test_a_broken_rule_of_learning_rates_is_caught(mutate):
+    assert_caught(partial(wrong, asking=True), mutate, first=RATES[mutate])
 
 
 # ``fixed/test_fixed_mutants.py`` has the others in the form that they have there. Fixed runs lack
@@ -211,21 +248,12 @@ FIXED = {record_before_payload: 2, no_replay: 3, done_before_the_shards: 1}
 
 
 @pytest.mark.parametrize("mutate", FIXED, ids=lambda mutate: mutate.__name__)
-def test_a_broken_rule_is_caught_in_a_fixed_run(mutate, monkeypatch):
-    assert wrong(FIXED[mutate], fixed=True) == []
-    mutate(monkeypatch)
-    assert_caught(partial(wrong, fixed=True), first=FIXED[mutate], runs=60)
-
-
-@pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_the_same_runs_are_right_with_all_rules(topology):
-    assert [wrong(number, topology) for number in range(15)] == [[]] * 15
+def test_a_broken_rule_is_caught_in_a_fixed_run(mutate):
+    assert_caught(partial(wrong, fixed=True), mutate, first=FIXED[mutate])
 
 
 def wrong_after_damage(policy, number):
-    """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by
-    name.
-    """
+    """What goes wrong, other than that whoever cannot go on stops by name, where objects rot."""
     chance = random.Random(number)
     kinds = ("flip", "flip", "rot", "zombie", "kill before")
     faults = [
@@ -271,14 +299,8 @@ def no_checksum_of_shards(monkeypatch):
         ("fixed", no_checksum_of_shards, 40),
     ],
 )
-def test_without_a_checksum_damage_is_caught(policy, mutate, first, monkeypatch):
-    mutate(monkeypatch)
-    assert_caught(partial(wrong_after_damage, policy), first=first, runs=60)
-
-
-@pytest.mark.parametrize(("policy", "runs"), [("elastic", 15), ("fixed", 8)])
-def test_the_same_damage_is_harmless_with_all_rules(policy, runs):
-    assert [wrong_after_damage(policy, number) for number in range(runs)] == [[]] * runs
+def test_without_a_checksum_damage_is_caught(policy, mutate, first):
+    assert_caught(partial(wrong_after_damage, policy), mutate, first=first)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -301,11 +323,9 @@ GOING_BACK = {  # with the syncs before, and the inner step in which rank 0 slee
 
 
 def going_back(policy, number):
-    """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back
-    to older states.
-    """
+    """What goes wrong where rank 0 sleeps in a step while rank 1 goes back to older states."""
     settings, syncs, pauses = GOING_BACK[policy]
-    before, store = SimulatedTraining(syncs=syncs, sizes=(40, 30)), SimulatedStore()
+    before, store = SimulatedTraining(syncs=syncs, sizes=(40, 30)), CheckedStore()
     schedule = Schedule(2, seed=number, latency=0.01)
     simulate(before, schedule, settings, store=store)
     training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses=pauses)
@@ -315,9 +335,8 @@ def going_back(policy, number):
             node.exchange.settings = replace(node.exchange.settings, resume="newest-whole")
         if (node.rank, node.incarnation) == (1, 1):
             node.sleep(60.0)
-            newest = max(
-                sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
-            )
+            syncs = range(1, 40)
+            newest = max(sync for sync in syncs if done_key(sync, (sync - 1) % 2) in store.objects)
             lost = (shard_key(newest, (newest - 1) % 2, 1, ""), f"deltas/{newest:08}/")
             for key in [key for key in store.objects if key.startswith(lost)]:
                 store.damage(key, store.objects[key][:50])
@@ -329,14 +348,12 @@ def going_back(policy, number):
 
 
 def asleep(policy, number):
-    """What goes wrong where a replica that saves its inner state at every sync sleeps, and is
-    replaced meanwhile.
-    """
+    """What goes wrong where a replica that saves at every sync sleeps, and is replaced."""
     settings = {"elastic": Elastic(2, grace=3.0), "fixed": Fixed(LOST_AFTER)}[policy]
-    training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
+    training = SimulatedTraining(syncs=6, sizes=(40,), save_every=1)
     faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]
     schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)
-    return violations(simulate(training, schedule, settings, store=store), training)
+    return violations(simulate(training, schedule, settings), training)
 
 
 def no_fence_after_a_rollback(monkeypatch):

@@ -1,9 +1,7 @@
-"""Nothing of another run under the same prefix becomes part of a model: not of an incarnation that
-still runs, not of copies.
-"""
+"""Nothing of another run under the same prefix becomes part of a model, and stray files stay."""
 
 import pytest
-from damage_lab import run_of
+from damage_lab import Watched, run_of, store_of
 from simulated import (
     OtherTraining,
     Schedule,
@@ -23,21 +21,8 @@ from diloco_core._run._records._records import read_record
 _EMPTIED, _LATE = 30.0, 44.0
 
 
-class _Remembering(SimulatedStore):
-    """Remembers everything that was ever written."""
-
-    def __init__(self):
-        super().__init__()
-        self.written = {}
-
-    def write(self, key, data):
-        super().write(key, data)
-        self.written[key] = data
-
-
 class _Reused:
-    """Rank 2 begins a run and trains alone; then ranks 0 and 1 empty the prefix and begin another
-    one there.
+    """Rank 2 trains alone; then ranks 0 and 1 empty the prefix and begin another run there.
 
     Args:
         operation: At which of its requests from the 20th second on it stands still for 15 seconds,
@@ -98,12 +83,9 @@ class _Reused:
 
 def _named(errors):
     """Whether all of them say what has happened, and what is to be done."""
-    return all(
-        isinstance(error, RunExistsError)
-        and "record of another run" in str(error)
-        and "Stop" in str(error)
-        for error in errors.values()
-    )
+    told, kinds = "record of another run", {type(error) for error in errors.values()}
+    texts = map(str, errors.values())
+    return kinds <= {RunExistsError} and all(told in text and "Stop" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +119,7 @@ def test_a_sleeper_of_the_run_before_writes_nothing_more(topology, operation, pa
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_a_replica_of_the_run_before_stops_soon(topology):
-    """For a grace it does not look, and goes on with its own log: what it decides becomes part of
-    no other model.
-    """
+    """For a grace it does not look, and goes on with its own log."""
     reused = _Reused(topology)
     assert reused.wrong() == []
     assert isinstance(reused.outcome.results[2, 1], RunExistsError)
@@ -151,18 +131,14 @@ def test_a_replica_of_the_run_before_stops_soon(topology):
 
 @pytest.fixture(scope="module", params=["sharded", "gather"])
 def two(request):
-    """What a run has left and what it trained, and everything that a longer one of the same model
-    has ever written.
-    """
+    """What a run has left, and everything that a longer one of the same model has ever written."""
     every = 1 if request.param == "gather" else None
     settings = Elastic(2, grace=5.0, topology=request.param, publish_every=every)
-    runs = []
-    for kind, syncs in ((SimulatedTraining, 4), (OtherTraining, 6)):
-        training, store = kind(syncs=syncs, sizes=(12, 9), save_every=2), _Remembering()
-        flawless(training, 2, settings, store=store)
-        runs.append((training, store))
-    (training, store), (_, other) = runs
-    return settings, training, dict(store.objects), other.written
+    written, training = {}, SimulatedTraining(syncs=4, sizes=(12, 9), save_every=2)
+    own = flawless(training, 2, settings).store
+    other = Watched(written.__setitem__)
+    flawless(OtherTraining(syncs=6, sizes=(12, 9), save_every=2), 2, settings, store=other)
+    return settings, training, own.objects, written
 
 
 def _copies(kind, own, other):
@@ -186,9 +162,7 @@ def _copies(kind, own, other):
 )
 def test_copies_of_another_run_never_become_another_model(two, kind, newer, caplog):
     settings, before, own, other = two
-    store = SimulatedStore()
-    for key, data in own.items():
-        store.write(key, data)
+    store = store_of(own)
     copied = {key: data for key, data in _copies(kind, own, other).items() if (key in own) != newer}
     for key, data in copied.items():
         store.damage(key, data)
@@ -213,9 +187,7 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
 
 @pytest.mark.parametrize("emptied", [True, False])
 def test_who_meets_another_run_says_nothing_there(emptied):
-    """An incarnation that has just looked at the manifest finds a record of another run: whose
-    prefix is it?
-    """
+    """It has just looked at the manifest when it finds a record of another run."""
     store, other = SimulatedStore(), SimulatedStore()
     settings = Elastic(1, grace=50.0, topology="sharded")
     simulate(OtherTraining(syncs=4, sizes=(12,)), Schedule(1), settings, store=other)
@@ -233,3 +205,47 @@ def test_who_meets_another_run_says_nothing_there(emptied):
     assert isinstance(outcome.results[0, 1], RunExistsError)
     assert any(key.endswith(".leave") for key in store.objects) != emptied
     assert not getattr(outcome.results[0, 1], "__notes__", [])
+
+
+_NONCE = "0123456789abcdef"
+_STRAYS = {
+    "claims": "a.json 00000.json.bak 00000/ 00000/README 00000/0001.json.bak 00000/001.json",
+    "commits": "00000001.json.bak 1.json 00000001/a 00000001.json/a",
+    "deltas": "00000001/ 00000001/notes.txt 00000001/hint.00000.0001.dance 00000002/a/b",
+    "state": "00000001/a 00000001/000.done.json.bak 00000001/0.0.safetensors 99999999/a",
+    "initial": f"a/000.00000.safetensors {_NONCE}/notes.txt {_NONCE}/000.0.safetensors",
+    "kept": "000.bak state/00000001/000.bak state/00000001/a",
+    "inner": "00000/notes.txt 00000/1.1.safetensors 00000/9999.99999999.safetensors.bak",
+    "unsynced": "",
+}
+_STRAYS = {folder: ["", "notes.txt", *names.split()] for folder, names in _STRAYS.items()}
+
+
+@pytest.mark.parametrize("folder", _STRAYS)
+def test_other_files_are_ignored_and_stay(folder, publishing):
+    store = SimulatedStore()
+    for name in _STRAYS[folder]:
+        store.write(f"{folder}/{name}", b"mine")
+    settings = publishing(2, grace=5.0, retention=1)
+    first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
+    flawless(first, 2, settings, store=store, most_incarnations=1)
+    again = SimulatedTraining(syncs=7, sizes=(12, 9), save_every=1, salts=dict(first.salts))
+    flawless(again, 2, settings, store=store, most_incarnations=1)
+    kept = [key for key, data in store.objects.items() if data == b"mine"]
+    assert sorted(kept) == sorted(f"{folder}/{name}" for name in _STRAYS[folder])
+    assert not any(key.endswith("tensors") for key in store.below("deltas/00000001")), "collected"
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("claims/00000/0001.json", "holds objects of an earlier run"),
+        ("claims/00000.json", "that an earlier version of diloco-core has begun"),
+    ],
+)
+def test_what_is_of_a_run_is_no_stray_file(key, told):
+    store = SimulatedStore()
+    store.write(key, b"")
+    outcome = once(SimulatedTraining(2, (12,)), 1, Elastic(1, grace=5.0), store=store)
+    assert isinstance(outcome.results[0, 1], RunExistsError)
+    assert told in str(outcome.results[0, 1])

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from keys_lab import sealed_again
 from members_lab import members_in
 from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate
 
@@ -16,9 +15,8 @@ from diloco_core import (
     MismatchError,
     NonFiniteDeltaError,
     RendezvousError,
-    RunExistsError,
 )
-from diloco_core._run._records._keys import MANIFEST, commit_key, done_key
+from diloco_core._run._records._keys import commit_key, done_key
 from diloco_core._run._records._records import Commit, Done, digest, state_digest
 
 
@@ -73,35 +71,10 @@ class TestRefusals:
         assert {type(error) for error in errors} == {RendezvousError}
         assert "holds no run to resume" in str(errors[0])
 
-    @pytest.mark.parametrize("resume", [False, True])
-    def test_a_manifest_that_was_removed_from_a_run(self, store, resume):
-        store.remove(MANIFEST)
-        store.remove("manifest.copy.json")
-        before = dict(store.objects)
-        errors = self._errors(store, Elastic(1, grace=5.0, resume=resume))
-        assert {type(error) for error in errors} == {RunExistsError}
-        assert "but its manifest.json is missing, and the copy of it is missing or damaged" in str(
-            errors[0]
-        )
-        assert store.objects == before
-
-    def test_placeholders_do_not_look_like_a_run(self):
-        store = SimulatedStore()
-        for key in ("claims/", "claims/00000/", "commits/", "state/", "deltas/", "inner/00000/"):
-            store.write(key, b"")
-        assert self._errors(store, Elastic(1, grace=5.0)) == []
-
     def test_a_store_that_ignores_conditions(self):
         errors = self._errors(SimulatedStore(exclusive=False), Elastic(1, grace=5.0))
         assert {type(error) for error in errors} == {ConfigurationError}
         assert "lets an object be created twice" in str(errors[0])
-
-    def test_a_strict_run_of_earlier_versions(self, store):
-        strict = sealed_again(MANIFEST, store.objects[MANIFEST], membership="strict")
-        store.damage(MANIFEST, strict)
-        errors = self._errors(store, Elastic(1, grace=5.0))
-        assert {type(error) for error in errors} == {RunExistsError}
-        assert "is the manifest of a strict run" in str(errors[0])
 
     @pytest.mark.parametrize(
         "change",

@@ -1,7 +1,6 @@
-"""What elastic runs do, in virtual time: who is waited for, who comes and goes, what becomes of
-what was learned late.
-"""
+"""Who is waited for, who comes and goes, and what becomes of what was learned late."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -26,9 +25,8 @@ class TestMembership:
     def test_a_dead_replica_is_waited_for_once(self):
         training = SimulatedTraining(syncs=12, sizes=(40,))
         fault = Fault(2, 1, 54, "kill before")
-        outcome = flawless(
-            training, Schedule(3, faults=[fault], restart_after=12.0), Elastic(2, grace=10.0)
-        )
+        schedule = Schedule(3, faults=[fault], restart_after=12.0)
+        outcome = flawless(training, schedule, Elastic(2, grace=10.0))
         members = members_in(outcome.store)
         assert members[0] == members[-1] == [0, 1, 2]
         assert [0, 1] in members
@@ -36,13 +34,6 @@ class TestMembership:
         waits = [report.wait_seconds for report in training.reports[0, 1]]
         assert max(waits) < 10 + 1
         assert sum(wait > 9 for wait in waits) <= 2
-
-    def test_late_joiners_get_in(self):
-        training = SimulatedTraining(syncs=12, sizes=(40,))
-        outcome = flawless(training, Schedule(3, starts=[0.0, 0.0, 20.0]), Elastic(2, grace=5.0))
-        assert members_in(outcome.store)[0] == [0, 1]
-        assert members_in(outcome.store)[-1] == [0, 1, 2]
-        assert training.reports[2, 1][0].sync > 3  # it began with what was committed already
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_an_outage_of_the_store_counts_towards_nobodys_grace(self, topology):
@@ -60,16 +51,11 @@ class TestMembership:
 
         for tenths in range(22, 60, 6):
             # Rank 2 is a second late, so that the others wait for it when the store goes away.
-            training = SimulatedTraining(
-                syncs=5, sizes=(40,), pauses={(2, step): 0.5 for step in range(12)}
-            )
+            pauses = {(2, step): 0.5 for step in range(12)}
+            training = SimulatedTraining(syncs=5, sizes=(40,), pauses=pauses)
             settings = Elastic(2, grace=3.0, topology=topology)
-            outcome = simulate(
-                lambda node, begins=tenths / 10: train(node, begins),
-                3,
-                settings,
-                sync_timeout=100.0,
-            )
+            act = partial(train, begins=tenths / 10)
+            outcome = simulate(act, 3, settings, sync_timeout=100.0)
             assert violations(outcome, training) == []
             assert members_in(outcome.store) == [[0, 1, 2]] * 5
             assert len(outcome.results) == 3
@@ -113,9 +99,8 @@ class TestResuming:
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     @pytest.mark.parametrize("sizes", [(40,), (40, 30)])
     def test_a_run_that_stopped_goes_on_as_if_it_had_not(self, topology, sizes):
-        settings = Elastic(
-            2, grace=20.0, topology=topology, publish_every=3 if topology == "gather" else None
-        )
+        every = 3 if topology == "gather" else None
+        settings = Elastic(2, grace=20.0, topology=topology, publish_every=every)
         whole = SimulatedTraining(syncs=8, sizes=sizes)
         assert simulate(whole, Schedule(3), settings).finished
         store = SimulatedStore()
@@ -164,3 +149,19 @@ def test_rank_0_is_told_whose_initial_values_were_taken(caplog):
         told.append("was begun by rank 1 with the initial values of that rank" in caplog.text)
     assert members_in(store) == [[1]] * 2 + [[0]] * 4
     assert told == [False, True, False]
+
+
+def test_a_wish_stands_until_a_sync_counts_its_maker():
+    """It is held up while it asks, so that syncs are decided without it."""
+    training = SimulatedTraining(
+        syncs=10, sizes=(40,), pauses={(0, 2): 14.0}, wishes={(0, 1, 2): 0.25}
+    )
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=8.0))
+    log, _ = read_log(outcome.store)
+    left_out = [record.sync for record in log if 0 not in {m.rank for m in record.members}]
+    rates = [record.rate.values[0] for record in log]
+    assert violations(outcome, training) == []
+    assert left_out[0] == 2
+    assert left_out[-1] < len(rates)
+    back = left_out[-1]
+    assert rates == [0.7] * back + [0.25] * (len(rates) - back)

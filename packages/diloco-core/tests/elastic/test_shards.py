@@ -1,6 +1,4 @@
-"""Shards of an elastic run: small enough to be published in one piece, so a large model has several
-for every replica.
-"""
+"""Shards of an elastic run: a large model has several for every replica."""
 
 import random
 

@@ -1,14 +1,11 @@
-"""An incarnation that sleeps, is replaced and wakes up changes nothing that is not its own,
-wherever it falls asleep.
-"""
+"""An incarnation that sleeps, is replaced and wakes up changes nothing that is not its own."""
 
 import pytest
 from simulated import (
+    CheckedStore,
     Fault,
     Schedule,
-    SimulatedStore,
     SimulatedTraining,
-    broken_promises,
     flawless,
     simulate,
     violations,
@@ -18,44 +15,29 @@ from diloco_core import Elastic, FencedError
 from diloco_core._run._records._keys import inner_key, parse_inner
 
 
-class Guarded(SimulatedStore):
+class Guarded(CheckedStore):
     """Notes what incarnations do to the inner state of their successors."""
-
-    __slots__ = ("stolen",)
 
     def __init__(self):
         super().__init__()
         self.stolen = []
 
-    def by(self, epoch, keys):
-        for key in keys:
-            written = parse_inner(key)
-            if written is not None and written[0] > epoch:
-                self.stolen.append(key)
+    def guard(self, node):
+        def look(keys):
+            later = [key for key in keys if (parse_inner(key) or (0,))[0] > node.exchange.epoch]
+            self.stolen.extend(later)
+
+        node.before("delete", look)
 
 
 def _wrong(operation, seconds, topology="sharded"):
-    """What goes wrong where rank 1 sleeps in one operation, its second incarnation dies, and a
-    third goes on.
-    """
-
-    def train(node):
-        real = node.connection.delete
-
-        def delete(keys, **options):
-            keys = list(keys)
-            store.by(node.exchange.epoch, keys)
-            real(keys, **options)
-
-        node.connection.delete = delete
-        return training(node)
-
-    training, store, broken = SimulatedTraining(syncs=9, sizes=(40,), save_every=1), Guarded(), []
-    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    """What goes wrong where rank 1 sleeps, its second incarnation dies, and a third goes on."""
+    training, store = SimulatedTraining(syncs=9, sizes=(40,), save_every=1), Guarded()
     faults = [Fault(1, 1, operation, "zombie", seconds), Fault(1, 2, 75, "kill before")]
     schedule = Schedule(3, faults=faults, restart_after=0.5, latency=0.01)
-    outcome = simulate(train, schedule, Elastic(2, grace=3.0, topology=topology), store=store)
-    return violations(outcome, training) + broken + store.stolen
+    settings, options = Elastic(2, grace=3.0, topology=topology), {"prepare": store.guard}
+    outcome = simulate(training, schedule, settings, store=store, **options)
+    return violations(outcome, training) + store.stolen
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -87,13 +69,10 @@ class Saves(SimulatedTraining):
 
 
 def test_nothing_is_saved_after_the_counter_jumped(caplog):
-    """Steps of an earlier incarnation are counted that this one never took: its loader does not
-    stand where they end.
-    """
+    """Its loader does not stand where the counted steps of the incarnation before it end."""
     overtaken = 0
     for operation in range(30, 46):
-        # As in test_elastic_cases: incarnation 1 carries more steps than incarnation 2 has taken
-        # when they are counted.
+        # Incarnation 1 carries more steps than incarnation 2 has taken when they are counted.
         training = Saves(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
         training.saved = set()
         schedule = Schedule(
@@ -101,9 +80,7 @@ def test_nothing_is_saved_after_the_counter_jumped(caplog):
         )
         flawless(training, schedule, Elastic(2, grace=5.0))
         assert (0, 1) in training.saved
-        steps = sorted(
-            step for rank, incarnation, step in training.batches if (rank, incarnation) == (1, 2)
-        )
+        steps = sorted(step for *who, step in training.batches if who == [1, 2])
         if steps != list(range(steps[0], steps[-1] + 1)):
             overtaken += 1
             assert (1, 2) not in training.saved
@@ -126,7 +103,7 @@ def test_it_wakes_up_in_the_middle_of_saving(operation):
 
     def prepare(node):
         save = node.exchange.save_inner
-        node.before("delete", lambda keys: store.by(node.exchange.epoch, keys))
+        store.guard(node)
 
         def sleeps(_):
             if not slept:

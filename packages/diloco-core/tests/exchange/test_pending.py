@@ -5,7 +5,6 @@ done between them.
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import pairwise
 
 import pytest
 import torch
@@ -173,25 +172,6 @@ def test_what_is_not_finite_stops_and_the_others_hear_of_it(replicas):
     if not isinstance(good.exchange, StoreExchange) or good.exchange.fixed:
         with pytest.raises(ReplicaLostError, match="NonFiniteDeltaError"):
             good.exchange.sync(good.job)
-
-
-def test_a_function_that_yields_twice_is_no_sync():
-    def steps():
-        yield lambda: True
-        yield lambda: True
-
-    class Guard:
-        def __enter__(self):
-            entered.append(1)
-
-        def __exit__(self, *error):
-            entered.append(-1)
-
-    entered = []
-    pending = Syncs().begin("x", steps(), Guard)
-    with pytest.raises(RuntimeError, match="must yield once, between its two halves"):
-        pending.finish()
-    assert [a + b for a, b in pairwise(entered)][::2] == [0, 0]  # around each half
 
 
 @pytest.mark.parametrize("half", [1, 2])

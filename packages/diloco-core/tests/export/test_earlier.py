@@ -7,12 +7,22 @@ import shutil
 from collections import Counter
 
 import pytest
+import torch
 from export_lab import Adapted, all_exported, history, loads_exactly, meddled
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 from training_lab import identical
 
-from diloco_core import ConfigurationError, CorruptedObjectError, RendezvousError, export
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    RendezvousError,
+    StoreExchange,
+    export,
+)
 from diloco_core._run._records._keys import MANIFEST, commit_key
 from diloco_core._run._records._records import Rollback, digest
 from diloco_core._store._open import open_store
@@ -23,16 +33,6 @@ KINDS = ("fixed", "sharded", "gather")
 @pytest.fixture(autouse=True)
 def warnings(caplog):
     caplog.set_level(logging.WARNING)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def model(tmp_path):
-    return tmp_path / "model"
 
 
 def metadata(model):
@@ -261,3 +261,59 @@ def test_where_nothing_is_whole_the_error_says_what_is_missing(lab, run, model, 
     assert re.match(rf"{incomplete}.*(is|are) missing", text)
     assert text.endswith(f"Complete states in {run.as_uri()}: none.")
     assert "try again later" not in text
+
+
+def train_one(run, syncs, visit, fragments=4):
+    """Run one replica, and visit after each sync what the store then holds."""
+    elastic = Elastic(1, topology="gather", publish_every=2)
+    exchange = StoreExchange(open_store(str(run)), 0, 1, elastic)
+    net = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(4)))
+    inner = torch.optim.SGD(net.parameters(), lr=1e-6)
+    with DiLoCo(net, inner, exchange, sync_every=fragments, fragments=fragments) as outer:
+        while outer.committed < syncs:
+            before = outer.committed
+            inner.zero_grad()
+            net(torch.ones(1, 2)).sum().backward()
+            inner.step()
+            if outer.committed > before:
+                visit(outer.committed)
+    return outer.committed
+
+
+def test_gather_says_how_old_a_state_is(run, model, caplog):
+    ages = {}
+
+    def visit(committed):
+        if committed not in {7, 16, 18}:
+            return
+        caplog.clear()
+        step = export(run, model)
+        ages[committed] = committed - step
+        said = caplog.text
+        assert bool(said) == (committed > step)
+        assert int((metadata(model) or {}).get("behind", 0)) == committed - step
+        if step == 0:
+            assert "when the run began (outer step 0), and nothing that was trained" in said
+            assert f"{committed} outer steps were taken since" in said
+        elif step < committed:
+            assert f"the state after outer step {step}, and the run has taken" in said
+
+    last = train_one(run, 20, visit)
+    assert max(ages.values()) > 8
+    caplog.clear()
+    assert export(run, model) == last
+    assert caplog.text == "", "a run that has ended has published its state"
+
+
+def test_the_newest_two_states_of_the_whole_model_are_kept(run, model):
+    counts = []
+
+    def visit(committed):
+        if committed < 8:
+            return
+        with pytest.raises(RendezvousError) as caught:
+            export(run, model, at=9999)
+        counts.append(len(re.findall(r"\d+", str(caught.value).partition("after outer steps")[2])))
+
+    train_one(run, 16, visit, fragments=2)
+    assert min(counts) >= 2

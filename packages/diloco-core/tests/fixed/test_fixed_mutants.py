@@ -108,9 +108,8 @@ def nobody_obeys_an_end(monkeypatch):
         (everything_is_deleted_at_the_commit, 0),
     ],
 )
-def test_it_is_caught(mutant, first, monkeypatch):
-    mutant(monkeypatch)
-    assert_caught(lambda seed: random_run(seed, KINDS), first=first, runs=MOST)
+def test_it_is_caught(mutant, first):
+    assert_caught(lambda seed: random_run(seed, KINDS), mutant, first=first, runs=MOST)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +120,8 @@ def test_it_is_caught(mutant, first, monkeypatch):
         (nobody_obeys_an_end, 1),
     ],
 )
-def test_it_is_caught_where_a_run_ends(mutant, first, monkeypatch):
-    assert random_ended_run(first) == []
-    mutant(monkeypatch)
-    assert_caught(random_ended_run, first=first, runs=MOST)
+def test_it_is_caught_where_a_run_ends(mutant, first):
+    assert_caught(random_ended_run, mutant, first=first, runs=MOST)
 
 
 HANGS = [0.1, 1.0, 20.0, 110.0, 300.0, 700.0]

@@ -3,7 +3,7 @@
 from simulated import SimulatedStore
 
 from diloco_core import CorruptedObjectError
-from diloco_core._run._records._keys import MANIFEST
+from diloco_core._run._records._keys import MANIFEST, commit_key
 from diloco_core._run._records._records import digest
 from diloco_core._store._api import ObjectReader
 
@@ -33,6 +33,44 @@ class InMemory(ObjectReader):
 
     def close(self):
         pass
+
+
+class Watched(SimulatedStore):
+    """A store that calls ``after(key, data)`` after each write."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def write(self, key, data):
+        super().write(key, data)
+        self.after(key, data)
+
+
+def asleep_after(sync, meddle, seconds=20.0):
+    """Prepares nodes to stand still after a sync; ``meddle(node)`` is called meanwhile."""
+
+    def prepare(node):
+        begin = node.exchange.begin
+
+        def slow(*args, **options):
+            written = node.connection._shared.objects
+            if commit_key(sync) in written and commit_key(sync + 1) not in written:
+                node.sleep(seconds)
+                meddle(node)
+            return begin(*args, **options)
+
+        node.exchange.begin = slow
+
+    return prepare
+
+
+def store_of(objects):
+    """A store that holds these objects."""
+    store = SimulatedStore()
+    for key, data in objects.items():
+        store.write(key, data)
+    return store
 
 
 class Rotten(SimulatedStore):

@@ -85,11 +85,12 @@ WRAPPERS = {
 }
 
 
-def exchanges(folder, kind, count=2):
+def exchanges(folder, kind, count=2, **options):
     stores = [open_store(str(folder)) for _ in range(count)]
     if kind == "fixed":
         return [StoreExchange(store, rank, count) for rank, store in enumerate(stores)]
-    elastic = Elastic(count, topology=kind, publish_every=1 if kind == "gather" else None)
+    every = 1 if kind == "gather" else None
+    elastic = Elastic(count, topology=kind, publish_every=every, **options)
     return [StoreExchange(store, rank, count, elastic) for rank, store in enumerate(stores)]
 
 
@@ -115,7 +116,7 @@ def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **option
     return values
 
 
-def history(lab, folder, kind, fragments=1, syncs=6):
+def history(lab, folder, kind, fragments=1, syncs=6, **elastic):
     """What the model held after every sync that rank 0 saw."""
     held = {}
 
@@ -132,7 +133,7 @@ def history(lab, folder, kind, fragments=1, syncs=6):
             while outer.committed < syncs:
                 lab.push(net, inner, exchange.rank, outer.committed)
 
-    lab.run(replica, exchanges(folder, kind))
+    lab.run(replica, exchanges(folder, kind, **elastic))
     return held
 
 

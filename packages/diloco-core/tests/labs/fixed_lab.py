@@ -3,12 +3,11 @@
 import random
 
 from simulated import (
+    CheckedStore,
     Fault,
     Fixed,
     Schedule,
-    SimulatedStore,
     SimulatedTraining,
-    broken_promises,
     read_log,
     simulate,
     violations,
@@ -25,12 +24,9 @@ LATE = "has left the run"
 
 def wrong(schedule, training, *, resume=False, **options):
     """What is wrong with a run, and what became of it."""
-    store, broken = SimulatedStore(), []
-    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     settings = Fixed(LOST_AFTER, resume)
-    outcome = simulate(training, schedule, settings, store=store, **options)
-    found = [what for what in violations(outcome, training) if LATE not in what]
-    return found + broken, outcome
+    outcome = simulate(training, schedule, settings, store=CheckedStore(), **options)
+    return [what for what in violations(outcome, training) if LATE not in what], outcome
 
 
 def random_run(seed, kinds):
@@ -59,9 +55,7 @@ def random_ended_run(seed):
     """
     chance = random.Random(seed)
     size = chance.randint(2, 3)
-    store, found = SimulatedStore(), []
-    store.after_delete = lambda keys: found.extend(broken_promises(store, keys))
-    salts = {}
+    store, found, salts = CheckedStore(), [], {}
     for resume in (False, True):
         faults = [
             Fault(

@@ -144,14 +144,10 @@ class Incarnation:
 
     def _claim(self):
         listing = yield Request("list", "claims/")
-        epoch = (
-            1
-            if "no epochs" in self.world.broken
-            else max(epochs(listing, self.rank), default=0) + 1
-        )
+        epoch = max(epochs(listing, self.rank), default=0) + 1
         while True:
             created = yield Request("create", claim_key(self.rank, epoch), self.name)
-            if created or "no epochs" in self.world.broken:
+            if created:
                 break
             if (yield Request("get", claim_key(self.rank, epoch))) == self.name:
                 break
@@ -163,13 +159,10 @@ class Incarnation:
             pass
         while (record := (yield Request("get", commit_key(self.state.sync + 1)))) is not None:
             try:
-                if "no replay" in self.world.broken:
-                    self._stand(self.world.record(record), self.state.values)
-                else:
-                    commit = self.world.record(record)
-                    if commit.base != state_digest(self.state.sums):
-                        yield from self._differ()
-                    yield from self._adopt(commit)
+                commit = self.world.record(record)
+                if commit.base != state_digest(self.state.sums):
+                    yield from self._differ()
+                yield from self._adopt(commit)
             except Gone:
                 return (yield from self._catch_up())
         self.learned = []
@@ -217,7 +210,7 @@ class Incarnation:
             differed=self.differed,
             everybody=world.ranks if world.fixed else (),
         )
-        record, own, held = (yield Request("get", commit_key(sync))), None, None
+        record, own = (yield Request("get", commit_key(sync))), None
         if record is None:
             earlier = (
                 at.valid((yield Request("list", deltas(sync)))).get(self.rank)
@@ -232,16 +225,11 @@ class Incarnation:
                 own = Delta(sync, self.rank, self.epoch, start, stop, at.base, SCHEMA)
                 if not at.valid({own.key: SIZE}):
                     raise Violation(f"{own} would not count")
-                held = Request(
-                    "put", own.key, tuple((self.rank, batch, self.name) for batch in self.learned)
-                )
-                if "record before payload" not in world.broken:
-                    yield held
+                learned = tuple((self.rank, batch, self.name) for batch in self.learned)
+                yield Request("put", own.key, learned)
             self.overdue = self.expired = False
             while record is None:
                 listing = yield Request("list", deltas(sync))
-                if "record before payload" in world.broken and own is not None:
-                    listing = {**listing, own.key: SIZE}
                 folder = membership.read_folder(at, listing)
                 overdue = self.overdue and not world.fixed
                 decision = membership.on_look(at, folder, overdue=overdue, expired=self.expired)
@@ -252,11 +240,6 @@ class Incarnation:
                     raise Gone
                 if isinstance(decision, Create):
                     yield from self._decide(at, decision.members)
-                    if "own listing" in world.broken:
-                        record = self._record(at, decision.members).to_json()
-                        break
-                if "record before payload" in world.broken and own is not None:
-                    yield held
                 record = yield Request("get", commit_key(sync))
         commit = world.record(record)
         obeys = membership.on_record(at, commit, follows=state.follows(commit))
@@ -294,8 +277,6 @@ class Incarnation:
         if world.fixed and commit.members[self.rank].epoch > self.epoch:
             raise Replaced
         everything = range(world.shards)
-        if "done first" in world.broken and at.designated:
-            yield from self._say_done(commit, world.states[commit.sync])
         own = at.own(everything)
         for shard in own:
             values[shard] = yield from self._compute(commit, shard, local)

@@ -27,18 +27,17 @@ class World:
         quorum: How many must contribute.
         late: What becomes of contributions that come too late.
         retention: How many syncs an incarnation may lag.
-        broken: What incarnations do wrong, for tests that see it found out.
         fixed: Whether all ranks are in every sync, and no rank sends its part of the shard that it
             updates.
     """
 
-    def __init__(self, ranks, quorum, *, late="carry", retention=1, broken=(), fixed=False):
+    def __init__(self, ranks, quorum, *, late="carry", retention=1, fixed=False):
         self.ranks, self.quorum, self.late, self.retention = range(ranks), quorum, late, retention
         self.fixed = fixed
         if fixed:
             self.quorum, self.late, self.retention = ranks, "drop", 2
         self.counted = {}
-        self.shards, self.broken = ranks, frozenset(broken)
+        self.shards = ranks
         self.objects, self.sizes, self.past = {}, {}, [{}]
         self.incarnations, self.log, self.writes = [], {}, []
         self.states = {0: [()] * ranks}
@@ -109,11 +108,7 @@ class World:
             return self.objects.get(request.key)
         if request.kind == "delete":
             return self._delete(request.key)
-        if (
-            request.kind == "create"
-            and request.key in self.objects
-            and "overwriting" not in self.broken
-        ):
+        if request.kind == "create" and request.key in self.objects:
             return False
         self.writes.append(request)
         self._write(request.key, request.data)

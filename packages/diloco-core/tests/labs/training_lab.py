@@ -67,6 +67,16 @@ def replica(make_model, exchange, steps=4, **options):
     return values(model)
 
 
+def until(make_model, exchange, last, **options):
+    """Train as in ``replica``, up to a number of inner steps in all incarnations."""
+    model = make_model(exchange.rank)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}) as outer:
+        while outer.inner_steps < last:
+            push(model, inner, exchange.rank, outer.inner_steps)
+    return values(model)
+
+
 def train(make_model, exchanges, steps=4, **options):
     """Replicas as in ``replica``; what each model holds at the end."""
     return run(lambda exchange: replica(make_model, exchange, steps, **options), exchanges)

@@ -4,7 +4,7 @@ Their training has results that follow from the log alone, so that the checks sa
 has done wrong.
 """
 
-from ._checks import broken_promises, flawless, read_log, violations
+from ._checks import CheckedStore, broken_promises, flawless, read_log, violations
 from ._connection import Connection
 from ._recomputed import decoded, sent_of
 from ._scheduler import DAMAGES, KINDS, Fault, Killed, Scheduler
@@ -15,6 +15,7 @@ from ._training import OtherTraining, SimulatedTraining
 __all__ = [
     "DAMAGES",
     "KINDS",
+    "CheckedStore",
     "Connection",
     "Fault",
     "Fixed",

@@ -68,6 +68,8 @@ def violations(
         problems.append(f"a replica waited for {training.longest:.0f} s")
     if MANIFEST not in outcome.store.decided:
         return [*problems, "there is no manifest"]
+    if isinstance(outcome.store, CheckedStore):
+        problems += outcome.store.broken
     problems += [f"{key} was written again with other content" for key in outcome.store.changed]
     problems += [
         f"{key} was saved by an incarnation that had a successor"
@@ -119,6 +121,18 @@ def violations(
     problems += learning_rates(log, training) + ignored_wishes(log, training)
     problems += wrong_steps(log, training) + wrong_windows(outcome.store, training)
     return problems + ignored_rollbacks(log, training) + learned_twice(log, training)
+
+
+class CheckedStore(SimulatedStore):
+    """Notes which deletions break a promise; what it notes is among the violations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: list[str] = []
+        self.after_delete = self._check
+
+    def _check(self, keys: list[str]) -> None:
+        self.broken += broken_promises(self, keys)
 
 
 def flawless(

@@ -1,10 +1,9 @@
-"""S3 servers on loopback ports for the tests of the stores, and the environment that points the
-drivers at them.
-"""
+"""S3 servers on loopback ports, and the environment that points the drivers at them."""
 
 import contextlib
 import importlib.util
 import itertools
+import resource
 import threading
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from moto.server import ThreadedMotoServer
 from training_lab import PATIENCE
 
 from diloco_core._retry import Retries
+from diloco_core._store._drivers._driver import Verdict
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._obstore import ObstoreDriver
 from diloco_core._store._drivers._remote import RemoteStore
@@ -105,9 +105,7 @@ def small_s3(small_s3_server, point_at):
 
 @pytest.fixture(scope="session")
 def small_s3_drivers(small_s3_server):
-    """A driver of each kind, for the session. s3fs does not try again by itself, so that our own
-    tries are what is tested.
-    """
+    """A driver of each kind; s3fs does not try again by itself, so that our own tries are seen."""
     limits = dict.fromkeys(("read_timeout", "connect_timeout"), PATIENCE)
     settings = {"retries": {"total_max_attempts": 1}, **limits}
     with pytest.MonkeyPatch.context() as patch:
@@ -126,6 +124,59 @@ def small_s3_drivers(small_s3_server):
 def driver(request, small_s3_drivers):
     """Each driver for S3, at the small S3."""
     return small_s3_drivers[request.param]
+
+
+@pytest.fixture
+def full_disk():
+    """Let no file of this process grow beyond a megabyte: the system refuses the write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class FailingDriver:
+    """Objects in memory; while ``fails()`` is true, every request ends with a chained error."""
+
+    name, near, exclusive, deletes_many, copies = "a driver", False, True, True, 0
+
+    def __init__(self, fails=lambda: False, verdict=Verdict.TRANSIENT, text="no answer"):
+        self.fails, self.verdict, self.text, self.objects = fails, verdict, text, {}
+
+    def _ask(self, *args, **options):
+        if self.fails():
+            try:
+                raise ValueError(f"inside: {self.text}")
+            except ValueError as inner:
+                raise OSError(f"outside: {self.text}") from inner
+
+    head = range = upload = _ask
+
+    def put(self, key, data, *, exclusive):
+        self._ask()
+        self.objects[key] = bytes(data)
+
+    def get(self, key, largest):
+        self._ask()
+        return self.objects[key]
+
+    def list(self, prefix):
+        self._ask()
+        return {key: len(data) for key, data in self.objects.items() if key.startswith(prefix)}
+
+    def delete(self, keys):
+        self._ask()
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def judge(self, error):
+        return (Verdict.MISSING if isinstance(error, KeyError) else self.verdict), str(error)
+
+
+@pytest.fixture
+def failing_driver():
+    """The class of drivers that fail when they are told to."""
+    return FailingDriver
 
 
 @pytest.fixture

@@ -1,16 +1,19 @@
-"""Reading many objects: several requests at once, in the order of use, in bounded memory."""
+"""Many requests at once: in order, in bounded memory, and no further ones after an error."""
 
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
+from training_lab import PATIENCE
 
 from diloco_core import ObjectNotFoundError
+from diloco_core._store._api import InBackground
 from diloco_core._store._drivers._blocks import BlockReader
 from diloco_core._store._open import open_store
-from diloco_core._store._reread import open_ahead
-from diloco_core._store._transfer import PART_BYTES
+from diloco_core._store._reread import in_parallel, open_ahead
 
 
 @pytest.fixture
@@ -92,6 +95,7 @@ def test_near_stores_leave_it_to_the_caller(tmp_path):
     for store in (open_store(str(tmp_path)), open_store("memory://ahead/run")):
         with open_ahead(store, {"a": 1, "b": 1}, lambda *_: None) as readers:
             assert list(readers) == [None, None]
+        assert set(in_parallel(store, [threading.get_ident] * 3, 16)) == {threading.get_ident()}
 
 
 def test_a_known_size_saves_a_request(store, small_s3):
@@ -104,22 +108,6 @@ def test_a_known_size_saves_a_request(store, small_s3):
     absent = store.open("absent", 300_000)
     with absent, pytest.raises(ObjectNotFoundError, match="'absent'"):
         absent.read_into(0, memoryview(buffer))
-
-
-def test_creates_take_memory_from_the_budget(store):
-    held = []
-
-    def parts():
-        for _ in range(3):
-            yield bytes(PART_BYTES)
-            held.append(store.background.held)
-
-    assert store.create("large", parts())
-    assert held[-1] >= 2 * PART_BYTES
-    assert store.background.held == 0
-    with pytest.raises(ZeroDivisionError):
-        store.create("another", (bytes(PART_BYTES // (2 - number)) for number in range(3)))
-    assert store.background.held == 0
 
 
 def test_single_deletions_go_at_the_same_time(store, small_s3):
@@ -165,3 +153,54 @@ def test_a_block_is_let_go_before_the_next_is_waited_for():
     reader.read_into(5, memoryview(buffer)[5:])
     assert bytes(buffer) == bytes(range(25))
     assert len(fetched) == 3
+
+
+@pytest.fixture
+def threaded(monkeypatch):
+    """A store with threads; nothing but those is used."""
+    with ThreadPoolExecutor(16) as pool:
+        made = open_store("memory://parallel/run")
+        made.near = False
+        monkeypatch.setattr(made, "submit", pool.submit)
+        assert isinstance(made, InBackground)
+        yield made
+
+
+@pytest.mark.processes
+def test_results_come_in_order_and_several_are_under_way(threaded):
+    together = threading.Barrier(4)  # one after another, nobody would get past it
+
+    def act(number):
+        together.wait(PATIENCE)
+        return number
+
+    acts = [partial(act, number) for number in range(12)]
+    assert list(in_parallel(threaded, acts, 4)) == list(range(12))
+
+
+def test_not_more_than_was_said(threaded):
+    lock, under_way, most = threading.Lock(), 0, 0
+
+    def act():
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        with lock:
+            under_way -= 1
+
+    assert len(list(in_parallel(threaded, [act] * 50, 3))) == 50
+    assert most <= 3
+
+
+def test_after_an_error_no_further_one_is_begun(threaded):
+    begun = []
+
+    def act(number):
+        begun.append(number)
+        if number == 1:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="1"):
+        list(in_parallel(threaded, (partial(act, number) for number in range(100)), 2))
+    assert max(begun) <= 3

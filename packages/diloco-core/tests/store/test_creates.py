@@ -79,21 +79,14 @@ def test_a_refusal_that_does_not_say_which_condition_failed(store, small_s3):
     assert creates_once(store)
 
 
-@pytest.fixture
-def looks_first(tmp_path, monkeypatch):
-    """Return the URI of a folder through fsspec's driver, which creates as its base class does."""
+def test_a_driver_that_looks_first_is_refused_to_elastic_runs_only(tmp_path, monkeypatch):
+    """A folder through fsspec's driver, which creates as its base class does."""
     monkeypatch.setitem(fsspec.config.conf, "local", {"auto_mkdir": True})
-    return f"local://{tmp_path}/run"
-
-
-def test_the_driver_knows_that_it_looks_first(looks_first):
+    looks_first = f"local://{tmp_path}/run"
     store = open_store(looks_first)
     assert store.create("k", b"first")
     assert not store.create("k", b"second")
     assert not creates_once(store)
-
-
-def test_it_is_refused_to_elastic_runs_only(looks_first):
     for enter in (
         lambda: StoreExchange(open_store(looks_first), 0, 2, Elastic(1)),
         lambda: connect(looks_first, rank=0, world_size=2, min_replicas=1),

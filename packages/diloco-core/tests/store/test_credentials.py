@@ -1,8 +1,5 @@
-"""Credentials end: whatever their source, they are renewed before, and again when the service says
-that they have ended.
-"""
+"""Credentials end: they are renewed before, and again when the service says so."""
 
-import hashlib
 import json
 import os
 import re
@@ -11,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import fsspec
 import pytest
-from botocore.credentials import RefreshableCredentials, SSOProvider
+from botocore.credentials import RefreshableCredentials
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
@@ -45,7 +42,6 @@ class World:
         for name, value in {
             "ENDPOINT_URL": s3.url,
             "ENDPOINT_URL_STS": f"{s3.url}/sts",
-            "ENDPOINT_URL_SSO": f"{s3.url}/sso",
             "DEFAULT_REGION": "us-east-1",
             "EC2_METADATA_DISABLED": "true",
             "CONFIG_FILE": str(folder / "config"),
@@ -117,25 +113,6 @@ class World:
             "[profile base]\naws_access_key_id = BASE\naws_secret_access_key = secret\n"
         )
 
-    def sso(self):
-        def answer():
-            key, end = self.new()
-            found = {"accessKeyId": key, "secretAccessKey": "secret", "sessionToken": "token"}
-            found["expiration"] = int(end.timestamp() * 1000)
-            return json.dumps({"roleCredentials": found}).encode()
-
-        self.s3.pages["/sso/federation/credentials"] = answer
-        url = "https://login.example/start"
-        cache = self.folder / "cache"
-        cache.mkdir()
-        self.patch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))
-        token = {"accessToken": "a", "expiresAt": "2036-01-01T00:00:00Z", "startUrl": url}
-        (cache / f"{hashlib.sha1(url.encode()).hexdigest()}.json").write_text(json.dumps(token))
-        (self.folder / "config").write_text(
-            f"[default]\nsso_start_url = {url}\nsso_region = us-east-1\n"
-            "sso_account_id = 123456789012\nsso_role_name = replica\n"
-        )
-
     def file(self):
         """Another program puts a set into a file, and says nothing about its end."""
         names = {"access_key_id": self.new()[0], "secret_access_key": "s", "session_token": "t"}
@@ -143,7 +120,7 @@ class World:
         (self.folder / "credentials").write_text("[default]\n" + "".join(lines))
 
 
-SOURCES = ("process", "container", "web_identity", "role", "sso")
+SOURCES = ("process", "container", "web_identity", "role")
 DRIVERS = {"obstore": ObstoreDriver, "fsspec": FsspecDriver}
 
 
@@ -168,17 +145,13 @@ def trained(world, store, days, pause):
 
 def of_each(*quick):
     """Every driver with every source, of which these are in the default lane."""
-    return pytest.mark.parametrize(
-        ("name", "source"),
-        [
-            pytest.param(name, source, marks=[pytest.mark.slow] * (f"{name} {source}" not in quick))
-            for name in DRIVERS
-            for source in SOURCES
-        ],
-    )
+    every = [f"{name} {source}" for name in DRIVERS for source in SOURCES]
+    slow = {each: [pytest.mark.slow] * (each not in quick) for each in every}
+    cases = [pytest.param(*each.split(), marks=marks) for each, marks in slow.items()]
+    return pytest.mark.parametrize(("name", "source"), cases)
 
 
-@of_each("obstore process", "obstore sso", "fsspec container")
+@of_each("obstore process", "fsspec container")
 @pytest.mark.parametrize("days", [0.5, pytest.param(14, marks=pytest.mark.slow)])
 def test_days_over_sets_of_an_hour(world, name, source, days):
     getattr(world, source)()

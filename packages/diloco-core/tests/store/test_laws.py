@@ -214,10 +214,3 @@ def test_what_is_larger_than_a_record_is_refused_by_its_size(any_store):
     any_store.put("empty", [])
     assert any_store.get("empty", 0) == b""
     assert any_store.get("empty") == b""
-
-
-def test_nobody_has_waited_for_a_store_that_is_there(any_store):
-    before = any_store.downtime  # moto has its hiccups, and the store is the session's
-    any_store.put("k", [b"x"])
-    assert any_store.downtime == before
-    assert any_store.patience == 60.0

@@ -1,4 +1,4 @@
-"""Requests in several parts: uploads, ranges and pages, at the small S3 with both drivers."""
+"""Requests in several parts, and those that fail, at the small S3 with both drivers."""
 
 import gc
 import threading
@@ -101,18 +101,17 @@ def test_listings_go_over_all_pages(store, small_s3):
     assert list(store.list("many/")) == [f"many/{number}" for number in range(10)]
 
 
-class _Block(bytearray):
-    """Unlike its parent, weak references to it can be made."""
-
-
 @pytest.mark.parametrize("act", ["create", "put"])
 def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeypatch, act):
     """An error would hold the memory of a whole shard until the next garbage collection."""
     blocks, real = [], _store_remote.blocks_of
 
+    class Block(bytearray):
+        """Unlike its parent, weak references to it can be made."""
+
     def watched(parts, size):
         for block in real(parts, size):
-            kept = _Block(block)
+            kept = Block(block)
             blocks.append(weakref.ref(kept))
             yield kept
 
@@ -134,3 +133,37 @@ def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeyp
         assert [block for block in blocks if block() is not None] == []
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("what", [500, 503, 429, "drop", "lose", "cut"])
+def test_what_may_pass_is_tried_again(store, small_s3, what):
+    store.put("k", [b"value" * 100])
+    for act, method in (
+        (lambda: store.put("other", [b"other"]), "PUT"),
+        (lambda: store.get("k"), "GET"),
+        (lambda: store.list(""), "GET"),
+        (lambda: store.open("k").close(), "GET"),
+        (lambda: store.open("k").close(), "HEAD"),
+    ):
+        small_s3.fail(what, method, times=2)
+        act()
+        small_s3.faults.clear()
+    assert store.get("k") == b"value" * 100
+    assert sorted(store.list("")) == ["k", "other"]
+
+
+@pytest.mark.parametrize(
+    ("jitter", "first"),
+    [(1.0, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]), (0.0, [0.1, 0.2, 0.4, 0.8, 1.6, 2.5])],
+)
+def test_pauses_grow_have_jitter_and_end(
+    small_s3, small_s3_drivers, remote, clock, monkeypatch, jitter, first
+):
+    pauses, sleep = [], clock.sleep
+    monkeypatch.setattr(clock, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+    store = remote(small_s3_drivers["obstore"], jitter=jitter)
+    small_s3.fail(503, "PUT", times=1000)
+    with pytest.raises(StoreUnavailableError, match=r"tried again for up to 60 s"):
+        store.put("k", [b"x"])
+    assert pauses[:6] == pytest.approx(first)
+    assert sum(pauses) <= 60 < sum(pauses) + first[-1]

@@ -5,8 +5,17 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from training_lab import fill, identical, train, until
+from training_lab import run as run_all
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ObjectStoreAllReduce, StoreExchange
+from diloco_core import (
+    ConfigurationError,
+    Elastic,
+    ObjectStoreAllReduce,
+    StoreExchange,
+    export,
+)
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -14,29 +23,11 @@ REPLICAS = 3
 _prefixes = itertools.count()
 
 
-def train(exchange):
-    """Three outer steps of a small model; what it holds at the end."""
-    generator = torch.Generator().manual_seed(7)
-    model = torch.nn.Linear(120, 120)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    generator.manual_seed(exchange.rank)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    with DiLoCo(model, inner, exchange, sync_every=2):
-        for _ in range(6):
-            model(torch.randn(4, 120, generator=generator)).pow(2).mean().backward()
-            inner.step()
-            inner.zero_grad()
-    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
-
-
 def run(stores):
-    """What the replicas hold at the end; all the same."""
+    """What the replicas hold after three outer steps; all the same."""
     exchanges = [StoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
-    results = run_replicas(train, exchanges)
-    assert not [result for result in results if isinstance(result, BaseException)], results
-    assert all(torch.equal(result, results[0]) for result in results)
+    results = train(lambda rank: fill(torch.nn.Linear(120, 120)), exchanges, steps=6)
+    assert identical(results)
     return results[0]
 
 
@@ -53,7 +44,7 @@ def test_over_moto(moto_url, point_at, expected, scheme):
     before = threading.enumerate()  # some of other tests may still be about to end
     uri = f"{scheme}://bucket/whole-{next(_prefixes)}"
     stores = [open_store(uri) for _ in range(REPLICAS)]
-    assert torch.equal(run(stores), expected)
+    assert identical([run(stores), expected])
     left = stores[0].list("")
     assert "manifest.json" in left
     assert not [key for key in left if key.startswith("probes/")]
@@ -64,7 +55,7 @@ def test_over_moto(moto_url, point_at, expected, scheme):
 def test_over_a_store_that_fails_every_now_and_then(small_s3, driver, remote, expected):
     stores = [remote(driver, patience=1e9) for _ in range(REPLICAS)]
     small_s3.disturb(every=5, kinds=[500, "lose", 503, "drop", "cut"])
-    assert torch.equal(run(stores), expected)
+    assert identical([run(stores), expected])
     assert small_s3.disturbed > 20
 
 
@@ -96,3 +87,36 @@ def test_a_fragment_that_no_object_could_hold_is_refused(s3, tmp_path):
         assert exchange.shards(forty_billion // 4) >= 8
     for near in (str(tmp_path), "memory://large/run"):
         assert StoreExchange(open_store(near), 0, 8).shards(forty_billion) >= 8
+
+
+def model(rank):
+    """With a buffer of each kind, of which rank 0's values are taken."""
+    made = fill(torch.nn.Linear(60, 60))
+    made.register_buffer("scale", torch.ones(500) + rank)
+    made.register_buffer("counter", torch.full((500,), rank))
+    return made
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_several_shards_of_every_member(
+    small_s3, small_s3_drivers, remote, tmp_path, monkeypatch, topology
+):
+    """They are uploaded at the same time, and a run can be gone on with."""
+    monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 1024)
+
+    def hold(stores, syncs, resume):
+        every = 2 if topology == "gather" else None
+        elastic = Elastic(REPLICAS, topology=topology, publish_every=every, resume=resume)
+        members = [StoreExchange(store, r, REPLICAS, elastic) for r, store in enumerate(stores)]
+        return run_all(lambda e: until(model, e, syncs, sync_every=1, buffers="rank0"), members)
+
+    for syncs, resume in ((3, False), (5, True)):
+        folders = [open_store(str(tmp_path / "run")) for _ in range(REPLICAS)]
+        expected = hold(folders, syncs, resume)
+        stores = [remote(small_s3_drivers["obstore"]) for _ in range(REPLICAS)]
+        found = hold(stores, syncs, resume)
+        export("obstore+s3://bucket/run", tmp_path / f"{resume}.safetensors")
+        assert identical([*found, *expected, load_file(tmp_path / f"{resume}.safetensors")])
+        assert found[0]["counter"].sum() == 0
+    keys = stores[0].list("state/")
+    assert len({key.split(".")[1] for key in keys if not key.endswith("done.json")}) > 4 * REPLICAS

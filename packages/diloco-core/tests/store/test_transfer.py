@@ -10,7 +10,6 @@ import torch
 from diloco_core import ConfigurationError, DiLoCo, Elastic, StoreExchange, Transfer, connect
 from diloco_core._store import _transfer
 from diloco_core._store._api import block_bytes_of
-from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._open import open_store
 from diloco_core._store._transfer import creates_at_once, parts_at_once
 from diloco_core.testing import run_replicas
@@ -66,14 +65,6 @@ def test_no_more_connections_than_file_descriptors(files, monkeypatch):
     Transfer(10**6).check()
 
 
-def test_as_it_is_without_settings(files):
-    usual = Transfer()
-    usual.check()
-    assert (usual.connections, usual.block_bytes, usual.budget_bytes) == (16, 8 * MIB, 80 * MIB)
-    assert (usual.gather_budget(), usual.gather_block()) == (24 * MIB, 4 * MIB)
-    assert (parts_at_once(usual, usual.budget_bytes), creates_at_once(usual)) == (15, 6)
-
-
 def test_few_connections_and_little_memory_still_move():
     least = Transfer(1, 2**16, 10 * MIB)
     assert parts_at_once(least, 10 * MIB) == parts_at_once(least, 0, 2) == 1
@@ -114,11 +105,6 @@ def test_gather_takes_less_of_them(small_s3, small_s3_drivers, remote):
     run_replicas(replica, [StoreExchange(store, r, 2, elastic) for r, store in enumerate(stores)])
     assert [store.background.budget for store in stores] == [12 * MIB] * 2
     assert all(MIB <= size < 1.01 * MIB for size in largest), largest
-
-
-def test_s3fs_has_as_many_connections(small_s3):
-    driver = FsspecDriver("s3://bucket/run", 33)
-    assert driver._fs.config_kwargs["max_pool_connections"] == 33
 
 
 @pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])

@@ -1,5 +1,7 @@
-"""Large uploads: as many parts at once as fit into memory, and no copies of what stays as it is."""
+"""Large uploads: as many parts at once as fit into memory, and no copies without need."""
 
+import errno
+import os
 import threading
 import time
 from itertools import count
@@ -131,12 +133,6 @@ def test_small_ones_are_one_request(store):
     assert store.driver.seen == []
 
 
-def test_how_many_objects_are_created_at_once(store):
-    assert store.background.creates_at_once == (2 if store.driver.copies else 6)
-    store.background.budget = BUDGET_BYTES // 4
-    assert store.background.creates_at_once == (1 if store.driver.copies else 6)
-
-
 def gather(store):
     """Train with one replica that publishes four shards after each of its syncs."""
     model = torch.nn.Linear(32, 8, bias=False)
@@ -193,3 +189,41 @@ def test_where_one_fails_the_others_are_waited_for(s3, small_shards, monkeypatch
     with pytest.raises(StoreUnavailableError, match="no"):
         next(running)
     assert ended
+
+
+@pytest.fixture
+def s3fs(small_s3, small_s3_drivers, remote, tmp_path, monkeypatch):
+    """A store that keeps parts of uploads in a temporary folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return remote(small_s3_drivers["fsspec"])
+
+
+def test_a_temporary_folder_that_is_full_leaves_nothing(s3fs, small_s3, tmp_path, full_disk):
+    with pytest.raises(StoreUnavailableError, match=r"temporary files.*File too large.*TMPDIR"):
+        s3fs.put("large", [bytes(PART_BYTES)] * 2)
+    assert small_s3.objects == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_room_in_the_temporary_folder_is_waited_for(s3fs, small_s3, tmp_path, monkeypatch):
+    real, tries = os.pwrite, []
+
+    def full(descriptor, data, offset):
+        tries.append(offset)
+        if len(tries) in {2, 4}:
+            return real(descriptor, data[:1000], offset)
+        if len(tries) < 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    s3fs.put("large", [b"a" * PART_BYTES, b"b" * PART_BYTES])
+    assert len(tries) == 7
+    assert small_s3.objects["run/large"] == b"a" * PART_BYTES + b"b" * PART_BYTES
+    monkeypatch.setattr(os, "pwrite", lambda *_: full(tries.clear(), b"", 0))
+    s3fs.patience = 0.0
+    told = r"folder for temporary files.*No space left.*TMPDIR"
+    with pytest.raises(StoreUnavailableError, match=told) as caught:
+        s3fs.put("large", [bytes(PART_BYTES)])
+    assert not caught.value.lasting
+    assert list(tmp_path.iterdir()) == []

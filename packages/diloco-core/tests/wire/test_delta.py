@@ -20,7 +20,7 @@ from diloco_core._outer._fragment import Fragment
 from diloco_core._outer._optimizer import OuterOptimizer
 from diloco_core._terms._terms import Terms
 from diloco_core._wire import _delta
-from diloco_core._wire._delta import ChangedError, DeltaFormat
+from diloco_core._wire._delta import DeltaFormat
 from diloco_core._wire._safetensors import header_size
 
 ALL = 0b111
@@ -243,46 +243,6 @@ def test_a_chunk_that_flips_on_the_way_is_read_again():
         assert len(failed) == len(opened) - 1 <= 1
 
 
-class Ahead(InMemory):
-    """An object that notes what is announced and what is read."""
-
-    def __init__(self, data):
-        super().__init__(data, "x")
-        self.expected, self.read = [], []
-
-    def expect(self, start, stop):
-        self.expected.append((start, stop))
-
-    def read_into(self, offset, buffer):
-        super().read_into(offset, buffer)
-        self.read.append((offset, offset + len(buffer)))
-
-
-@pytest.mark.parametrize("block_bytes", [256, 600, 2**20])
-@pytest.mark.parametrize("kind", FORMATS)
-def test_what_is_announced_is_what_is_read(kind, block_bytes):
-    """A section that fits into one request is one; what is read first is announced first."""
-    job = fragment(clip=False)
-    form = FORMATS[kind](job)
-    file = Ahead(written(form))
-    with form.reader(NAME, [0, 2], "x", lambda _: file) as reader:
-        reader.open()
-        for shard in (0, 2):
-            for chunk in chunks(job, form, NAME, [shard], SUMMED):
-                reader.announce({shard: job.layout.piece_bytes(chunk)}, block_bytes)
-        for chunk in chunks(job, form, NAME, [0, 2], SUMMED):
-            reader.read(empty(job, chunk))
-    expected = iter(file.expected)
-    start = stop = 0
-    for begin, end in file.read:
-        if not start <= begin < stop:
-            start, stop = next(expected)
-        assert start <= begin < end <= stop, (file.expected, file.read)
-    assert next(expected, None) is None
-    announced, wanted = (sum(b - a for a, b in each) for each in (file.expected, file.read))
-    assert announced == wanted
-
-
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
 def test_what_is_no_norm_is_refused_although_its_checksum_is_right(norm):
     job = fragment()
@@ -291,18 +251,3 @@ def test_what_is_no_norm_is_refused_although_its_checksum_is_right(norm):
     data = written(form)
     with pytest.raises(CorruptedObjectError, match="not a finite number"):
         form.reader(NAME, [0], "x", lambda _: InMemory(data, "x")).norms()
-
-
-def test_what_was_published_is_compared():
-    """The global copy: also those groups that are not sent."""
-    job = fragment()
-    form = elastic(job)
-    seen = []
-
-    def published(shard):
-        seen.append(shard)
-        return 0, 0
-
-    with pytest.raises(ChangedError, match="0"):
-        written(form, published=published)
-    assert seen == [0]

@@ -42,33 +42,48 @@ class Watched:
         return self.attendance.committed(commit(number, ranks, epoch), lambda: [*keys], now)
 
 
-def test_who_is_silent_is_named_once_with_how_long():
+ALL, PAIR = [0, 1, 2], [0, 1]
+SILENT = (
+    "sync 2 goes on without rank 2, which has not contributed in time (last heard from 75.0 s ago)"
+)
+STORIES = {  # the number of a sync, whom it names, when, and what is said of it then
+    "silent, and back": [
+        (1, ALL, 110.0, {}, ()),
+        (2, PAIR, 185.0, {}, (WARNING, SILENT)),
+        (3, PAIR, 200.0, {}, ()),
+        (4, ALL, 210.0, {"epoch": 2}, (INFO, "rank 2 is back: it takes part in sync 4")),
+    ],
+    "never came, and joins": [
+        (1, PAIR, 160.5, {}, (WARNING, "not heard from since this replica began, 60.5 s ago")),
+        (2, ALL, 170.0, {}, (INFO, "rank 2 has joined: it takes part in sync 2")),
+    ],
+    "each incarnation is warned of once": [
+        (1, ALL, 110.0, {}, ()),
+        (2, PAIR, 120.0, {}, (WARNING, "")),
+        (3, ALL, 130.0, {}, (INFO, "")),
+        (4, PAIR, 140.0, {}, (INFO, "")),
+        (5, ALL, 150.0, {"epoch": 2}, (INFO, "")),
+        (6, PAIR, 160.0, {"epoch": 2}, (WARNING, "")),
+    ],
+    "an earlier incarnation left": [
+        (1, ALL, 110.0, {"epoch": 2}, ()),
+        (2, PAIR, 120.0, {"epoch": 2, "keys": [hint(2, 2, 1, "leave")]}, (WARNING, "")),
+    ],
+    "late, and lost": [
+        (1, ALL, 110.0, {}, ()),
+        (2, PAIR, 120.0, {"keys": [delta(2, 2).key]}, ()),
+        (3, PAIR, 150.0, {}, (WARNING, "last heard from 30.0 s ago")),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_is_said_of_rank_2(story):
     watched = Watched()
-    assert watched.sync(1, [0, 1, 2], 110.0) == []
-    silent = "sync 2 goes on without rank 2, which has not contributed in time (last heard from "
-    assert watched.sync(2, [0, 1], 185.0) == [(WARNING, silent + "75.0 s ago)")]
-    assert watched.sync(3, [0, 1], 200.0) == []
-    back = "rank 2 is back: it takes part in sync 4"
-    assert watched.sync(4, [0, 1, 2], 210.0, epoch=2) == [(INFO, back)]
-
-
-def test_who_never_came_and_who_comes_for_the_first_time():
-    watched = Watched()
-    ((level, text),) = watched.sync(1, [0, 1], 160.5)
-    assert level == WARNING
-    assert "not heard from since this replica began, 60.5 s ago" in text
-    joined = "rank 2 has joined: it takes part in sync 2"
-    assert watched.sync(2, [0, 1, 2], 170.0) == [(INFO, joined)]
-
-
-def test_the_same_incarnation_is_warned_of_once():
-    watched, levels = Watched(), []
-    for sync in range(1, 8):
-        said = watched.sync(sync, [0, 1, 2] if sync % 2 else [0, 1], 10.0 * sync)
-        levels += [level for level, _ in said]
-    assert levels == [WARNING] + [INFO] * 5
-    assert watched.sync(9, [0, 1, 2], 90.0, epoch=2) == []
-    assert watched.sync(10, [0, 1], 100.0, epoch=2)[0][0] == WARNING
+    for number, ranks, now, options, said in story:
+        found = watched.sync(number, ranks, now, **options)
+        assert [level for level, _ in found] == [*said[:1]]
+        assert all(said[1] in text for _, text in found)
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no more\ndata")])
@@ -95,22 +110,6 @@ def test_a_farewell_that_cannot_be_read_stops_nobody(harm):
 
     left = "rank 2 has left or failed: sync 1 goes on without it"
     assert Watched(read).sync(1, [0, 1], 120.0, keys=[hint(2, 2, 1, "leave")]) == [(INFO, left)]
-
-
-def test_the_farewell_of_an_earlier_incarnation_does_not_count():
-    watched = Watched()
-    watched.sync(1, [0, 1, 2], 110.0, epoch=2)
-    ((level, _),) = watched.sync(2, [0, 1], 120.0, epoch=2, keys=[hint(2, 2, 1, "leave")])
-    assert level == WARNING
-
-
-def test_who_is_only_late_is_not_lost():
-    watched = Watched()
-    watched.sync(1, [0, 1, 2], 110.0)
-    assert watched.sync(2, [0, 1], 120.0, keys=[delta(2, 2).key]) == []
-    ((level, text),) = watched.sync(3, [0, 1], 150.0)
-    assert level == WARNING
-    assert "last heard from 30.0 s ago" in text
 
 
 def test_who_announced_itself_and_never_contributed_is_lost():
@@ -157,11 +156,8 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
     schedule = Schedule(3, 1, faults=[Fault(2, 1, 59, "kill before")], restart_after=12.0)
     flawless(training, schedule, Elastic(2, grace=10.0, topology=topology))
     for rank in (0, 1):
-        ((level, text),) = [
-            each
-            for each in said_in(caplog, "goes on without rank 2, which")
-            if each[1].startswith(f"rank {rank}: ")
-        ]
+        lost = said_in(caplog, "goes on without rank 2, which")
+        ((level, text),) = [each for each in lost if each[1].startswith(f"rank {rank}: ")]
         assert level == WARNING
         assert 10.0 < float(text.split("last heard from ")[1].split()[0]) < 15.0
         back = said_in(caplog, f"rank {rank}: rank 2 is back")
@@ -175,22 +171,6 @@ def test_without_trouble_nothing_is_told(caplog):
     simulate(SimulatedTraining(syncs=4, sizes=(40,)), Schedule(3), SETTINGS)
     lines = ("as incarnation 1", ": outer step ", ": done, after ")
     assert [text for text in caplog.messages if not any(each in text for each in lines)] == []
-
-
-def test_below_the_quorum_everybody_is_told_apart():
-    """Rank 1 leaves after two syncs, rank 2 dies, and rank 3 never starts."""
-    short, long = (SimulatedTraining(syncs=syncs, sizes=(40,)) for syncs in (2, 9))
-    outcome = once(
-        lambda node: (short if node.rank == 1 else long)(node),
-        Schedule(4, starts=[0.0, 0.0, 0.0, 1000000.0], faults=[Fault(2, 1, 60, "kill before")]),
-        Elastic(2, grace=5.0, topology="sharded"),
-        sync_timeout=50.0,
-        limit=1000.0,
-    )
-    error = outcome.results[0, 1]
-    assert isinstance(error, SyncTimeoutError)
-    told = "Contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard"
-    assert told in str(error)
 
 
 def test_a_replica_that_fails_is_named_with_its_error(caplog):
@@ -221,22 +201,17 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
 
 
 def test_the_log_tells_who_is_waited_for(caplog):
-    """Two of three come to a run that needs three: the log says so after a grace, and once a minute
-    until it gives up.
-    """
-    once(
-        SimulatedTraining(syncs=3, sizes=(40,)),
-        Schedule(3, starts=[0.0, 0.0, 1000000.0]),
-        Elastic(3, grace=10.0),
-        sync_timeout=150.0,
-        limit=1000.0,
-    )
+    """After a grace, and once a minute until a replica gives up, whose error says the same."""
+    training, schedule = SimulatedTraining(3, (40,)), Schedule(3, starts=[0.0, 0.0, 1e6])
+    options = {"sync_timeout": 150.0, "limit": 1000.0}
+    outcome = once(training, schedule, Elastic(3, grace=10.0), **options)
+    status = "Contributed: rank 0, 1; never started: rank 2"
     for rank in (0, 1):
         said = [text for text in caplog.messages if text.startswith(f"rank {rank}: sync")]
         waited = [int(text.split("(min_replicas) for ")[1].split()[0]) for text in said]
         assert [seconds // 10 for seconds in waited] == [1, 7, 13], said
         assert "sync 1 of fragment 0 has been waiting for contributions from 3 repl" in said[0]
-        assert said[0].endswith(
-            "s. This replica gives up after 150 s (sync_timeout). Contributed: rank 0, 1; never "
-            "started: rank 2"
-        )
+        told = f"s. This replica gives up after 150 s (sync_timeout). {status}"
+        assert said[0].endswith(told)
+        assert isinstance(outcome.results[rank, 1], SyncTimeoutError)
+        assert status in str(outcome.results[rank, 1])

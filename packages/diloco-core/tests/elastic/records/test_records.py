@@ -1,13 +1,12 @@
-"""Records of elastic runs: each is what was written under its key, field by field, or it is refused
-by name.
-"""
+"""Records of elastic runs are what was written under their keys, or are refused by name."""
 
 from dataclasses import replace
 
 import pytest
 from keys_lab import sealed_again
+from simulated import SimulatedStore, SimulatedTraining, once, violations
 
-from diloco_core import CorruptedObjectError, FormatError
+from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._run._records._keys import (
     Delta,
     Hint,
@@ -37,22 +36,12 @@ COMMIT = Commit(
 )
 DONE = Done(3, 1, (1, 2**63), (5, 6), COMMIT)
 ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1}, 5, run=_RUN)
+TABLE = {"name": "0", "shards": 2, "fingerprint": "0" * 32, "groups": [], "tensors": []}
 MANIFEST = Manifest(
-    run_id="r",
-    writer=0,
-    world_size=2,
-    min_replicas=1,
-    topology="gather",
-    publish_every=4,
-    retention=2,
-    settings={"a": "b"},
-    tensors={},
-    fragments=[{"name": "0", "shards": 2, "fingerprint": "0" * 32, "groups": [], "tensors": []}],
-    unsynced={},
-    initial="0" * 16,
-    sums=[[1, 2]],
-    rests=[[3, 4]],
-)
+    run_id="r", writer=0, world_size=2, min_replicas=1, topology="gather", publish_every=4,
+    retention=2, settings={"a": "b"}, tensors={}, fragments=[TABLE], unsynced={},
+    initial="0" * 16, sums=[[1, 2]], rests=[[3, 4]],
+)  # fmt: skip
 
 
 def test_records_survive_being_stored():
@@ -88,6 +77,7 @@ def _refused(read, key, record, *place, under=None, **changes):
 
 
 MEMBERS = COMMIT.fields()["members"]
+NO_RATES = ["0" * 16, "7ff0000000000000", "7ff8000000000000", "bfe0000000000000", "3f"]
 
 
 def _member(**changes):
@@ -110,16 +100,7 @@ def _member(**changes):
         {"rollback": 3},
         {"outer_steps": 0},
         {"outer_steps": 4},
-        *(
-            {"outer_lr": [digits]}
-            for digits in (
-                "0" * 16,
-                "7ff0000000000000",
-                "7ff8000000000000",
-                "bfe0000000000000",
-                "3f",
-            )
-        ),
+        *({"outer_lr": [digits]} for digits in NO_RATES),
         *(
             {"lr_wish": {"n": 4, "rank": 1, "epoch": 3} | {name: wrong}}
             for name in ("n", "rank", "epoch")
@@ -176,23 +157,6 @@ def test_keys_that_do_not_parse_are_not_of_the_run():
     assert parse_inner("inner/00001/00002.00000007.safetensors") is None
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b'{"format": 9}', b'{"format": 2, "members": [{"key": "x"}]}', b"[]"]
-)
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda data: read_record(data, 3, "where it lies"),
-        lambda data: Done.from_json(data, 3, 1, "where it lies"),
-        lambda data: Manifest.from_json(data, "where it lies"),
-    ],
-    ids=["log", "done", "manifest"],
-)
-def test_what_is_no_record_of_this_version_is_named(data, read):
-    with pytest.raises((CorruptedObjectError, FormatError), match="where it lies"):
-        read(data)
-
-
 def test_a_record_says_the_tokens_of_its_members():
     member = replace(_delta(0), tokens=4096)
     commit = replace(COMMIT, members=(member, _delta(4)))
@@ -203,20 +167,18 @@ def test_a_record_says_the_tokens_of_its_members():
     _refused(read_record, commit_key(3), commit.to_json(), 3, members=wrong)
 
 
-@pytest.mark.parametrize("tokens", ["0", "07", "-7", "7.5", "9" * 19])
-def test_tokens_are_written_in_one_way_only(tokens):
-    key = replace(_delta(0), tokens=7).key
-    assert Delta.parse(key).tokens == 7
-    assert Delta.parse(key.replace(".7.", f".{tokens}.")) is None
+LONGEST = 18 * "9"  # Python refuses to read numbers of thousands of digits
 
 
-def test_inner_steps_in_keys_have_at_most_18_digits():
-    """Python refuses to read numbers of thousands of digits."""
-    longest = 18 * "9"
-    key = _delta(0, int(longest)).key
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(".7.", f".{tokens}.") for tokens in ("0", "07", "-7", "7.5", "9" * 19)]
+    + [(LONGEST, digits * "9") for digits in (19, 5000)],
+)
+def test_numbers_in_keys_are_written_in_one_way_only(old, new):
+    key = replace(_delta(0, int(LONGEST)), tokens=7).key
     assert Delta.parse(key).key == key
-    for digits in (19, 5000):
-        assert Delta.parse(key.replace(longest, digits * "9")) is None
+    assert Delta.parse(key.replace(old, new)) is None
 
 
 @pytest.mark.parametrize("wrong", [{"sums": ()}, {"rests": (5, 6, 7)}])
@@ -224,3 +186,33 @@ def test_a_done_record_of_another_number_of_shards_is_damage(wrong):
     DONE.check_shards(2, "here")
     with pytest.raises(CorruptedObjectError, match=r"^here names \d shards, but fragment 1 has 2"):
         replace(DONE, **wrong).check_shards(2, "here")
+
+
+class Moved(SimulatedStore):
+    """The contribution of rank 1 to sync 2 lies under another key, which says something else."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.key = change, None
+
+    def write(self, key, data):
+        made = Delta.parse(key)
+        if made is not None and (made.sync, made.rank) == (2, 1):
+            self.key = key = replace(made, **self.change).key
+        super().write(key, data)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"epoch": 9}, {"stop": 9}, {"tokens": 99}, {"rate": 16 * "1"}], ids=str
+)
+def test_under_another_key_it_is_refused(change):
+    training, store = SimulatedTraining(4, (640,), clip=True, weight="tokens"), Moved(change)
+    settings = Elastic(3, grace=5.0, topology="sharded")
+    outcome = once(training, 4, settings, store=store, limit=2000.0)
+    errors = outcome.errors().values()
+    if not change:
+        assert violations(outcome, training) == []
+        return
+    assert any(isinstance(error, CorruptedObjectError) for error in errors), errors
+    assert any("section norms" in str(error) and store.key in str(error) for error in errors)
+    assert not any(sync > 1 for sync in training.states)

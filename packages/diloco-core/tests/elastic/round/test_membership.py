@@ -1,6 +1,4 @@
-"""What an incarnation decides when it has looked at the contributions to a sync, and when it has
-read the record.
-"""
+"""What an incarnation decides by the contributions to a sync and by its record."""
 
 from dataclasses import replace
 
@@ -160,12 +158,7 @@ def test_what_an_incarnation_decides_in_the_last_moment_it_obeys():
         return training(node)
 
     training = SimulatedTraining(syncs=1, sizes=(40,), sync_every=1, pauses={(1, 0): 30.0})
-    outcome = once(
-        train,
-        Schedule(2, latency=0.001),
-        Elastic(2, grace=5.0, topology="gather"),
-        sync_timeout=33.0,
-        limit=500.0,
-    )
+    schedule, settings = Schedule(2, latency=0.001), Elastic(2, grace=5.0, topology="gather")
+    outcome = once(train, schedule, settings, sync_timeout=33.0, limit=500.0)
     assert outcome.results[0, 1] == 1
     assert max(report.wait_seconds for report in training.reports[0, 1]) >= 33.0

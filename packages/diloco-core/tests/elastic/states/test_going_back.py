@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from damage_lab import run_of
+from damage_lab import Watched, run_of
 from rollback_lab import rollbacks_in
 from simulated import (
     OtherTraining,
@@ -35,18 +35,9 @@ def _go_on(store, syncs, before=None, resume="newest-whole"):
 
 @pytest.fixture
 def lost():
-    """A run of four syncs whose last one nothing can compute again, and the inner state that was
-    saved before that.
-    """
+    """A run of four syncs whose last one nothing can compute again, and all that it has written."""
     kept = {}
-
-    class Keeping(SimulatedStore):
-        def write(self, key, data):
-            super().write(key, data)
-            if key.startswith("inner/"):
-                kept[key] = data
-
-    store = Keeping()
+    store = Watched(kept.__setitem__)
     training = _go_on(store, _LAST, resume=False)
     for key in list(store.objects):
         if key.startswith((f"deltas/{_LAST:08}/", f"state/{_LAST:08}/000.0")):
@@ -73,9 +64,7 @@ def test_what_was_given_up_does_not_count(lost):
 
 
 def test_the_batches_of_what_was_given_up_are_learned_again(lost, caplog):
-    """All that was saved is of a sync that was given up: the data loader passes over what the state
-    has counted.
-    """
+    """The data loader passes over what the state has counted."""
     store, before, _ = lost
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
@@ -106,10 +95,8 @@ def test_only_what_was_saved_since_is_taken(lost, caplog):
     stale = inner_key(0, 1, 4)
     store.write(stale, kept[stale])
     again = _go_on(store, 8, training, resume=True)
-    assert (
-        f"{stale} is not restored: it was saved after sync 4, which the run has since given up"
-        in caplog.text
-    )
+    told = "is not restored: it was saved after sync 4, which the run has since given up"
+    assert f"{stale} {told}" in caplog.text
     assert _learned(again) == [*range(12, 16)]
     caplog.clear()
     last = _go_on(store, 10, again, resume=True)
@@ -131,9 +118,7 @@ def test_without_the_record_of_the_rollback(lost, caplog):
 @pytest.mark.parametrize("when", ["commits/00000005", "deltas/00000006", "commits/00000006"])
 @pytest.mark.parametrize("state", [2, 0])
 def test_a_state_survives_a_late_collection(publishing, when, state, caplog):
-    """Two newer states were complete, so an incarnation that hangs may have listed it for deletion,
-    and delete it at any time.
-    """
+    """An incarnation that hangs may have listed it for deletion, and delete it at any time."""
     settings = publishing(1, grace=5.0, retention=1)
     planned, hangs = [], [True]
 
@@ -199,6 +184,16 @@ def test_only_what_is_whole_is_copied(lost, monkeypatch):
     once(training, 1, Elastic(**_ELASTIC, resume="newest-whole"), store=store)
     assert not kept[0]
     assert f"kept/{key}" not in store.objects
+
+
+def test_a_copy_under_the_key_of_another_run_is_not_written_again(lost):
+    store, before, written = lost
+    training = _go_on(store, 6, before)
+    (own,) = (key for key in written if key.startswith("initial/"))
+    other = f"initial/{16 * '0'}/000.00000.safetensors"
+    store.write(f"kept/{other}", written[own])
+    _go_on(store, 8, training, resume=True)
+    assert other not in written
 
 
 def _of_another_run(key):

@@ -1,13 +1,12 @@
-"""The initial state is the only one of a run until a newer one is complete; replicas that have its
-values keep it whole.
-"""
+"""The initial state is kept whole by replicas that have its values until a newer one is."""
 
 import logging
 import re
 
 import pytest
 import torch
-from simulated import Fault, Schedule, SimulatedStore, once, simulate
+from damage_lab import Watched, store_of
+from simulated import Fault, Schedule, once, simulate
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic
 
@@ -36,30 +35,17 @@ def train(target, *values):
 
 
 def killed_early(topology):
-    """A store of a run whose replicas died when a sync was decided, and the keys of the initial
-    states without a successor.
-    """
-    for operation in range(24, 300, 4):
+    """What a run left that died when a sync was decided, and its states without a successor."""
+    settings = Elastic(2, topology=topology, **SETTINGS)
+    for operation in [*range(48, 300, 4), *range(24, 48, 4)]:  # the first shows it, as a rule
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
-        outcome = once(
-            train(30, 1.0),
-            Schedule(2, 1, faults=faults),
-            Elastic(2, topology=topology, **SETTINGS),
-            sync_timeout=100.0,
-        )
-        store = outcome.store
+        schedule = Schedule(2, 1, faults=faults)
+        store = once(train(30, 1.0), schedule, settings, sync_timeout=100.0).store
         done = {key.split("/")[2][:3] for key in store.below("state") if key.endswith("done.json")}
         keys = [key for key in sorted(store.below("initial")) if key.split("/")[2][:3] not in done]
         if store.below("commits") and keys:
-            return store, keys
+            return store.objects, keys
     raise AssertionError("no such moment")
-
-
-def copy_of(store):
-    copied = SimulatedStore()
-    for key, value in store.objects.items():
-        copied.write(key, value)
-    return copied
 
 
 def resumed(store, topology, *values):
@@ -79,16 +65,14 @@ HARMS = {
 @pytest.mark.parametrize("values", [(1.0,), (1.0, 2.0)], ids=["both", "one"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_what_is_damaged_or_gone_is_written_again(topology, values, caplog):
-    """One replica that has the values is enough, whichever shard it is: by default the others adopt
-    those of rank 0.
-    """
-    store, keys = killed_early(topology)
-    expected = resumed(copy_of(store), topology, 1.0)
+    """One replica that has the values is enough, whichever shard it is."""
+    objects, keys = killed_early(topology)
+    expected = resumed(store_of(objects), topology, 1.0)
     assert expected.finished
     assert len(keys) >= 2
     for key in keys:
         for harm in HARMS.values() if len(values) == 1 else [HARMS["values"]]:
-            damaged = copy_of(store)
+            damaged = store_of(objects)
             if harm is None:
                 damaged.remove(key)
             else:
@@ -98,42 +82,30 @@ def test_what_is_damaged_or_gone_is_written_again(topology, values, caplog):
                 outcome = resumed(damaged, topology, *values)
             assert outcome.finished, outcome.errors()
             assert re.search(r"writing initial/\S+ again with the same content", caplog.text)
-            assert damaged.objects.get(key, store.objects[key]) == store.objects[key]
+            assert damaged.objects.get(key, objects[key]) == objects[key]
             pairs = zip(outcome.results.values(), expected.results.values(), strict=True)
             assert all(torch.equal(*pair) for pair in pairs)
 
 
-class Rotten(SimulatedStore):
-    """Harms an object of the initial state when the run has just begun."""
-
-    def __init__(self, which, harm):
-        super().__init__()
-        self.which, self.harm = which, harm
-
-    def write(self, key, data):
-        super().write(key, data)
-        if key == "manifest.json":
-            wanted = sorted(key for key in self.objects if key.startswith("initial/"))[self.which]
-            self.damage(wanted, self.harm(self.objects[wanted]))
-
-
 @pytest.mark.parametrize("which", range(4))
 def test_who_cannot_read_it_asks_for_it(which, caplog):
+    def harm(key, data):
+        if key == "manifest.json":  # the run has just begun
+            wanted = sorted(store.below("initial"))[which]
+            store.damage(wanted, HARMS["values"](store.objects[wanted]))
+
+    store, schedule = Watched(harm), Schedule(2, 3, starts=[0.0, 1.0])
+    options = {"store": store, "sync_timeout": 100.0}
     with caplog.at_level(logging.ERROR):
-        outcome = once(
-            train(6, 1.0, 2.0),
-            Schedule(2, 3, starts=[0.0, 1.0]),
-            Elastic(2, **SETTINGS),
-            store=Rotten(which, HARMS["values"]),
-            sync_timeout=100.0,
-        )
+        outcome = once(train(6, 1.0, 2.0), schedule, Elastic(2, **SETTINGS), **options)
     assert outcome.finished, outcome.errors()
     assert re.search(r"writing initial/\S+ again with the same content", caplog.text)
 
 
 def test_a_replica_with_other_values_cannot_write_it_again():
-    store, (*_, key) = killed_early("sharded")
-    assert resumed(copy_of(store), "sharded", 2.0).finished, "it takes those of the run"
+    objects, (*_, key) = killed_early("sharded")
+    assert resumed(store_of(objects), "sharded", 2.0).finished, "it takes those of the run"
+    store = store_of(objects)
     store.damage(key, HARMS["values"](store.objects[key]))
     outcome = resumed(store, "sharded", 2.0)
     assert not outcome.finished

@@ -1,6 +1,4 @@
-"""A record of the log is lost without a trace and decided again: nobody goes on from the state of
-the first one.
-"""
+"""A record is lost without a trace and decided again: nobody goes on from the first one."""
 
 from dataclasses import replace
 
@@ -86,10 +84,8 @@ def test_a_sleeper_decides_nothing_on_a_replaced_record(caplog):
     # As the log says: the next contribution that counts is of later batches, and an incarnation
     # that began after it would not go back.
     assert "does not hold the inner steps of this replica from step 4 on" in caplog.text
-    assert (
-        "The batches of the steps before 8 are lost, unless this replica is restarted before"
-        in caplog.text
-    )
+    told = "The batches of the steps before 8 are lost, unless this replica is restarted before"
+    assert told in caplog.text
     assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]
 
 

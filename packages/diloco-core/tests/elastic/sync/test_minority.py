@@ -1,29 +1,19 @@
-"""Gather: a replica that computes other values than most decides nothing, holds nobody up, and
-heals or stops.
-"""
+"""Gather: a replica that computes other values than most decides nothing, and heals or stops."""
 
 import logging
 
 import pytest
-from members_lab import members_in
+from members_lab import gathering, members_in, reloads
 from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
 from diloco_core import DivergedError, Elastic
 from diloco_core._run._records._keys import Delta, deltas
 
 
-def gathering(quorum=2, grace=20.0, publish_every=1):
-    return Elastic(quorum, grace=grace, topology="gather", publish_every=publish_every)
-
-
 def first_of(*syncs):
     """Whether a sync is one of these, and for the first time."""
     left = set(syncs)
     return lambda epoch, sync: sync in left and not left.remove(sync)
-
-
-def reloads(training, rank):
-    return [report.reloaded for report in training.reports[rank, 1]].count(True)
 
 
 @pytest.mark.parametrize("syncs", [(2,), (2, 5)])
@@ -85,9 +75,7 @@ def test_one_that_finds_out_by_the_log_alone_stops_before_it_trains(rounds_other
 
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_of_two_that_differ_the_wrong_one_does_not_win(rounds_otherwise, quorum):
-    """Nobody is a majority: both reload what is published, and the lower rank is not right for
-    being lower.
-    """
+    """Both reload what is published, and the lower rank is not right for being lower."""
     rounds_otherwise(0, first_of(2))
     training = SimulatedTraining(syncs=6, sizes=(40,))
     outcome = simulate(training, 2, gathering(quorum, grace=5.0))
@@ -96,9 +84,7 @@ def test_of_two_that_differ_the_wrong_one_does_not_win(rounds_otherwise, quorum)
 
 
 def test_who_computes_other_values_mends_nothing(rounds_otherwise):
-    """One shard of the newest state is damaged, and another one comes out otherwise: this machine
-    rounds differently.
-    """
+    """A damaged shard comes out otherwise: this machine rounds differently."""
     first, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
     simulate(first, 2, gathering(grace=5.0), store=store)
     store.damage("state/00000003/000.00001.safetensors", b"")

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from members_lab import gathering, reloads
 from simulated import Schedule, SimulatedTraining, flawless, once, violations
 
 from diloco_core import DivergedError, Elastic
@@ -55,14 +56,6 @@ def flip_outer(jobs, shards=None, element=0, change=0.5, chunk_bytes=2**20):
 
 def errors_in(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-
-
-def reloads(training, rank):
-    return [report.reloaded for report in training.reports[rank, 1]].count(True)
-
-
-def gathering(quorum=2, publish_every=1):
-    return Elastic(quorum, grace=20.0, topology="gather", publish_every=publish_every)
 
 
 def test_values_that_changed_are_noticed_before_anything_is_sent(caplog, publishing):

@@ -1,14 +1,13 @@
-"""Records of the log that are lost: nothing is decided twice, and a run that goes back to older
-states gets on.
-"""
+"""Records of the log that are lost: nothing is decided twice, and a run gets on."""
 
 from dataclasses import replace
 
 import pytest
-from damage_lab import run_of
+from damage_lab import asleep_after, run_of
 from simulated import Schedule, SimulatedStore, SimulatedTraining, once, simulate, violations
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._arithmetic._contribution import Contribution
 from diloco_core._run._records._keys import commit_key, commit_sync
 from diloco_core._run._records._records import Rollback, read_record
 from diloco_core._run._states import _rollback
@@ -94,9 +93,7 @@ def test_numbers_before_a_later_record_are_not_decided_again():
 
 @pytest.mark.parametrize("still_counts", [True, False])
 def test_a_number_is_closed_by_what_can_be_read(still_counts):
-    """Of two fragments' newest states one cannot be read any more; the other's sync still counts,
-    and is not given up.
-    """
+    """Of two fragments' newest states one cannot be read any more; the other's sync may count."""
     before, store = _run(8, (40, 30), _SHARDED)
     last = _numbers(store)[-1]
     whole = store.objects[commit_key(last)]
@@ -205,3 +202,82 @@ def test_who_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
     monkeypatch.setattr(_rollback, "_is_whole", slept)
     outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
     assert violations(outcome, training) == []
+
+
+KEY = commit_key(3)
+ALONE = Elastic(1, grace=5.0, topology="sharded")
+
+
+def back_to(sync, number, store):
+    """A rollback that another incarnation has decided."""
+    return Rollback(number, (sync,), (), {0: 1}, run=run_of(store)).to_json()
+
+
+def lost(store, connection):
+    store.remove(KEY)
+
+
+def replaced(store, connection):
+    """It was lost without a trace, and a rollback has its number."""
+    store.damage(KEY, back_to(2, 3, store))
+
+
+def raced(store, connection):
+    """A rollback takes its number in the moment in which it is to be written again."""
+    create, record = connection.create, back_to(2, 3, store)
+    store.remove(KEY)
+    store.decided.pop(KEY)
+
+    def late(key, data):
+        if key == KEY:
+            store.write(KEY, record)
+        return create(key, data)
+
+    connection.create = late
+
+
+def followed(store, connection):
+    """A rollback has the number of the next sync."""
+    store.write(commit_key(4), back_to(2, 4, store))
+
+
+@pytest.mark.parametrize("meddle", [lost, replaced, raced, followed])
+def test_a_sleeper_looks_what_has_become_of_its_record(meddle):
+    """It would decide the next sync, and has not agreed to go back."""
+    training, store, held = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore(), []
+
+    def wake(node):
+        held.append(store.objects[KEY])
+        meddle(store, node.connection)
+        held.append(store.objects.get(KEY))
+        assert node.exchange.behind() == (meddle is followed)
+
+    outcome = once(training, 1, ALONE, store=store, prepare=asleep_after(3, wake))
+    if meddle is lost:
+        assert violations(outcome, training) == []
+        assert store.objects[KEY] == held[0]
+        return
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert store.objects[KEY] == (back_to(2, 3, store) if meddle is raced else held[-1])
+    assert store.changed == []
+
+
+def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
+    """Between its halves others have gone back, and this incarnation has not agreed to that."""
+    training, store, ended = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore(), []
+
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+        job = node.exchange._incarnation.fragments[0].job
+        job.contribution = Contribution(steps=(12, 16))
+        job.begin()
+        pending = node.exchange.begin(job)
+        store.write(commit_key(4), back_to(2, 4, store))
+        ended.append(pending.ready())
+        pending.finish()
+
+    outcome = once(train, 1, ALONE, store=store)
+    assert ended == [True], "nothing is to be waited for"
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert "began before that, so it stops" in str(outcome.results[0, 1])

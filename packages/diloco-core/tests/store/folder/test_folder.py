@@ -10,7 +10,6 @@ import pytest
 from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from diloco_core._store._api import creates_once
 from diloco_core._store._drivers._folder import FolderStore
-from diloco_core._store._open import open_store
 
 LARGE = 2**16  # bytes from which on the file of a deleted object is kept
 
@@ -24,21 +23,14 @@ while True:
 """
 
 
-@pytest.fixture
-def store(tmp_path):
-    opened = open_store(str(tmp_path))
-    yield opened
-    opened.close()
-
-
 def files(folder):
     return [path.name for path in folder.rglob("*") if path.is_file()]
 
 
 @pytest.mark.processes
-def test_a_reader_in_another_process_never_sees_a_torn_object(store, tmp_path):
+def test_a_reader_in_another_process_never_sees_a_torn_object(store, run):
     store.put("k", [bytes(140_000)])
-    writer = subprocess.Popen([sys.executable, "-c", _WRITE_OFTEN, str(tmp_path)])
+    writer = subprocess.Popen([sys.executable, "-c", _WRITE_OFTEN, str(run)])
     try:
         seen = set()
         while len(seen) < 50 and writer.poll() is None:
@@ -53,10 +45,10 @@ def test_a_reader_in_another_process_never_sees_a_torn_object(store, tmp_path):
     assert list(store.list("")) == ["k"]
 
 
-def test_temporary_files_are_no_objects(store, tmp_path):
+def test_temporary_files_are_no_objects(store, run):
     def parts():
         yield b"begun"
-        seen.append((store.list(""), len(files(tmp_path))))
+        seen.append((store.list(""), len(files(run))))
 
     seen = []
     store.put("k", parts())
@@ -64,34 +56,34 @@ def test_temporary_files_are_no_objects(store, tmp_path):
 
 
 class TestFilesOfUnreadObjects:
-    def test_are_written_over(self, store, tmp_path):
+    def test_are_written_over(self, store, run):
         store.put("deltas/1/a", [b"x" * LARGE])
-        inode = (tmp_path / "deltas/1/a").stat().st_ino
+        inode = (run / "deltas/1/a").stat().st_ino
         store.delete(["deltas/1/a"], unread=True)
         assert store.list("") == {}
         assert store.put("deltas/2/a", [b"short"]) == 5
-        assert (tmp_path / "deltas/2/a").stat().st_ino == inode
+        assert (run / "deltas/2/a").stat().st_ino == inode
         assert store.get("deltas/2/a") == b"short", "the longer old content is cut off"
         store.put("deltas/2/a", [b"y" * LARGE])
-        inode = (tmp_path / "deltas/2/a").stat().st_ino
+        inode = (run / "deltas/2/a").stat().st_ino
         store.delete(["deltas/2/a"], unread=True)
         store.put("state/1", [b"another kind"])
-        assert (tmp_path / "state/1").stat().st_ino != inode
+        assert (run / "state/1").stat().st_ino != inode
         store.close()
-        assert [path for path in tmp_path.iterdir() if path.is_file()] == []
+        assert [path for path in run.iterdir() if path.is_file()] == []
         store.put("deltas/3/a", [b"goes on"])
         assert store.get("deltas/3/a") == b"goes on"
 
-    def test_are_not_taken_for_records(self, store, tmp_path):
+    def test_are_not_taken_for_records(self, store, run):
         store.put("state/1", [b"x" * LARGE])
-        inode = (tmp_path / "state/1").stat().st_ino
+        inode = (run / "state/1").stat().st_ino
         store.create("state/1.done", b"a record")
         store.delete(["state/1.done", "state/1"], unread=True)
         store.create("state/2.done", b"a record")
         assert store.create("state/2", iter([b"y" * LARGE]))
-        assert (tmp_path / "state/2").stat().st_ino == inode
+        assert (run / "state/2").stat().st_ino == inode
 
-    def test_are_gone_after_a_failed_write(self, store, tmp_path):
+    def test_are_gone_after_a_failed_write(self, store, run):
         def parts():
             yield b"begun"
             raise RuntimeError("lost the thread")
@@ -102,7 +94,7 @@ class TestFilesOfUnreadObjects:
             store.put("k/2", parts())
         assert store.list("") == {}
         store.close()
-        assert files(tmp_path) == []
+        assert files(run) == []
 
 
 class _Refuses(FolderStore):
@@ -131,16 +123,16 @@ class TestWhatTheSystemRefuses:
         monkeypatch.setattr(os, name, act)
 
     @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSPC])
-    def test_hard_links(self, store, tmp_path, monkeypatch, number):
+    def test_hard_links(self, store, run, monkeypatch, number):
         self.refuse(monkeypatch, "link", number)
         with pytest.raises(
             StoreUnavailableError, match=r"claims/0' cannot be created: .*hard link"
         ):
             store.create("claims/0", b"mine")
-        assert files(tmp_path) == []
+        assert files(run) == []
 
-    def test_deleting(self, store, tmp_path):
-        (tmp_path / "claims" / "0").mkdir(parents=True)  # cannot be unlinked, whoever tries
+    def test_deleting(self, store, run):
+        (run / "claims" / "0").mkdir(parents=True)  # cannot be unlinked, whoever tries
         with pytest.raises(StoreUnavailableError, match=r"0' cannot be deleted: .*read and write"):
             store.delete(["claims/0"])
 
@@ -153,8 +145,8 @@ class TestWhatTheSystemRefuses:
                 store.delete(["deltas/0"], unread=True)
         assert store.get("deltas/0") == bytes(2**17)
 
-    def test_listing(self, store, tmp_path):
-        (tmp_path / "deltas").touch()  # a file where a folder should be
+    def test_listing(self, store, run):
+        (run / "deltas").touch()  # a file where a folder should be
         with pytest.raises(StoreUnavailableError, match=r"deltas' cannot be listed: Not a dir"):
             store.list("deltas/")
 
@@ -166,8 +158,8 @@ class TestWhatTheSystemRefuses:
                 reader.read_into(0, memoryview(bytearray(5)))
 
 
-def test_a_folder_is_no_object(store, tmp_path):
-    (tmp_path / "k").mkdir()
+def test_a_folder_is_no_object(store, run):
+    (run / "k").mkdir()
     for look in (store.get, lambda key: store.open(key).read_into(0, memoryview(bytearray(1)))):
         with pytest.raises(CorruptedObjectError, match=r"/k' is a folder, and .* regular files"):
             look("k")
@@ -175,9 +167,10 @@ def test_a_folder_is_no_object(store, tmp_path):
         store.get("k2")
 
 
-def test_what_begins_with_a_dot_is_no_object(store, tmp_path):
-    store.put("deltas/0", [b"value"])
-    (tmp_path / ".snapshot").mkdir()
-    (tmp_path / ".snapshot" / "0").write_bytes(b"yesterday's")
-    (tmp_path / "deltas" / ".nfs000000000001").write_bytes(b"deleted elsewhere, still open here")
-    assert list(store.list("")) == list(store.list("deltas/")) == ["deltas/0"]
+@pytest.mark.parametrize("write", ["put", "create"])
+def test_a_disk_that_is_full_in_the_middle_leaves_nothing(store, run, full_disk, write):
+    store.put("k", [b"before"])
+    with pytest.raises(StoreUnavailableError, match=r"File too large. Readers do not see any"):
+        getattr(store, write)("k", [bytes(600_000)] * 3)
+    assert store.get("k") == b"before"
+    assert files(run) == ["k"]

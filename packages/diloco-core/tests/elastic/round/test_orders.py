@@ -1,133 +1,18 @@
-"""In whatever order incarnations act, the decision functions keep the rules of the protocol;
-without a rule, some order breaks it.
-"""
+"""In whatever order incarnations act, the decision functions keep the rules of the protocol."""
 
 import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
-from round_lab import SIZE, Violation, World, hurry, settle, walk
+from round_lab import SIZE, Violation, World, walk
 
 from diloco_core._run._records import _rules
 from diloco_core._run._round import _membership, _shares
 
-
-class Incarnations(RuleBasedStateMachine):
-    """Incarnations of two or three ranks that look, stop, wake late, write late, and see listings
-    that are old.
-    """
-
-    fixed = False
-
-    @initialize(
-        ranks=st.sampled_from([2, 3]),
-        spare=st.integers(0, 2),
-        late=st.sampled_from(["carry", "drop"]),
-        retention=st.sampled_from([1, 2, 4]),
-    )
-    def begin(self, ranks, spare, late, retention):
-        quorum = max(1, ranks - spare)
-        self.world = World(ranks, quorum, late=late, retention=retention, fixed=self.fixed)
-        for rank in self.world.ranks:
-            self.world.start(rank)
-
-    def _incarnation(self, number):
-        living = [
-            incarnation
-            for incarnation in self.world.incarnations
-            if incarnation.request is not None
-        ]
-        return living[number % len(living)] if living else None
-
-    @rule(
-        number=st.integers(0, 5),
-        requests=st.sampled_from([1, 1, 2, 5, 12, 30]),
-        behind=st.sampled_from([0, 0, 0, 1, 4]),
-    )
-    def goes_on(self, number, requests, behind):
-        incarnation = self._incarnation(number)
-        for _ in range(requests if incarnation else 0):
-            self.world.step(incarnation, behind=behind)
-
-    @rule(number=st.integers(0, 5), elapsed=st.sampled_from([0.0, 10.0, 30.0]))
-    def has_waited(self, number, elapsed):
-        incarnation = self._incarnation(number)
-        if incarnation is not None:
-            hurry(incarnation, overdue=True, elapsed=elapsed)
-
-    @rule(number=st.integers(0, 5))
-    def stops(self, number):
-        incarnation = self._incarnation(number)
-        if incarnation is not None:
-            incarnation.request = None
-
-    @rule(number=st.integers(0, 5))
-    def is_cut_off_while_it_writes(self, number):
-        incarnation = self._incarnation(number)
-        if incarnation is not None:
-            self.world.step(incarnation, torn=True)
-
-    @precondition(lambda self: len(self.world.incarnations) < 12)
-    @rule(rank=st.integers(0, 2))
-    def begins_anew(self, rank):
-        """Whatever the incarnations before it do: one that slept may go on at any time."""
-        self.world.start(rank % len(self.world.ranks))
-
-    @rule(number=st.integers(0, 99))
-    def a_write_arrives_once_more(self, number):
-        self.world.deliver_again(number)
-
-    @rule(number=st.integers(0, 5))
-    def a_bit_flips(self, number):
-        incarnation = self._incarnation(number)
-        if incarnation is not None:
-            self.world.flip(incarnation)
-
-    def teardown(self):
-        if hasattr(self, "world"):
-            settle(self.world)
+POLICIES = ["elastic", "fixed"]
 
 
-class FixedIncarnations(Incarnations):
-    """The same, where all ranks are in every sync."""
-
-    fixed = True
-
-
-POLICIES = {"elastic": Incarnations, "fixed": FixedIncarnations}
-
-
-def _explore(policy, examples, steps, **options):
-    run_state_machine_as_test(
-        POLICIES[policy],
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            **options,
-        ),
-    )
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(
-    ("examples", "steps"), [(50, 40), pytest.param(500, 80, marks=pytest.mark.slow)]
-)
-def test_every_rule_holds_in_any_order(policy, examples, steps):
-    _explore(policy, examples, steps)
-
-
-def _goes_wrong(policy, seed, broken=(), steps=150):
+def _goes_wrong(policy, seed, steps=150):
     """What a random order of events in a run brings to light; empty where nothing."""
     chance = random.Random(seed)
     ranks = chance.choice([2, 3])
@@ -136,8 +21,7 @@ def _goes_wrong(policy, seed, broken=(), steps=150):
         chance.randint(1, ranks),
         late=chance.choice(["carry", "drop"]),
         retention=chance.choice([1, 2, 4]),
-        broken=broken,
-        fixed=POLICIES[policy].fixed,
+        fixed=policy == "fixed",
     )
     try:
         walk(world, seed, steps)
@@ -148,7 +32,7 @@ def _goes_wrong(policy, seed, broken=(), steps=150):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    ("seeds", "steps"), [(20, 150), pytest.param(500, 300, marks=pytest.mark.slow)]
+    ("seeds", "steps"), [(40, 150), pytest.param(1500, 300, marks=pytest.mark.slow)]
 )
 def test_random_orders_are_right(policy, seeds, steps):
     assert {_goes_wrong(policy, seed, steps=steps) for seed in range(seeds)} == {""}
@@ -266,36 +150,16 @@ RULES = {
     half_a_state_counts_as_complete: {"elastic": 5, "fixed": 4},
     collection_forgets_who_lags: {"elastic": 3},
 }
-INCARNATIONS = {  # likewise
-    "own listing": {"elastic": 3, "fixed": 118},
-    "no epochs": {"elastic": 11, "fixed": 0},
-    "record before payload": {"elastic": 0, "fixed": 0},
-    "overwriting": {"elastic": 7, "fixed": 0},
-    "no replay": {"elastic": 0, "fixed": 0},
-    "done first": {"elastic": 0, "fixed": 0},
-}
 
 
-def _found_out(policy, first, broken=()):
-    """What the first order that shows it brings to light; ``first``: where to look for it first."""
-    orders = [*range(first, 300), *range(first)]
-    return next(filter(None, (_goes_wrong(policy, seed, broken) for seed in orders)), "")
-
-
-def _cases(table):
-    return [
-        pytest.param(policy, wrong, first, id=f"{policy}-{getattr(wrong, '__name__', wrong)}")
-        for wrong, orders in table.items()
+@pytest.mark.parametrize(
+    ("policy", "mutate", "first"),
+    [
+        pytest.param(policy, mutate, first, id=f"{policy}-{mutate.__name__}")
+        for mutate, orders in RULES.items()
         for policy, first in orders.items()
-    ]
-
-
-@pytest.mark.parametrize(("policy", "mutate", "first"), _cases(RULES))
+    ],
+)
 def test_a_decision_that_breaks_a_rule_is_found_out(policy, mutate, first, monkeypatch):
     mutate(monkeypatch)
-    assert _found_out(policy, first)
-
-
-@pytest.mark.parametrize(("policy", "broken", "first"), _cases(INCARNATIONS))
-def test_an_incarnation_that_does_not_do_what_is_decided_is_found_out(policy, broken, first):
-    assert _found_out(policy, first, [broken])
+    assert any(_goes_wrong(policy, seed) for seed in [*range(first, 300), *range(first)])

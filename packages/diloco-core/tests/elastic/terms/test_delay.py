@@ -1,6 +1,4 @@
-"""Elastic runs whose syncs go on while the replicas train: who is late, comes back, reloads or
-leaves meanwhile.
-"""
+"""Elastic runs whose syncs go on while the replicas train."""
 
 from contextlib import suppress
 
@@ -26,12 +24,8 @@ def fates(training, rank=1, incarnation=1):
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("late", "fate"), [("carry", "carried"), ("drop", "dropped")])
 def test_who_is_late_keeps_its_progress_or_drops_it(late, fate, alpha):
-    _, training = run(
-        Schedule(2, latency=0.01),
-        Elastic(1, grace=2.0, late=late),
-        alpha=alpha,
-        pauses={(1, 1): 20.0},
-    )
+    elastic, pauses = Elastic(1, grace=2.0, late=late), {(1, 1): 20.0}
+    _, training = run(Schedule(2, latency=0.01), elastic, alpha=alpha, pauses=pauses)
     assert fate in fates(training)
 
 

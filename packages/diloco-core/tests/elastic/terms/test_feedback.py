@@ -1,6 +1,4 @@
-"""Error feedback while replicas are late, die, come back and reload: nothing is sent twice, and
-what is lost is said.
-"""
+"""Error feedback while replicas are late or die: nothing is sent twice, and losses are said."""
 
 import logging
 
