@@ -1,7 +1,7 @@
-"""Every answer is looked at before it is believed: it may be cut, or a proxy's page with status 200.
+"""Check every answer before it is used: it may be cut, or be a proxy's page with status 200.
 
-botocore takes what is missing to be empty, so half a list of jobs, or a page that says "log in",
-would be a list of none.
+botocore takes missing fields to be empty, so half a list of jobs, or a page that says "log in",
+would count as an empty list.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ _ALWAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "DescribeImages": {"imageDetails": ()},
     "ListServiceQuotas": {"Quotas": ()},
 }  # fmt: skip
-"""What the answer to an operation has always, and what each entry of that has."""
+"""The fields that the answer to an operation always has, and the fields of their entries."""
 _NUMBER = (int, float, str)
-"""JSON has no NaN and no infinity, so AWS writes these as text."""
+"""Types of a number: JSON has no NaN and no infinity, so AWS writes these as text."""
 _TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,), "integer": (int,), "long": (int,), "float": _NUMBER, "double": _NUMBER, "timestamp": (datetime,),
+    "string": (str,), "integer": (int,), "long": (int,), "float": _NUMBER, "double": _NUMBER,
+    "timestamp": (datetime,),
 }  # fmt: skip
 
 
 def check_answers(client: Any) -> None:
-    """Have a client of boto3 raise an error of botocore where an answer is cut, or is not AWS's; may be repeated."""
+    """Make a boto3 client raise a botocore error for an answer that is cut or not from AWS.
+
+    May be called again with the same client.
+    """
     client.meta.events.register("after-call", _check, unique_id="diloco-sagemaker-answers")
 
 
@@ -48,12 +52,15 @@ def _check(http_response: Any, parsed: Any, model: Any, **_: Any) -> None:
         raise ResponseStreamingError(error=cut)
     if http_response.status_code < 300 and (why := _foreign(parsed, model)) is not None:
         if model.has_streaming_output:
-            http_response.raw.close()  # nobody will read it
+            http_response.raw.close()  # its content will not be read
         raise ResponseParserError(f"the answer has no {why}, so it is not AWS's own, or was cut")
 
 
 def _cut(http_response: Any, model: Any) -> str | None:
-    """How much is missing of an answer. What is streamed is checked by botocore itself."""
+    """Say how much of an answer is missing; None if nothing is.
+
+    botocore itself checks what is streamed.
+    """
     headers = http_response.headers
     said = str(headers.get("Content-Length", ""))
     plain = headers.get("Content-Encoding") in {None, "identity"}
@@ -66,8 +73,8 @@ def _cut(http_response: Any, model: Any) -> str | None:
 
 
 def _foreign(parsed: Any, model: Any) -> str | None:
-    """What an answer lacks that every one of AWS has."""
-    # The only thing that an operation tells which has nothing to answer, such as a stop.
+    """Return what an answer lacks although every answer of AWS has it; None if it lacks nothing."""
+    # An operation without output, such as a stop, answers with nothing but this.
     if not (parsed.get("ResponseMetadata") or {}).get("RequestId"):
         return "request id"
     shape = model.output_shape
@@ -83,7 +90,10 @@ def _foreign(parsed: Any, model: Any) -> str | None:
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    """Whether a value has the types of botocore's model, which botocore does not look at in JSON."""
+    """Return whether a value has the types of botocore's model.
+
+    botocore itself does not check them in JSON.
+    """
     if shape.type_name == "structure" and not shape.is_document_type:
         return isinstance(value, dict) and all(
             _fits(value[name], member)
@@ -96,7 +106,7 @@ def _fits(value: Any, shape: Any) -> bool:
         return isinstance(value, dict) and all(_fits(each, shape.value) for each in value.values())
     known = _TYPES.get(shape.type_name)
     fits = known is None or isinstance(value, known)
-    # These raise for what Python cannot calculate with.
+    # These calls raise an error for values that Python cannot calculate with.
     if fits and shape.type_name == "timestamp":
         value.timestamp()
     elif fits and shape.type_name in {"integer", "long", "float", "double"}:

@@ -1,4 +1,7 @@
-"""An answer of AWS is bounded in bytes and in time, while it is read: botocore reads whatever comes, for as long as it comes."""
+"""Limit the bytes and the time of an answer of AWS while it is read.
+
+botocore itself has no limit: it reads everything that comes, for as long as it comes.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ _PIECE = 1 << 16
 
 
 def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
-    """Have a client of boto3 raise an error of botocore where an answer is too large, or takes too long; may be repeated.
+    """Make a boto3 client raise a botocore error for an answer that is too large or too slow.
+
+    May be called again with the same client.
 
     Args:
         client: The client.
-        up: Tells when (of ``time.monotonic``) an answer that is asked for now has to be here.
-        ours: Whether to bound what it streams, and headers, too: a client that was handed in may
-            have other users.
+        up: Returns the time (of ``time.monotonic``) by which the answer to a request that is sent
+            now must be complete.
+        ours: Whether to limit streamed answers and headers too. False for a client that was handed
+            in, which other code may use as well.
     """
-    endpoint = getattr(client, "_endpoint", None)  # no event of botocore comes before it reads
+    endpoint = getattr(client, "_endpoint", None)  # botocore has no event before it reads
     if endpoint is None or isinstance(session := endpoint.http_session, _Session):
         return
     if ours:
@@ -32,7 +38,10 @@ def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
 
 
 def bound_clients(session: Any, up: Callable[[], float]) -> None:
-    """Have all clients that a session of boto3 will make do so, also those that it makes by itself for credentials."""
+    """Limit the answers of all clients that a boto3 session will make.
+
+    These include the clients that the session makes by itself to get credentials.
+    """
 
     class Bounded:
         def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -45,7 +54,7 @@ def bound_clients(session: Any, up: Callable[[], float]) -> None:
 
 
 class _Session:
-    """botocore's HTTP session, with answers that are bounded."""
+    """botocore's HTTP session, with limited answers."""
 
     def __init__(self, session: Any, up: Callable[[], float], *, streams: bool) -> None:
         self._session = session
@@ -62,18 +71,18 @@ class _Session:
         if not streamed or self._streams or answer.status_code >= 300:
             answer.raw = _Body(answer.raw, up)
         if not streamed:
-            answer.content  # noqa: B018 - reads it
+            answer.content  # noqa: B018 - this reads the answer
         return answer
 
 
 class _Body:
-    """What is left of an answer, given as soon as it comes."""
+    """The rest of an answer, passed on as soon as it arrives."""
 
     def __init__(self, raw: Any, up: float) -> None:
         self._raw = raw
         self._left = ANSWER_BYTES
         self._up = up
-        self._read = getattr(raw, "read1", raw.read)  # older ones wait until a piece is full
+        self._read = getattr(raw, "read1", raw.read)  # older versions wait for a full piece
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)

@@ -1,4 +1,4 @@
-"""What stands in the way of a launch, found out without creating anything."""
+"""Find out what would prevent a launch, without creating anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Patiently(Protocol):
-    """Calls, and tries again for a while as long as AWS throttles or fails."""
+    """Function that makes a call, and repeats it for a while if AWS throttles or fails."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Return what ``call`` returns."""
@@ -24,15 +24,15 @@ class Patiently(Protocol):
 def check_launch(
     client: Client, run_id: str, jobs: Sequence[Mapping[str, Any]], patiently: Patiently
 ) -> list[Finding]:
-    """Everything that can be known before a launch; creates nothing.
+    """Return everything that can be known before a launch; creates nothing.
 
-    Ends at the first look if there are no credentials.
+    If there are no credentials, this is the only finding.
 
     Args:
-        client: To ask.
+        client: Makes the calls to AWS.
         run_id: The run whose jobs are listed.
-        jobs: The requests that would be sent.
-        patiently: Makes a call.
+        jobs: The requests that the launch would send.
+        patiently: Makes a call, and repeats it if necessary.
     """
     try:
         who = patiently(client.caller)
@@ -52,7 +52,7 @@ def check_launch(
     findings = []
     for subject, look in looks.items():
         findings += _found(subject, look, patiently)
-    # The first client that was not handed in reads the settings.
+    # Only now: the settings are read when the first client is made that was not handed in.
     settings = [Finding("settings", None, told) for told in client.not_obeyed()]
     return [Finding("credentials", True, f"{who} in {region}"), *settings, *findings]
 
@@ -60,12 +60,12 @@ def check_launch(
 def _found(
     subject: str, look: Callable[[], Iterator[Finding]], patiently: Patiently
 ) -> list[Finding]:
-    """What a look has found; that it is not known, if AWS does not say."""
+    """Return what a check has found; if AWS does not answer, return that the result is unknown."""
     try:
         return patiently(lambda: list(look()))
     except BackendError as error:
-        # Whoever may not list jobs cannot follow them, either; the other looks only make messages
-        # better.
+        # Without the permission to list jobs, a run cannot be followed either. The other checks
+        # only make messages better.
         ok = False if subject == "training jobs" else None
         return [Finding(subject, ok, str(error) if ok is False else f"this is not known: {error}")]
 

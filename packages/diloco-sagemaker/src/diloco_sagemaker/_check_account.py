@@ -1,6 +1,6 @@
-"""What an account says of a launch: whether the role may be handed over, quota, image, bucket.
+"""Checks of a launch against the account: the permission to pass the role, quota, image, bucket.
 
-What is not proof is not told as such: IAM's simulation does not know the policies of buckets and
+A finding claims no more than was proved: IAM's simulation does not know the policies of buckets and
 organisations, and a quota does not say how much of it is in use.
 """
 
@@ -25,7 +25,7 @@ _ECR = re.compile(
 
 
 def check_pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]:
-    """Whether the caller may hand the role over to SageMaker."""
+    """Find out whether the caller may pass the role to SageMaker."""
     passed = {
         "ContextKeyName": "iam:PassedToService",
         "ContextKeyValues": ["sagemaker.amazonaws.com"],
@@ -42,14 +42,17 @@ def check_pass_role(client: Client, caller: str, role: str) -> Iterator[Finding]
             "pass role",
             False,
             (
-                f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, as "
-                "in launcher_policy.json"
+                f"{caller} may not pass {role} (IAM simulates {decision}): allow it iam:PassRole, "
+                "as in launcher_policy.json"
             ),
         )
 
 
 def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[Finding]:
-    """Whether the quota of the instance type is as large as the launch; for several types, of any of them."""
+    """Find out whether the quota of the instance type is large enough for the launch.
+
+    With several types, the largest of their quotas counts.
+    """
     resources = job["ResourceConfig"]
     preferred = [each["InstanceType"] for each in resources.get("InstancePreferences") or []]
     kinds = preferred or [resources.get("InstanceType", "")]
@@ -81,7 +84,7 @@ def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[
 
 
 def check_image(client: Client, image: str | None) -> Iterator[Finding]:
-    """Whether the image is in ECR."""
+    """Find out whether the image is in ECR."""
     match = None if image is None else _ECR.fullmatch(image)
     if match is None:
         yield Finding("image", None, f"{image} is not in ECR: whether it is there is not looked at")
@@ -91,8 +94,8 @@ def check_image(client: Client, image: str | None) -> Iterator[Finding]:
             "image",
             None,
             (
-                f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it is "
-                "there is not looked at"
+                f"{image} is in {match['region']}, and the jobs are in {client.region}: whether it "
+                "is there is not looked at"
             ),
         )
         return
@@ -113,10 +116,10 @@ def check_image(client: Client, image: str | None) -> Iterator[Finding]:
 
 
 def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
-    """Whether the bucket of the results is there, and whether the role may write to it."""
+    """Find out whether the bucket of the results exists, and whether the role may write to it."""
     bucket, _, prefix = place.removeprefix("s3://").partition("/")
     try:
-        # Not HeadBucket: an error without a body could be anybody's.
+        # Not HeadBucket: its errors have no body, so they could also come from a proxy.
         what = f"look into the bucket {bucket}"
         client.ask("s3", "list_objects_v2", what, Bucket=bucket, MaxKeys=1)
     except MissingError:
@@ -124,7 +127,7 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
             "bucket", False, f"there is no bucket {bucket!r}: create it, or mend output_s3_path="
         )
         return
-    # The errors that its answer could be were seen above.
+    # The call above would already have failed with the errors that this one can have.
     place_of = client.ask("s3", "head_bucket", f"ask where {bucket} is", Bucket=bucket)
     region = place_of.get("BucketRegion")
     if region is not None and region != client.region:
@@ -148,8 +151,8 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
             "bucket",
             None,
             (
-                f"no policy of {role} lets it write below {place}; one of the bucket's may, which IAM "
-                "does not simulate"
+                f"no policy of {role} lets it write below {place}; one of the bucket's may, which "
+                "IAM does not simulate"
             ),
         )
 
@@ -157,7 +160,7 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
 def _simulate(
     client: Client, source: str, action: str, resource: str, context: list[dict[str, Any]]
 ) -> str:
-    """What IAM decides: ``allowed``, ``explicitDeny`` or ``implicitDeny``."""
+    """Return IAM's decision: ``allowed``, ``explicitDeny`` or ``implicitDeny``."""
     answer = client.ask(
         "iam", "simulate_principal_policy", f"ask IAM whether {source} may {action}",
         PolicySourceArn=source, ActionNames=[action], ResourceArns=[resource],
@@ -170,7 +173,7 @@ def _simulate(
 
 
 def _policy_source(caller: str) -> str:
-    """Whose policies decide what a caller may: a session has those of its role."""
+    """Return the ARN whose policies apply to a caller; for a session, that of its role."""
     match = _ROLE_SESSION.fullmatch(caller)
     if match is None:
         return caller

@@ -1,4 +1,4 @@
-"""The calls to AWS; no other file makes any, and every error of theirs becomes one of ours."""
+"""The calls to AWS; no other file makes any, and all their errors become errors of diloco."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ._region import check_region, check_region_of_logs
 T = TypeVar("T")
 _PAGE = 100
 _MOST_PAGES = 10_000  # of a list
-_TIMES = 10  # as long as one piece of an answer may take, the whole may take
+_TIMES = 10  # a whole answer may take this many times as long as one piece of it
 _LAST_LOOK = 5.0
 """Seconds that an answer or a list may take past a deadline, so that one look is possible."""
 _left: ContextVar[Callable[[], float]] = ContextVar("left", default=lambda: math.inf)
-"""Seconds until the deadline of whoever asks, and never less than these."""
+"""Seconds until the caller's deadline, and never less than ``_LAST_LOOK``."""
 _LONGEST_KEY, _LONGEST_STREAM = 1024, 512  # characters of names, as S3 and CloudWatch allow them
 _ENDPOINT = "the endpoint of AWS (AWS_ENDPOINT_URL, or endpoint_url in the profile)"
 _TRIES = "calls are made once, and tried again for retry_timeout= seconds"
@@ -42,13 +42,13 @@ _NOT_OBEYED = {
     ("AWS_MAX_ATTEMPTS", "max_attempts"): _TRIES,
     ("AWS_DEFAULTS_MODE", "defaults_mode"): f"{_TRIES}, and request_timeout= is for connections",
 }
-"""Variables and settings of a profile that boto3 would obey, and what holds here in their place."""
+"""Variables and settings of a profile that boto3 would obey, and what applies here instead."""
 
 
 class Client:
-    """SageMaker, CloudWatch Logs, S3 and STS.
+    """Calls to SageMaker, CloudWatch Logs, S3 and STS.
 
-    Clients are made when they are first needed. Thread-safe.
+    The boto3 clients are made when they are first needed. Thread-safe.
     """
 
     def __init__(self, options: SageMakerOptions, backoff: Backoff) -> None:
@@ -79,7 +79,7 @@ class Client:
             _left.reset(token)
 
     def _time_up(self) -> float:
-        """When (of ``time.monotonic``) an answer that is asked for now has to be here."""
+        """Return when (of ``time.monotonic``) the answer to a request sent now must be complete."""
         return time.monotonic() + min(
             _TIMES * max(self._options.request_timeout, 0.001), _left.get()()
         )
@@ -88,19 +88,19 @@ class Client:
 
     @property
     def region(self) -> str:
-        """The region that is asked.
+        """Return the region to which the calls go.
 
         Raises:
-            InvalidRequestError: None is known.
+            InvalidRequestError: No region is known.
         """
         return str(self._of("sagemaker").meta.region_name)
 
     @property
     def account(self) -> str:
-        """The account whose credentials these are; asked once.
+        """Return the account that the credentials belong to; AWS is asked once.
 
         Raises:
-            AuthError: There are none, or they are not accepted.
+            AuthError: There are no credentials, or they are not accepted.
             BackendError: AWS could not be asked.
         """
         if not self._account:
@@ -111,7 +111,7 @@ class Client:
         return self._account
 
     def caller(self) -> str:
-        """The ARN of who calls."""
+        """Return the ARN of the caller."""
         answer = self._call("sts", "get_caller_identity", "find out whose credentials these are")
         return str(answer["Arn"])
 
@@ -145,7 +145,7 @@ class Client:
     # --- training jobs ---
 
     def create(self, request: Mapping[str, Any]) -> str:
-        """Create a training job; returns its ARN."""
+        """Create a training job, and return its ARN."""
         what = f"create the training job {request['TrainingJobName']}"
         answer = self._call("sagemaker", "create_training_job", what, **request)
         arn = str(answer["TrainingJobArn"])
@@ -153,7 +153,7 @@ class Client:
         return arn
 
     def describe(self, name: str) -> JobFacts:
-        """A training job; MissingError if there is none."""
+        """Return the facts about a training job; MissingError if there is no such job."""
         what = f"describe the training job {name}"
         answer = self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
         _check_same(name, answer["TrainingJobName"], what)
@@ -161,12 +161,12 @@ class Client:
         return read_job(answer)
 
     def job_arn(self, name: str, account: str) -> str:
-        """The ARN of a training job of that name."""
+        """Return the ARN of a training job with this name."""
         partition = self._of("sagemaker").meta.partition
         return f"arn:{partition}:sagemaker:{self.region}:{account}:training-job/{name}"
 
     def is_tagged(self, arn: str, key: str) -> bool:
-        """Whether a job has a tag of that name; of the others, none is kept."""
+        """Return whether a job has a tag with this key; its other tags are not kept."""
         pages = self._pages("list_tags", f"list the tags of {arn}", ResourceArn=arn)
         return any(tag["Key"] == key for page in pages for tag in page["Tags"])
 
@@ -176,7 +176,7 @@ class Client:
         self._call("sagemaker", "add_tags", f"tag {arn}", ResourceArn=arn, Tags=tags)
 
     def stop(self, name: str) -> None:
-        """Ask for the end of a training job; EndedError if it has ended or is being ended."""
+        """Ask SageMaker to stop a job; EndedError if it has ended or is already being stopped."""
         what = f"stop the training job {name}"
         self._call("sagemaker", "stop_training_job", what, TrainingJobName=name)
 
@@ -186,9 +186,10 @@ class Client:
         self._call("sagemaker", "delete_training_job", what, TrainingJobName=name)
 
     def list(self, contains: str, **filters: Any) -> Iterator[Summary]:
-        """Training jobs whose names contain a text, oldest first; at most two pages per second are asked for.
+        """Yield the training jobs whose names contain a text, oldest first.
 
-        The service filters after it has cut a page, so pages may be empty and others follow.
+        At most two pages are requested per second. The service filters after it has cut a page, so
+        a page may be empty although others follow.
         """
         what = f"list the training jobs of {contains!r}"
         pages = self._pages(
@@ -200,7 +201,7 @@ class Client:
             yield from map(read_summary, _as_asked(page["TrainingJobSummaries"], what))
 
     def search(self, contains: str) -> Iterator[JobFacts]:
-        """Training jobs whose names contain a text, in full, from an index that may lag behind."""
+        """Yield in full the training jobs whose names contain a text; their index may lag behind."""
         expression = {
             "Filters": [{"Name": "TrainingJobName", "Operator": "Contains", "Value": contains}]
         }
@@ -220,24 +221,28 @@ class Client:
     # --- objects and logs ---
 
     def read_object(self, bucket: str, key: str, most: int) -> tuple[bytes, float]:
-        """Return the content of an object, and when it was written in Unix seconds, as S3 has it.
+        """Return the content of an object, and when it was written: Unix seconds, as S3 has it.
 
         Raises:
-            MissingError: There is none.
+            MissingError: There is no such object.
             InvalidRequestError: It has more than ``most`` bytes, which are not read.
         """
         name = f"s3://{bucket}/{key}"
 
         def whole(client: Any) -> tuple[bytes, float]:
             answer = client.get_object(Bucket=bucket, Key=key)
-            with closing(answer["Body"]) as body:  # its own with block would give what it wraps
+            with closing(answer["Body"]) as body:  # as a context manager it gives what it wraps
                 check_size(name, answer.get("ContentLength", 0), most)
                 return read_bounded(body, most, name), answer["LastModified"].timestamp()
 
         return self._with("s3", f"read {name}", whole)
 
     def object_keys(self, bucket: str, prefix: str) -> Iterator[Sequence[str]]:
-        """The keys of the objects below a prefix, page by page; MissingError if there is no such bucket."""
+        """Yield the keys of the objects below a prefix, page by page.
+
+        Raises:
+            MissingError: There is no such bucket.
+        """
         what = f"list s3://{bucket}/{prefix}"
         tokens = ("ContinuationToken", "NextContinuationToken")
         pages = self._pages(
@@ -253,14 +258,14 @@ class Client:
         self._call("s3", "delete_object", f"delete s3://{bucket}/{key}", Bucket=bucket, Key=key)
 
     def log_streams(self, name: str) -> Iterator[tuple[str, int]]:
-        """The job's log streams in order of name, with when each was created, in milliseconds.
+        """Yield the job's log streams by name, and when each was created, in milliseconds.
 
-        None, if it has written nothing, or nobody has ever logged anything.
+        There are none if the job has written nothing, or if no job of the account ever has.
         """
         what = f"list the log streams of {name}"
         pages = self._pages(
-            "describe_log_streams", what, "logs", tokens=("nextToken", "nextToken"), logGroupName=names.LOG_GROUP,
-            logStreamNamePrefix=f"{name}/", orderBy="LogStreamName",
+            "describe_log_streams", what, "logs", tokens=("nextToken", "nextToken"),
+            logGroupName=names.LOG_GROUP, logStreamNamePrefix=f"{name}/", orderBy="LogStreamName",
         )  # fmt: skip
         with contextlib.suppress(MissingError):
             for page in pages:
@@ -271,7 +276,7 @@ class Client:
                 yield from streams.items()
 
     def log_events(self, stream: str, **query: Any) -> dict[str, Any]:
-        """A page of a log stream."""
+        """Return a page of a log stream."""
         what = f"read the log stream {stream}"
         return self._call(
             "logs",
@@ -292,13 +297,14 @@ class Client:
     # --- any other service, for check() ---
 
     def ask(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
-        """A call to any service."""
+        """Call an operation of any service, and return its answer."""
         return self._call(service, operation, what, **arguments)
 
     def quotas(self) -> Iterator[dict[str, Any]]:
-        """SageMaker's quotas in this region, as Service Quotas tells them."""
+        """Yield SageMaker's quotas in this region, as Service Quotas tells them."""
         pages = self._pages(
-            "list_service_quotas", "list the quotas of SageMaker", "service-quotas", ServiceCode="sagemaker", MaxResults=_PAGE,
+            "list_service_quotas", "list the quotas of SageMaker", "service-quotas",
+            ServiceCode="sagemaker", MaxResults=_PAGE,
         )  # fmt: skip
         for page in pages:
             yield from page["Quotas"]
@@ -315,15 +321,16 @@ class Client:
         paced: bool = False,
         **arguments: Any,
     ) -> Iterator[dict[str, Any]]:
-        """The pages of a list; UnavailableError if it has no end, or none in time.
+        """Yield the pages of a list; UnavailableError if it does not end, or not in time.
 
         Args:
-            operation: What is called.
-            what: What it is for.
-            service: Whose it is.
-            tokens: Under which names the token is sent and told.
+            operation: The operation to call.
+            what: The purpose of the call, for errors.
+            service: The service of the operation.
+            tokens: The field of the request that takes the token, and that of the answer that has
+                it.
             paced: Whether to keep to the pace of lists.
-            **arguments: What else is sent.
+            **arguments: Further arguments of the call.
         """
         asked, told = tokens
         more: dict[str, Any] = {}
@@ -354,8 +361,8 @@ class Client:
         except Exception as error:  # noqa: BLE001 - raised as one of ours, without its words
             caught = error
         try:
-            # Out here, since an error of ours looks for secrets in those that are being handled,
-            # however long they are.
+            # Outside the except clause, since an error of diloco looks for secrets in all errors
+            # that are being handled, however long they are.
             raise to_error(caught, what).with_traceback(caught.__traceback__)
         finally:
             del caught
@@ -382,7 +389,8 @@ class Client:
         options = self._options
         seconds = max(options.request_timeout, 0.001)
         config = Config(
-            # We try again ourselves, with the injected clock, and slow down together.
+            # diloco repeats calls itself, with the injected clock, and all of them slow down
+            # together.
             retries={"total_max_attempts": 1, "mode": "standard"},
             defaults_mode="legacy",
             connect_timeout=seconds,
@@ -392,10 +400,10 @@ class Client:
         )
         region = self._region()
         try:
-            with self._lock:  # a session is not for several threads
+            with self._lock:  # a session is not thread-safe
                 if self._session is None:
                     self._session = boto3.Session()
-                    # The clients that fetch credentials (AssumeRole, SSO) it makes by itself.
+                    # For clients that the session makes itself for credentials (AssumeRole, SSO).
                     self._session._session.set_default_client_config(config)  # noqa: SLF001
                     bound_clients(self._session, self._time_up)
                 client = self._session.client(
@@ -415,7 +423,10 @@ class Client:
         return client
 
     def _region(self) -> str | None:
-        """The region to ask; None for what boto3 finds, which does not look at AWS_REGION as other tools of AWS do."""
+        """Return the region to ask; None for the one that boto3 finds.
+
+        boto3 itself does not look at AWS_REGION, as AWS's other tools do.
+        """
         options, client = self._options, self._options.sagemaker_client
         given = None if options.session is None else options.session.region_name
         other = None if client is None else client.meta.region_name
@@ -423,13 +434,16 @@ class Client:
 
 
 def _check_certificates(client: Any, what: str) -> None:
-    """Refuse a file of certificates that cannot be read: every connection would fail, as if the network were bad."""
+    """Refuse a file of certificates that cannot be read.
+
+    Every connection would fail, as if the network were at fault.
+    """
     held = client._endpoint.http_session._verify  # noqa: SLF001 - no setting has its only name
     if not isinstance(held, str) or not client.meta.endpoint_url.lower().startswith("https:"):
         return
     try:
         ssl.create_default_context(cafile=held)
-    except OSError as error:  # as those of ssl are
+    except OSError as error:  # also the base class of ssl's errors
         raise InvalidRequestError(
             f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look "
             "at AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
@@ -437,7 +451,10 @@ def _check_certificates(client: Any, what: str) -> None:
 
 
 def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:
-    """Return the entries of a page; UnavailableError if they are more than were asked for, so that a list fills no memory."""
+    """Return the entries of a page; UnavailableError if there are more than were asked for.
+
+    So a list cannot fill the memory.
+    """
     if len(entries) > _PAGE:
         raise UnavailableError(
             f"cannot {what}: {len(entries)} entries in a page of {_PAGE}{NOT_ITS_OWN}"
@@ -446,13 +463,16 @@ def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:
 
 
 def _check_same(name: str, told: str, what: str) -> None:
-    """Refuse an answer that is about another job, whose name or ARN it has told."""
+    """Refuse an answer that is about another job, as the name or ARN in it shows."""
     if told.rpartition("/")[2] != name:
         raise UnavailableError(f"cannot {what}: the answer is about {shown(told)}{NOT_ITS_OWN}")
 
 
 def _check_below(prefix: str, told: Iterable[str], what: str, most: int = _LONGEST_KEY) -> None:
-    """Refuse an answer with names that were not asked for, since ``purge`` deletes what it names, or that can be none."""
+    """Refuse an answer with names that were not asked for, or that are too long to be names.
+
+    ``purge`` deletes what such an answer names.
+    """
     for name in told:
         if not name.startswith(prefix) or len(name) > most:
             raise UnavailableError(f"cannot {what}: the answer has {shown(name)}{NOT_ITS_OWN}")

@@ -1,4 +1,4 @@
-"""What went wrong with a call to AWS, as an error of the protocol's tree."""
+"""Errors of calls to AWS, translated into errors of the protocol."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut
 
-# Characters of what AWS or its client says; looking for secrets takes seconds per million
+# Characters of a text of AWS or its client; looking for secrets takes seconds per million
 _LONGEST = 16_000
 _OTHER_SCHEME = re.compile("https?://[^/]*://")
-"""What botocore makes of a proxy with another scheme."""
-_UNSENDABLE = "Invalid header"  # and then the value, which may be a token
-# An unknown job is a ValidationException, though ResourceNotFound is documented; and so is a stop
-# of what has ended.
+"""The URL that botocore makes of a proxy with another scheme."""
+_UNSENDABLE = "Invalid header"  # the value follows, which may be a token
+# SageMaker answers with a ValidationException if there is no such job, although ResourceNotFound is
+# documented, and also if a job that is to be stopped has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
 _HAS_ENDED = re.compile(
     r"rejected because the training job is in status (Stopped|Completed|Failed|Stopping)\b",
     re.IGNORECASE,
 )
 _QUOTA = re.compile(
-    r"service limit '(?P<type>\S+) for (?P<use>[\w ]*usage)' is (?P<quota>\d+) Instances?, with current utilization of "
-    r"(?P<used>\d+) Instances? and a request delta of (?P<delta>\d+)"
+    r"service limit '(?P<type>\S+) for (?P<use>[\w ]*usage)' is (?P<quota>\d+) Instances?, "
+    r"with current utilization of (?P<used>\d+) Instances? and a request delta of (?P<delta>\d+)"
 )
 _THROTTLED = frozenset(
     [
@@ -62,7 +62,7 @@ _MISSING = frozenset(
     ]
 )
 _OF_NONE = frozenset(["GetCallerIdentity", "ListTrainingJobs", "Search"])
-"""Operations that ask for nothing by its name: an answer that it is not there says nothing of any run."""
+"""Operations that ask for nothing by name: their "not found" says nothing about any run."""
 _FORBIDDEN = frozenset(
     [
         "AccessDenied",
@@ -101,7 +101,7 @@ class MissingError(ReplicaNotFoundError):
 
 
 class UnseenError(UnavailableError):
-    """Raised when a job is not there that was created a moment ago, so that it may not be seen everywhere yet."""
+    """Raised when a job that was created a moment ago is not found, and may not be visible yet."""
 
 
 class TakenError(BackendError):
@@ -117,7 +117,10 @@ class UnreachedError(UnavailableError):
 
 
 def to_error(error: Exception, what: str) -> DilocoError:
-    """The error for what botocore raised; ``what`` was tried, such as ``"create the training job diloco-run-1-00000"``."""
+    """Return the error of the protocol for one that botocore raised.
+
+    ``what`` says what was tried, such as ``"create the training job diloco-run-1-00000"``.
+    """
     from botocore import exceptions as of_botocore  # slow to import
     from urllib3.exceptions import LocationValueError
 
@@ -134,7 +137,7 @@ def to_error(error: Exception, what: str) -> DilocoError:
                 "as a line end: look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
                 "AWS_SESSION_TOKEN, or the same in the profile"
             )
-        # A proxy's; an endpoint was looked at before.
+        # The address of a proxy is wrong: that of an endpoint was checked before.
         if isinstance(unsent, LocationValueError) or str(unsent) == "Invalid IPv6 URL":
             return InvalidRequestError(f"{text}. {LOOK}")
     if isinstance(error, of_botocore.ProxyConnectionError) and _OTHER_SCHEME.match(
@@ -143,7 +146,7 @@ def to_error(error: Exception, what: str) -> DilocoError:
         return InvalidRequestError(
             f"{text}: boto3 takes proxies by http:// and https:// alone. {LOOK}"
         )
-    # Of credentials mostly, and no log-in mends it.
+    # Mostly about the settings of credentials, which a new log-in does not repair.
     if isinstance(error, of_botocore.InvalidConfigError):
         return AuthError(f"{text}. {LOOK}")
     if isinstance(error, UnicodeEncodeError):
@@ -182,27 +185,30 @@ def to_error(error: Exception, what: str) -> DilocoError:
         ),
     ):
         return UnreachedError(text)
-    if isinstance(error, _OF_FILES):  # that settings name, such as web_identity_token_file
+    if isinstance(error, _OF_FILES):  # named in settings, such as web_identity_token_file
         return InvalidRequestError(f"{text}. {LOOK}")
     if isinstance(error, (of_botocore.HTTPClientError, of_botocore.ConnectionError, OSError)):
         return UnavailableError(text)
-    # What is streamed is read from urllib3 itself, which has errors of its own.
+    # A streamed answer is read from urllib3 directly, which raises errors of its own.
     if isinstance(error, of_botocore.BotoCoreError) or type(error).__module__.startswith(
         ("botocore.", "urllib3.")
     ):
-        # An answer that cannot be read, for one: it was cut, or a proxy gave it.
+        # For example, an answer that cannot be read, because it was cut or came from a proxy.
         return UnavailableError(text)
     if isinstance(
         error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
     ):
-        # botocore has checked what is asked, and looks at no answer before it takes it apart. What
-        # was asked may have been done.
+        # botocore has checked the request, but takes answers apart without checking them first. So
+        # the answer is at fault, and what was asked for may have been done.
         return UnavailableError(f"{text}: {type(error).__name__}{NOT_ITS_OWN}")
     return BackendError(text)
 
 
 def not_made(error: Exception, what: str) -> DilocoError:
-    """The error for a client that could not be made: nobody has been asked yet, and a setting is wrong."""
+    """Return the error for a client that could not be made.
+
+    No request has been sent yet, so a setting is wrong.
+    """
     known = to_error(error, what)
     if isinstance(known, (AuthError, InvalidRequestError)):
         return known
@@ -212,12 +218,12 @@ def not_made(error: Exception, what: str) -> DilocoError:
 
 
 def missing_boto3(error: ImportError) -> MissingDependencyError:
-    """The error for an installation without boto3."""
+    """Return the error for an installation without boto3."""
     return MissingDependencyError(f"{error}: run `pip install boto3`")
 
 
 def quota_in(text: str) -> Mapping[str, str] | None:
-    """Type, use, quota and usage, as the message of a ResourceLimitExceeded has them."""
+    """Return type, use, quota and usage from a message of ResourceLimitExceeded; None without."""
     match = _QUOTA.search(text)
     return None if match is None else match.groupdict()
 
@@ -232,21 +238,21 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
     about = _about(code, message)
     if about is MissingError and operation == "CreateTrainingJob":
-        about = InvalidRequestError  # it is something that the request names
+        about = InvalidRequestError  # what is missing is something that the request names
     of_none = about is MissingError and operation in _OF_NONE
     if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
     if about is not None or (code in {"", str(status)} and status not in {0, 429}):
-        # botocore found no words of AWS in it: it was cut on its way, or somebody between answered.
-        # It says nothing of what was asked for, so that no result is lost and no job is gone
-        # because of it.
+        # botocore found no error of AWS in it: it was cut on its way, or something in between, such
+        # as a proxy, has answered. It says nothing about what was asked for, so no result counts as
+        # lost and no job as gone because of it.
         return UnavailableError(f"{text}{NOT_ITS_OWN}")
     if code in _THROTTLED or status == 429:
         return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
     if code == "ResourceLimitExceeded":
         return QuotaExceededError(_quota(text, message))
     if code in _EXPIRED:
-        # Whoever renews them may be about to.
+        # Retryable, since a program that renews them may be about to do so.
         return AuthError(
             f"{text}. The credentials have expired: log in again, or renew what gives them",
             retryable=True,
@@ -275,7 +281,7 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
 
 
 def _about(code: str, message: str) -> type[BackendError] | None:
-    """The error that says something of what was asked for; None for those that say nothing of it."""
+    """Return the class of an error that tells the state of what was asked for; None for others."""
     if code in {"ResourceInUse", "ResourceInUseException"}:
         return TakenError
     if code in _MISSING or (code == "ValidationException" and _NOT_FOUND.search(message)):

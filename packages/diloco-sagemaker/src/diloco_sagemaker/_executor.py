@@ -1,4 +1,4 @@
-"""The verbs, on training jobs."""
+"""The executor: the verbs of the protocol, carried out with training jobs."""
 
 from __future__ import annotations
 
@@ -52,25 +52,28 @@ _LEFT_OUT: dict[str, Any] = {
     "platform_retries": 0,
     "instance_preferences": None,
 }
-"""Options that the job which tries a rendezvous does without: it needs no GPU and no data, and is over in a minute."""
+"""Options that are left out for the job that tries a rendezvous.
+
+It needs no GPU and no data, and is over in a minute.
+"""
 
 _FIELDS_LEFT_OUT = {
     "ResourceConfig": ("KeepAlivePeriodInSeconds", "TrainingPlanArn", "InstancePlacementConfig"),
     "StoppingCondition": ("MaxPendingTimeInSeconds", "MaxWaitTimeInSeconds"),
 }
-"""The same of its request, whether they come from options or from an overlay."""
+"""Fields that are left out of that job's request, whether set by options or by an overlay."""
 
 
 class SageMakerExecutor(BaseExecutor):
-    """Runs replicas as SageMaker training jobs: one job of one instance per rank, named after run and rank.
+    """Executor that runs replicas as SageMaker training jobs: one job of one instance per rank.
 
-    All that is known about a run is in its jobs, so any executor in any process answers for any
-    handle. The replicas' image needs ``diloco-protocol``, whose runner is what the container
-    starts. Safe to share between threads.
+    Jobs are named after run and rank. All that is known about a run is in its jobs, so any executor
+    in any process can answer for any handle. The replicas' image needs ``diloco-protocol``, since
+    the container starts its runner. Safe to share between threads.
 
     ``gpu``: ``"H100"``, ``"H100:8"``, ``"2"`` for two of any model, or an instance type such as
-    ``"ml.g5.12xlarge"``. Cancel ends one replica. ``cpu=``, ``memory=`` and ``secrets=`` are
-    refused: see the README.
+    ``"ml.g5.12xlarge"``. Cancelling ends a single replica. ``cpu=``, ``memory=`` and ``secrets=``
+    are refused: see the README.
 
     Its arguments are the fields of :class:`SageMakerOptions`: ``role_arn``, ``image_uri`` and
     ``output_s3_path`` are required.
@@ -107,7 +110,7 @@ class SageMakerExecutor(BaseExecutor):
         self._launcher = Launcher(self._client, self._jobs, self._backoff, self._patience)
 
     def options(self) -> list[Option]:
-        """What the constructor takes."""
+        """List the options that the constructor takes."""
         return options_of(SageMakerOptions)
 
     def close(self) -> None:
@@ -147,26 +150,27 @@ class SageMakerExecutor(BaseExecutor):
         patience: float = 1200.0,
         **options: Any,
     ) -> list[Finding]:
-        """What stands in the way of a launch; creates nothing, but for one job where ``rendezvous_uri`` is given.
+        """Find out what would prevent a launch; with ``rendezvous_uri``, one job is created for it.
 
-        Looks at the credentials, whether jobs may be listed and the role be passed, the instance
-        type's quota, the image in ECR, and the bucket of the results. Whether replicas can reach
-        their rendezvous only a replica can find out: a job without GPUs is started with the run's
-        image and environment, tries it, and is removed. It costs what such a job costs.
+        Without ``rendezvous_uri`` nothing is created. Checks the credentials, the permissions to
+        list jobs and to pass the role, the instance type's quota, the image in ECR, and the bucket
+        of the results. Only a replica can find out whether replicas reach their rendezvous: a job
+        without GPUs is started with the run's image and environment, tries it, and is removed. This
+        costs what such a job costs.
 
         Args:
             n_replicas: As for the launch.
-            rendezvous_uri: Have a job try this prefix; its image needs ``diloco-core``.
-            patience: Seconds that this job may take, instance and image included; and no longer
-                does it wait for quota, if ``quota_timeout`` is more.
+            rendezvous_uri: Start a job that tries this prefix; its image needs ``diloco-core``.
+            patience: Seconds that this job may take, including the start of the instance and the
+                image. Also the longest wait for quota, if ``quota_timeout`` is longer.
             **options: As for the launch: ``gpu``, ``spot`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do, and ``ok`` is None where it could
-            not be found out. The subjects are ``"credentials"``, ``"training jobs"``,
-            ``"pass role"``, ``"quota"``, ``"image"``, ``"bucket"`` and ``"rendezvous"``;
-            ``"settings"`` for each setting of AWS's that is not obeyed; and ``"cleanup"`` if the
-            job that tried the rendezvous could not be removed.
+            All findings, good and bad. Each says what to do, and its ``ok`` is None if the answer
+            is unknown. The subjects are ``"credentials"``, ``"training jobs"``, ``"pass role"``,
+            ``"quota"``, ``"image"``, ``"bucket"`` and ``"rendezvous"``; ``"settings"`` for each
+            setting of AWS that is not obeyed; and ``"cleanup"`` if the job that tried the
+            rendezvous could not be removed.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
@@ -182,12 +186,12 @@ class SageMakerExecutor(BaseExecutor):
             overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
             for key, fields in _FIELDS_LEFT_OUT.items():
                 given = overlay.get(key, {})
-                # What is taken away, such as the volume's size, is what instances of the launch's
-                # own type do not take.
+                # Without the fields that the overlay removes, such as the volume's size, since
+                # instances of the launch's own type do not take them.
                 kept = {name: value for name, value in given.items() if value is not None}
                 overlay[key] = {**kept, **dict.fromkeys(fields)}
             changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
-            # It is of this very class
+            # The attribute is private, but the object is of this very class
             probe._options = replace(self._options, **changed)  # noqa: SLF001
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
         return findings
@@ -197,8 +201,8 @@ class SageMakerExecutor(BaseExecutor):
         if shown := secret_names(jobs[0]):
             logging.getLogger("diloco_sagemaker").warning(
                 (
-                    "named like secrets: %s. Whoever may describe training jobs can read them: keep "
-                    "them in AWS Secrets Manager"
+                    "named like secrets: %s. Whoever may describe training jobs can read them: "
+                    "keep them in AWS Secrets Manager"
                 ),
                 ", ".join(shown),
             )
@@ -214,7 +218,8 @@ class SageMakerExecutor(BaseExecutor):
 
         def unsure(job_names: Sequence[str]) -> list[ReplicaHandle]:
             ranks = dict(zip(launch.requests, request.ranks, strict=True))
-            # Each is told from later jobs of the same name, though their launch may be the same.
+            # Distinguishes each job from later ones of the same name, even if their launch is the
+            # same.
             created: dict[str, int | str] = {
                 name: job.created
                 if launch.of(name) is Made.THERE
@@ -245,7 +250,7 @@ class SageMakerExecutor(BaseExecutor):
                 "attach(run_id) finds them too",
                 unsure(list(launch.requests)),
             ) from error
-        # It is raised again; nobody would ever have the handles
+        # The error is raised again, so the caller would never get the handles
         except BaseException as error:  # noqa: BLE001
             failed = self._launcher.taken_back(launch, error)
             _raise_failed(failed, unsure(failed.withdrawal.alive))
@@ -253,7 +258,10 @@ class SageMakerExecutor(BaseExecutor):
         return [handle(rank, created[rank]) for rank in request.ranks]
 
     def _created(self, request: RunRequest, launch: Launch) -> dict[int, int]:
-        """When the jobs of a launch were created: from one list, and one by one what the list lacks."""
+        """Return when the jobs of a launch were created.
+
+        The times come from one list; jobs that it lacks are described one by one.
+        """
         listed = self._jobs.of_run(request.run_id)
         times = {}
         for rank, name in zip(request.ranks, launch.requests, strict=True):
@@ -273,7 +281,7 @@ class SageMakerExecutor(BaseExecutor):
     # --- watching ---
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica; see :meth:`BaseExecutor.describe`.
+        """Return everything known about a replica; see :meth:`BaseExecutor.describe`.
 
         Tries again for ``retry_timeout`` seconds.
         """
@@ -282,7 +290,7 @@ class SageMakerExecutor(BaseExecutor):
 
     @contextmanager
     def _within(self, seconds: float | None) -> Iterator[None]:
-        """Wait at most 5 s for an answer of AWS past the time."""
+        """Limit the wait for answers of AWS: it ends at most 5 s after the time is over."""
         until = math.inf if seconds is None else self._backoff.clock() + seconds
         with self._client.until(until):
             yield
@@ -356,12 +364,15 @@ class SageMakerExecutor(BaseExecutor):
         return handle.metadata["account"] == self._patiently(lambda: self._client.account)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Try again for a while as long as AWS throttles or fails; everything we do so is repeatable."""
+        """Repeat a call for a while if AWS throttles or fails.
+
+        All calls that are made in this way may be repeated.
+        """
         return retry(call, self._backoff, timeout=self._patience)
 
 
 def _raise_failed(error: FailedLaunchError, survivors: Sequence[ReplicaHandle]) -> NoReturn:
-    """Raise what has ended a launch, with the replicas that may live on."""
+    """Raise the error that has ended a launch, with the replicas that may still be running."""
     cause = error.cause
     interrupt = error.withdrawal.interrupted
     alive = ", ".join(handle.metadata["job_name"] for handle in survivors)

@@ -1,4 +1,7 @@
-"""What SageMaker tells of a job, as typed facts; https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html."""
+"""SageMaker's description of a job as typed facts.
+
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ from diloco_protocol.backend import MAX_REPLICAS, read_whole
 
 from . import _names as names
 
-#: Words of SageMaker that end a job. Every other word, also one that is new, does not.
+#: Statuses of SageMaker that end a job. No other status does, not even a new one.
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
 ALIVE = frozenset({"InProgress", "Stopping", "Deleting"})
-"""All others that this version knows."""
+"""All other statuses that this version knows."""
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A job as a list has it.
+    """A job as a list shows it.
 
     Attributes:
         name: Its name.
-        created: When it was created, in milliseconds of Unix time: a name may live again, and this
-            tells the lives apart.
+        created: When it was created, in milliseconds of Unix time. A name may be used again, and
+            this time distinguishes the jobs that have had it.
         status: TrainingJobStatus.
-        secondary: SecondaryStatus; empty where the list leaves it out.
-        modified: When it last changed, in milliseconds; None if not told.
+        secondary: SecondaryStatus; empty if the list leaves it out.
+        modified: When it last changed, in milliseconds; None if the list does not say.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One entry of a job's history: a secondary status, its times in Unix seconds, and what SageMaker said of it."""
+    """An entry of a job's history: secondary status, times in Unix seconds, SageMaker's message."""
 
     status: str
     start: float | None
@@ -52,7 +55,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts(Summary):
-    """A job as Describe and Search have it.
+    """A job as Describe and Search show it.
 
     Attributes:
         arn: Its ARN.
@@ -60,13 +63,13 @@ class JobFacts(Summary):
         transitions: Its history, oldest first.
         started: TrainingStartTime in Unix seconds.
         ended: TrainingEndTime in Unix seconds.
-        strings: Of its hyperparameters, those that are the record of the launch.
+        strings: Those of its hyperparameters that are the record of the launch.
         output: OutputDataConfig.S3OutputPath.
         checkpoints: CheckpointConfig.S3Uri, or empty.
         instance: The instance type that it has, or asks for.
-        billable: Billable seconds, if told.
+        billable: Billable seconds; None if unknown.
         metrics: Final metrics by name.
-        tags: Its tags; None where they are not told.
+        tags: Its tags; None if the answer leaves them out.
         warm_pool: Status of its warm pool, or empty.
         most_pending: StoppingCondition.MaxPendingTimeInSeconds, if it has one.
     """
@@ -88,11 +91,11 @@ class JobFacts(Summary):
 
     @property
     def run_id(self) -> str:
-        """The run that it belongs to; empty if diloco did not launch it.
+        """Return the run that it belongs to; empty if diloco did not launch it.
 
-        A name says nothing, since anybody may have given it to a job. A job of ours carries the
-        run, the ranks and the fingerprint of its launch, and its rank is one of these: a copy of
-        such a job under another rank's name is not ours.
+        The name proves nothing, since any program may have given it to a job. A job of diloco
+        carries the run, the ranks and the fingerprint of its launch, and its own rank is one of
+        these ranks: a copy of such a job under another rank's name does not count.
         """
         run_id, rank = names.parse_job_name(self.name) or ("", -1)
         if self.strings.get(names.RUN_ID) != run_id or not _FINGERPRINT.fullmatch(self.fingerprint):
@@ -101,12 +104,12 @@ class JobFacts(Summary):
 
     @property
     def rank(self) -> int:
-        """Its rank, as its name says; -1 if that is no name of ours."""
+        """Return its rank, taken from its name; -1 if the name is not one that diloco gives."""
         return (names.parse_job_name(self.name) or ("", -1))[1]
 
     @property
     def ranks(self) -> range:
-        """The ranks of the launch that created it; none if it does not tell them."""
+        """Return the ranks of the launch that created it; an empty range if the job lacks them."""
         first, _, last = self.strings.get(names.RANKS, "").partition("-")
         try:
             least = read_whole("the first rank", first, 0, MAX_REPLICAS)
@@ -117,33 +120,36 @@ class JobFacts(Summary):
 
     @property
     def account(self) -> str:
-        """The account that it is in, as its ARN says; empty if that says none."""
+        """Return the account that it is in, taken from its ARN; empty if the ARN has none."""
         parts = self.arn.split(":")
         return parts[4] if len(parts) > 4 else ""
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the launch that created it."""
+        """Return the digest of the launch that created it."""
         return self.strings.get(names.FINGERPRINT, "")
 
     @property
     def launch(self) -> str:
-        """The id of the one launch that created it, of all that have its fingerprint; empty if it tells none."""
+        """Return the id of the launch that created it; empty if the job has none.
+
+        Several launches may have the same fingerprint, but each has an id of its own.
+        """
         return self.strings.get(names.LAUNCH, "")
 
     @property
     def world_size(self) -> int:
-        """Number of replicas of the whole run; InvalidRequestError if the job does not tell it."""
+        """Return the number of replicas of the whole run; InvalidRequestError if it is missing."""
         return read_whole("world_size", self.strings.get(names.WORLD_SIZE, ""), 1, MAX_REPLICAS)
 
     @property
     def restarts(self) -> bool:
-        """Whether a failed attempt is started again in place."""
+        """Return whether a failed attempt is started again in place."""
         return self.strings.get(names.RESTARTS, "0") != "0"
 
 
 def read_summary(record: Mapping[str, Any]) -> Summary:
-    """An entry of ListTrainingJobs."""
+    """Read an entry of ListTrainingJobs."""
     return Summary(
         record["TrainingJobName"],
         _milliseconds(record["CreationTime"]) or 0,
@@ -154,7 +160,7 @@ def read_summary(record: Mapping[str, Any]) -> Summary:
 
 
 def read_job(record: Mapping[str, Any]) -> JobFacts:
-    """An answer of DescribeTrainingJob, or the TrainingJob of a result of Search."""
+    """Read an answer of DescribeTrainingJob, or the TrainingJob in a result of Search."""
     base = read_summary(record)
     resources = record.get("ResourceConfig") or {}
     preferred = [
@@ -202,7 +208,10 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
 
 
 def same_life(one: int, other: int) -> bool:
-    """Whether two times of creation are of one job; an answer may have them in whole seconds only."""
+    """Return whether two creation times may be those of one job.
+
+    An answer may have them in whole seconds only.
+    """
     return one == other or (0 in {one % 1000, other % 1000} and one // 1000 == other // 1000)
 
 
@@ -212,5 +221,5 @@ def _milliseconds(value: datetime | None) -> int | None:
 
 
 def _seconds(value: datetime | None) -> float | None:
-    """A time; None also for one before 1970, at which nothing of SageMaker's was."""
+    """Return a time in Unix seconds; None for no time, and for one before 1970, which is wrong."""
     return None if value is None or value.timestamp() < 0 else value.timestamp()

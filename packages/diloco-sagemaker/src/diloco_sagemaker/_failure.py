@@ -1,4 +1,4 @@
-"""What a FailureReason says: the runner's message in SageMaker's words, or SageMaker's words alone."""
+"""Read a FailureReason: SageMaker's own words, with or without the runner's message in them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import re
 from diloco_protocol import DilocoError, Outcome, Reason, outcome_from_message
 from diloco_protocol.backend import signal_name
 
-# SageMaker ends what a program has written about itself with these words; before them may stand
-# anything.
+# SageMaker puts the exit code behind what a program has written about itself, which can be any
+# text.
 _EXIT_CODE = re.compile(r"AlgorithmError: .*, exit code: ([0-9]{1,3})", re.DOTALL)
-# A ClientError is SageMaker's own; what a program writes stands behind "AlgorithmError: ".
+# A ClientError comes from SageMaker itself; texts of a program stand behind "AlgorithmError: ".
 _NO_MEMORY = "ClientError: Please use an instance type with more memory"
 
 
 def outcome_in(failure: str) -> Outcome | None:
-    """The runner's outcome in a FailureReason; None if there is none, it was cut, or SageMaker tells of another exit code."""
+    """Return the runner's outcome in a FailureReason.
+
+    None if there is no outcome, if it was cut, or if SageMaker reports another exit code.
+    """
     try:
         outcome = outcome_from_message(failure[failure.find("{") : failure.rfind("}") + 1]).outcome
     except DilocoError:
@@ -24,7 +27,7 @@ def outcome_in(failure: str) -> Outcome | None:
 
 
 def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None, str | None]:
-    """Reason, exit code and signal where the runner has left no word.
+    """Return reason, exit code and signal of a failure about which the runner has left no message.
 
     Args:
         failure: The FailureReason.
@@ -36,13 +39,13 @@ def outcome_without(failure: str, *, trained: bool) -> tuple[Reason, int | None,
     if kind in {"CapacityError", "InternalServerError", "InternalError"}:
         return Reason.PLATFORM, code, signal
     if failure.startswith(_NO_MEMORY):
-        return Reason.OOM, 137, "SIGKILL"  # how the kernel ends what uses too much
+        return Reason.OOM, 137, "SIGKILL"  # as the kernel ends a process that uses too much
     if not trained and code is None:
         return Reason.START_FAILED, None, None
     return Reason.ERROR, code, signal
 
 
 def _exit_code(failure: str) -> int | None:
-    """The exit code that SageMaker itself tells."""
+    """Return the exit code that SageMaker itself reports; None if there is none."""
     match = _EXIT_CODE.fullmatch(failure)
     return None if match is None or int(match[1]) > 255 else int(match[1])

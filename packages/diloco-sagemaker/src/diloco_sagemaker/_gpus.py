@@ -1,4 +1,4 @@
-"""GPUs by name and number: which instance type has them."""
+"""The GPUs of instance types, by model and number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "TRAINIUM2": {"ml.trn2.48xlarge": 16},
 }
 
-# Their storage is local and of fixed size, so that a request may not ask for a volume.
+# Their storage is local and of fixed size, so a request must not ask for a volume.
 _LOCAL_STORAGE = frozenset(
     [
         "g4dn",
@@ -66,7 +66,7 @@ _LOCAL_STORAGE = frozenset(
 
 
 def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
-    """The smallest instance type that has what ``gpu=`` asks for.
+    """Return the smallest instance type that has what ``gpu=`` asks for.
 
     Args:
         gpu: ``"H100"``, ``"H100:8"``, ``"2"``; an instance type such as ``"ml.g5.12xlarge"``; None
@@ -75,7 +75,7 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
         cpu_type: The type where no GPU is asked for.
 
     Raises:
-        InvalidRequestError: There is no such model, or no type with so many.
+        InvalidRequestError: There is no such model, or no type with so many GPUs.
     """
     if gpu is None:
         return cpu_type
@@ -113,7 +113,10 @@ def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
 
 
 def has_gpus(instance_type: str, gpu: str) -> bool:
-    """Whether a type has what ``gpu=`` asks for, which :func:`choose_instance` has accepted."""
+    """Return whether a type has what ``gpu=`` asks for.
+
+    :func:`choose_instance` must have accepted the value of ``gpu=``.
+    """
     wanted = parse_gpu(gpu)
     if wanted.name.lower().startswith("ml."):
         return wanted.name.lower() == instance_type
@@ -123,27 +126,27 @@ def has_gpus(instance_type: str, gpu: str) -> bool:
 
 
 def gpus_of(instance_type: str) -> int:
-    """How many GPUs a type has; 0 if it has none, or is not known here."""
+    """Return the number of GPUs of a type; 0 if it has none, or is not known here."""
     return max((model.get(instance_type, 0) for model in MODELS.values()), default=0)
 
 
 def model_of(instance_type: str) -> str | None:
-    """The GPU model of a type; None if it has none, or is not known here."""
+    """Return the GPU model of a type; None if it has no GPU, or is not known here."""
     return next((name for name, types in MODELS.items() if instance_type in types), None)
 
 
 def has_local_storage(instance_type: str) -> bool:
-    """Whether the storage of a type is fixed, so that no volume can be asked for."""
+    """Return whether the storage of a type is fixed, so that no volume can be asked for."""
     return instance_type.removeprefix("ml.").partition(".")[0] in _LOCAL_STORAGE
 
 
 def other_types(instance_type: str) -> tuple[str, ...]:
-    """Types that have as many GPUs, for who finds none of this one."""
+    """Return other types with as many GPUs, for when no instance of this one is available."""
     count, model = gpus_of(instance_type), model_of(instance_type)
     if not count:
         return ()
     same = [kind for kind, number in MODELS[model or ""].items() if number >= count]
-    # The next newer models first: what is older may be too small.
+    # The next newer models first: GPUs of older ones may be too small.
     models = list(MODELS)
     place = models.index(model or "")
     order = [*models[place:], *reversed(models[:place])]

@@ -1,4 +1,4 @@
-"""From handles to jobs and back."""
+"""Handles of replicas: made for a job, and matched with the job that they belong to."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ._facts import JobFacts, Summary, same_life
 
 _LAUNCH = "launch-"
 LAUNCH_ID = 16
-"""So many hexadecimal digits tell a launch from others with its fingerprint."""
+"""Hexadecimal digits of the id that distinguishes a launch from others with its fingerprint."""
 _UNSEEN = re.compile(
     rf"{_LAUNCH}(?P<print>[0-9a-f]{{16}})(-(?P<id>[0-9a-f]{{{LAUNCH_ID}}})|@(?P<at>[0-9]{{1,15}}))?"
 )
 _LATEST = 253_402_300_799_999  # the end of the year 9999, in milliseconds
 _KEYS = frozenset({"job_name", "region", "account", "created"})
 _LONGEST = 200
-"""More characters than any name that AWS gives."""
+"""The most characters of a text in a handle, more than any name that AWS gives has."""
 
 
 def make_handle(
     run_id: str, rank: int, world_size: int, created: int | str, region: str, account: str
 ) -> ReplicaHandle:
-    """The handle of a replica.
+    """Make the handle of a replica.
 
     Args:
         run_id: Its run.
         rank: Its rank.
         world_size: Number of replicas of the whole run.
-        created: When its job was created, in milliseconds; what :func:`unseen` gives if nobody
-            knows whether it was.
-        region: Where it is.
-        account: Whose it is.
+        created: When its job was created, in milliseconds. If it is unknown whether the job was
+            created, what :func:`unseen` returns.
+        region: The region that its job is in.
+        account: The account that its job is in.
     """
     metadata = {
         "account": account,
@@ -46,12 +46,12 @@ def make_handle(
 
 
 def unseen(fingerprint: str, *, launch_id: str = "", created: int | None = None) -> str:
-    """What stands in a handle for the time of a job that nobody has looked at.
+    """Return the text that a handle has in place of a job's creation time if that is unknown.
 
     Args:
-        fingerprint: Of its launch.
-        launch_id: Of its launch, if it can only be a job of that one.
-        created: When the job of its name was created that a list has, in milliseconds.
+        fingerprint: The fingerprint of its launch.
+        launch_id: The id of its launch, if it can only be a job of that one.
+        created: When the job of this name that is in a list was created, in milliseconds.
     """
     tail = f"@{created}" if created is not None else f"-{launch_id}"
     return f"{_LAUNCH}{fingerprint[:16]}{tail}"
@@ -61,7 +61,7 @@ def check_handle(handle: ReplicaHandle) -> None:
     """Refuse a handle that was not made by a launch.
 
     Raises:
-        InvalidRequestError: It lacks what leads to its job.
+        InvalidRequestError: It lacks something that is needed to find its job.
     """
     missing = _KEYS - handle.metadata.keys()
     if missing:
@@ -69,7 +69,7 @@ def check_handle(handle: ReplicaHandle) -> None:
             "this handle does not lead to a training job: its metadata lacks "
             f"{', '.join(sorted(missing))}"
         )
-    # Much longer than any name is: these are not put into messages uncut.
+    # Checked before the texts are used in messages, where they would not be cut.
     longest = max(len(handle.metadata[key]) for key in _KEYS)
     if longest > _LONGEST:
         raise InvalidRequestError(
@@ -86,7 +86,9 @@ def check_handle(handle: ReplicaHandle) -> None:
 
 
 def created_of(handle: ReplicaHandle) -> int | None:
-    """When the job of a handle was created, in milliseconds; None if that was not known when the handle was made.
+    """Return when the job of a handle was created, in milliseconds.
+
+    None if that was not known when the handle was made.
 
     Raises:
         InvalidRequestError: The handle says something else.
@@ -98,7 +100,7 @@ def created_of(handle: ReplicaHandle) -> int | None:
 
 
 def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
-    """Whether a job is the handle's, and not a later one of the same name."""
+    """Return whether a job is the handle's, and not a later one of the same name."""
     created = created_of(handle)
     if job.run_id != handle.run_id:
         return False
@@ -112,12 +114,15 @@ def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
 
 
 def may_be_sibling(handle: ReplicaHandle, job: JobFacts) -> bool:
-    """Whether a job may be of the run of a handle whose own job nobody has looked at: of its launch, or of one of the same."""
+    """Return whether a job may be of the run of a handle whose own job was never looked at.
+
+    It may if it is of the handle's launch, or of another launch with the same fingerprint.
+    """
     told = _UNSEEN.fullmatch(handle.metadata["created"])
     return told is not None and job.fingerprint.startswith(told["print"])
 
 
 def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:
-    """Whether a job in a list can be the handle's; its details say more."""
+    """Return whether a job in a list can be the handle's; only its details decide that."""
     created = created_of(handle)
     return created is None or same_life(created, summary.created)
