@@ -32,7 +32,9 @@ def bound_answers(client: Any, up: Callable[[], float], *, ours: bool) -> None:
         return
     if ours:
         pools = session._pool_classes_by_scheme.items()  # noqa: SLF001 - botocore has no other way
-        session._pool_classes_by_scheme = {scheme: in_time(pool, up) for scheme, pool in pools}  # noqa: SLF001
+        session._pool_classes_by_scheme = {  # noqa: SLF001
+            scheme: in_time(pool, up) for scheme, pool in pools
+        }
         session._manager.pool_classes_by_scheme = session._pool_classes_by_scheme  # noqa: SLF001
     endpoint.http_session = _Session(session, up, streams=ours)
 

@@ -201,7 +201,7 @@ class Client:
             yield from map(read_summary, _as_asked(page["TrainingJobSummaries"], what))
 
     def search(self, contains: str) -> Iterator[JobFacts]:
-        """Yield in full the training jobs whose names contain a text; their index may lag behind."""
+        """Yield the training jobs whose names contain a text, in full; their index may lag."""
         expression = {
             "Filters": [{"Name": "TrainingJobName", "Operator": "Contains", "Value": contains}]
         }

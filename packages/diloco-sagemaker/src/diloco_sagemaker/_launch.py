@@ -1,4 +1,4 @@
-"""Creating the jobs of a run: all of them or none, each exactly once, also if answers are lost."""
+"""Create the jobs of a run: all or none, and each exactly once, even if answers are lost."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _TAKEN_BACK = frozenset({"Stopping", "Stopped", "Deleting"})
 
 
 class Made(Enum):
-    """What is known of the job that a request is for."""
+    """The state of the job that a request is for, as far as it is known."""
 
     NOTHING = auto()
     OURS = auto()
     """It was created by this launch."""
     UNSURE = auto()
-    """It was asked for, and the answer was lost."""
+    """It was requested, and the answer was lost."""
     THERE = auto()
-    """It was there before, of the same launch."""
+    """It existed before, and belongs to the same launch."""
 
 
 @dataclass(slots=True)
@@ -48,13 +48,13 @@ class Launch:
     """The state of one launch.
 
     Attributes:
-        requests: What to create, by job name, in rank order.
-        launch_id: What each of these carries, and no job of another launch, which may have the same
-            fingerprint.
-        made: What became of each so far.
-        met: Those of :attr:`Made.THERE` that had not ended when they were met; while nobody knows
-            whose they are, all that a list has of these names.
-        over: One of :attr:`Made.THERE` that had ended.
+        requests: The requests of the jobs to create, by job name, in rank order.
+        launch_id: The id that each of these jobs carries, and no job of another launch, even if
+            that has the same fingerprint.
+        made: The state of each job so far.
+        met: The jobs of :attr:`Made.THERE` that had not ended when they were met. Until it is known
+            which launch they belong to, all jobs with these names that are in a list.
+        over: A job of :attr:`Made.THERE` that had ended.
     """
 
     requests: dict[str, dict[str, Any]] = field(repr=False)
@@ -64,20 +64,20 @@ class Launch:
     over: JobFacts | None = None
 
     def of(self, job_name: str) -> Made:
-        """What is known of a job."""
+        """Return the known state of a job."""
         return self.made.get(job_name, Made.NOTHING)
 
     def left(self) -> list[str]:
-        """The jobs that are still to be created, in rank order."""
+        """List the jobs that are still to be created, in rank order."""
         done = {Made.OURS, Made.THERE}
         return [name for name in self.requests if self.of(name) not in done]
 
     def mine(self) -> list[str]:
-        """The jobs that this launch has created, or may have."""
+        """List the jobs that this launch has created, or may have created."""
         return [name for name in self.requests if self.of(name) in {Made.OURS, Made.UNSURE}]
 
     def meet(self, job: JobFacts) -> None:
-        """A job of this launch was there before."""
+        """Record that a job of this launch existed before."""
         self.made[job.name] = Made.THERE
         if job.status == "InProgress":
             self.met[job.name] = job
@@ -85,7 +85,7 @@ class Launch:
             self.over = job
 
     def check_met(self, job_name: str, now: Summary | None) -> None:
-        """Refuse to return a job that was met alive and is taken back by the launch that has created it.
+        """Refuse a job that was alive when it was met, if its own launch is taking it back.
 
         Raises:
             RunConflictError: It is gone, or is being ended.
@@ -104,11 +104,11 @@ class Launch:
             )
 
     def checkpoints(self, job_name: str) -> str:
-        """Where a job keeps its checkpoints; empty if it keeps none."""
+        """Return the URI of a job's checkpoints; empty if it keeps none."""
         return str(self.requests[job_name].get("CheckpointConfig", {}).get("S3Uri", ""))
 
     def fingerprint(self, job_name: str) -> str:
-        """The fingerprint that a job of this launch carries."""
+        """Return the fingerprint that a job of this launch carries."""
         return str(self.requests[job_name]["HyperParameters"][names.FINGERPRINT])
 
 
@@ -122,7 +122,7 @@ class FailedLaunchError(BackendError):
 
 
 class Launcher:
-    """Creates the jobs of runs."""
+    """Create the jobs of runs."""
 
     def __init__(self, client: Client, jobs: Jobs, backoff: Backoff, patience: float) -> None:
         self._client = client
@@ -134,8 +134,8 @@ class Launcher:
         """Find out what an earlier try has created; creates nothing.
 
         Raises:
-            RunConflictError: There are jobs of another launch under this name, or they are being
-                deleted.
+            RunConflictError: Jobs of another launch have this run's names, or jobs of the run are
+                being deleted.
             BackendError: SageMaker could not be asked.
         """
         there = self._patiently(lambda: self._jobs.of_run(run_id))
@@ -151,12 +151,15 @@ class Launcher:
         self._check_complete(launch)
 
     def _check_complete(self, launch: Launch) -> None:
-        """Refuse to complete a run of which a job has ended: an earlier try was taken back, or a purge was interrupted."""
+        """Refuse to complete a run of which a job has ended.
+
+        In such a run, an earlier try was taken back, or a purge was interrupted.
+        """
         over = launch.over
         if over is None:
             return
         if not (left := launch.mine()):
-            # A list may lack what has just been created.
+            # A list may lack jobs that have just been created.
             left_out = self._patiently(lambda: self._jobs.described(launch.left()))
             self._meet_all(launch, left_out.values())
             left = launch.left()
@@ -168,10 +171,10 @@ class Launcher:
             )
 
     def _meet_all(self, launch: Launch, jobs: Iterable[JobFacts]) -> None:
-        """Meet the jobs that are of this launch, and only then refuse one that is not."""
+        """Record all jobs that are of this launch, and only then refuse one that is not."""
         conflicts = []
         for job in jobs:
-            if job.run_id or job.name in launch.requests:  # others are in nobody's way
+            if job.run_id or job.name in launch.requests:  # other jobs do not matter
                 try:
                     self._check_same(launch, job)
                 except RunConflictError as error:
@@ -182,20 +185,21 @@ class Launcher:
             raise conflicts[0]
 
     def create(self, launch: Launch, run_id: str, quota_patience: float) -> None:
-        """Look what an earlier try has created, and create what is missing.
+        """Find out what an earlier try has created, and create what is missing.
 
-        The first is created alone: of two launches at once, the second one finds it and creates
-        nothing.
+        The first job is created alone: of two launches at the same time, the second one finds it
+        and creates nothing.
 
         Args:
-            launch: What is to be there.
+            launch: The launch to complete.
             run_id: Its run.
             quota_patience: Seconds for which to wait for quota.
 
         Raises:
-            FailedLaunchError: Not everything could be created; what was created by this launch was
-                ended again, as far as its ``withdrawal`` says.
-            DilocoError: The same, and nothing of the launch was created, now or before.
+            FailedLaunchError: Not everything could be created. What this launch had created was
+                ended again, as far as the error's ``withdrawal`` says.
+            DilocoError: Not everything could be created, and nothing of the launch was created, now
+                or before.
         """
         try:
             self._look(launch, run_id)
@@ -203,7 +207,7 @@ class Launcher:
             try:
                 self._create(launch, pool, quota_patience)
             finally:
-                # Also after Ctrl-C: what is under way is known afterwards.
+                # Also after Ctrl-C: wait for the calls under way, so that their results are known.
                 pool.shutdown(wait=True, cancel_futures=True)
         except BaseException as error:
             if not (launch.mine() or launch.met) and isinstance(error, DilocoError):
@@ -211,7 +215,7 @@ class Launcher:
             raise self.taken_back(launch, error) from error
 
     def taken_back(self, launch: Launch, cause: BaseException) -> FailedLaunchError:
-        """End what this launch has created, or may have; returns the error that says what is left."""
+        """End all jobs that this launch may have created; return the error that names the rest."""
         mine = launch.mine()
         places = {name: launch.checkpoints(name) for name in mine}
         certain = [name for name in mine if launch.of(name) is Made.OURS]
@@ -230,7 +234,7 @@ class Launcher:
             batch = left[:window]
             futures = [pool.submit(self._try, launch, name) for name in batch]
             errors = [error for future in futures if (error := future.result()) is not None]
-            self._check_complete(launch)  # the list may have lacked one that has ended
+            self._check_complete(launch)  # the list may have lacked a job that has ended
             waits = self._may_wait(errors, deadline, quota_deadline)
             went_well = len(batch) - len(errors)
             if went_well:
@@ -249,7 +253,7 @@ class Launcher:
     def _may_wait(
         self, errors: Sequence[BackendError], deadline: float, quota_deadline: float
     ) -> Sequence[BackendError]:
-        """The errors after which to try again; raises the first one that is none of them."""
+        """Return the errors if all of them allow another try; raise the first that does not."""
         now = self._backoff.clock()
         for error in errors:
             until = quota_deadline if isinstance(error, QuotaExceededError) else deadline
@@ -260,9 +264,9 @@ class Launcher:
         return errors
 
     def _try(self, launch: Launch, name: str) -> BackendError | None:
-        """Create a job, once; returns what went wrong."""
+        """Try once to create a job; return the error, or None if it was created or met."""
         before = launch.of(name)
-        # From here on it may exist, whatever happens to this thread.
+        # From now on the job may exist, even if this thread is interrupted.
         launch.made[name] = Made.UNSURE
         try:
             self._client.create(launch.requests[name])
@@ -280,7 +284,11 @@ class Launcher:
         return None
 
     def _meet(self, launch: Launch, name: str, before: Made) -> BackendError | None:
-        """There is a job of that name: of this launch, since an answer was lost, of a twin of it, or of another one."""
+        """Look at the job that already has this name, and record it if it is of this launch.
+
+        It may be this launch's own, if an answer was lost; or that of another launch with the same
+        fingerprint; or that of a different launch.
+        """
         try:
             job = self._client.describe(name)
         except MissingError as error:
@@ -289,7 +297,7 @@ class Launcher:
                 f"{error}, although its name is taken: it is about to appear, or to go"
             )
         except BackendError as error:
-            launch.made[name] = before  # the name was taken, so this create has made nothing
+            launch.made[name] = before  # the name was taken, so this call has created nothing
             return error
         try:
             self._check_same(launch, job)

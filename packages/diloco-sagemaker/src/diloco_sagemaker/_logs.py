@@ -1,4 +1,4 @@
-"""Reading the log of a replica: all streams of all its attempts, in order."""
+"""Read the log of a replica: all streams of all its attempts, in order."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ _MOST_EMPTY = 10_000  # pages, one after another
 
 
 class JobLog:
-    """The log of one job. Not for several threads.
+    """The log of one job. Not thread-safe.
 
     Args:
-        client: To ask.
-        look: Looks at the job; ReplicaNotFoundError if it is gone, and its name may be another's.
+        client: Makes the calls to AWS.
+        look: Returns the job as it is now; raises ReplicaNotFoundError if it is gone, in which case
+            another job may have its name.
         backoff: Pauses while following, and between tries.
         patience: Seconds for which each call is tried again.
         clock: Unix seconds.
@@ -63,7 +64,10 @@ class JobLog:
         self._job = retry(look, backoff, timeout=patience)
 
     def lines(self, query: LogQuery) -> Iterator[str]:
-        """The lines that a query asks for; no more of them once the job is gone, since its streams may be another's then."""
+        """Yield the lines that a query asks for.
+
+        Ends when the job is gone, since its streams may then be those of another job.
+        """
         with contextlib.suppress(ReplicaNotFoundError):
             yield from self._found(query)
 
@@ -92,10 +96,10 @@ class JobLog:
         return keep
 
     def _streams(self) -> list[str]:
-        """Those of this job, in order of name; those of an earlier job of this name are left out.
+        """List this job's streams in order of name, without those of an earlier job of this name.
 
         Raises:
-            ReplicaNotFoundError: It is gone, and what was found may be of another job.
+            ReplicaNotFoundError: The job is gone, and the streams may be those of another job.
         """
         since = self._job.created - _SLACK
 
@@ -114,7 +118,7 @@ class JobLog:
         return found
 
     def _tail(self, keep: Callable[[dict[str, Any], str], bool], count: int) -> Iterator[str]:
-        """The last lines, read backwards, the newest stream first."""
+        """Yield the last lines; they are read backwards, from the newest stream on."""
         last: deque[str] = deque()
         for stream in reversed(self._streams()):
             for events in self._pages(stream, {}, back=True):
@@ -133,7 +137,7 @@ class JobLog:
         quiet_since: float | None = None
         delays = self._backoff.delays()
         while True:
-            # Lines are dated by the machines, and arrive some seconds late.
+            # Lines get their times from the machines, and arrive some seconds late.
             late = query.until is not None and self._clock() >= query.until
             streams = self._streams()
             ended = late or self._job.status in ENDED
@@ -156,12 +160,12 @@ class JobLog:
     def _pages(
         self, stream: str, tokens: dict[str, str], since: float | None = None, *, back: bool = False
     ) -> Iterator[list[dict[str, Any]]]:
-        """The events of a stream, page by page from where ``tokens`` says on, until the token comes back unchanged.
+        """Yield the events of a stream, page by page, from the stream's place in ``tokens`` on.
 
-        Some pages are empty.
+        The last page is the one whose token comes back unchanged. Some pages are empty.
 
         Raises:
-            UnavailableError: They have no end.
+            UnavailableError: The pages have no end.
         """
         span = {} if since is None else {"startTime": max(0, int(since * 1000))}
         name = "nextBackwardToken" if back else "nextForwardToken"
@@ -181,7 +185,7 @@ class JobLog:
                     f"cannot read the log stream {shown(stream)}: its pages have no "
                     f"end{NOT_ITS_OWN}"
                 )
-            if pages.bit_count() == 1:  # so every circle is found, with one token kept
+            if pages.bit_count() == 1:  # finds every circle of tokens, and keeps only one of them
                 mark = following
             tokens[stream] = following
 
@@ -189,7 +193,7 @@ class JobLog:
         try:
             return self._patiently(lambda: self._client.log_events(stream, **query))
         except MissingError:
-            return {}  # it was deleted while it was read
+            return {}  # the stream was deleted while it was read
 
     def _patiently(self, call: Callable[[], T]) -> T:
         try:

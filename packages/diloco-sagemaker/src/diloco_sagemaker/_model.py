@@ -1,4 +1,7 @@
-"""A request, checked against botocore's model of the service before it is sent: the client itself does not check most of it."""
+"""Check a request against botocore's model of the service before it is sent.
+
+The client itself does not check most of it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ _LISTED = 40  # names that a message lists
 _USERINFO = re.compile("[a-z0-9]+://[^/]*[@:]")
 # Characters of Unicode's category Z, for which Python's expressions have no class.
 _SEPARATORS = r"\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-# What Java's expressions have and Python's do not. Python's \w is letters, numbers and the
-# underscore.
+# Classes that Java's regular expressions have and Python's do not. Python's \w is letters, numbers
+# and the underscore.
 _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\w", r"\p{Z}": _SEPARATORS, r"\p{Alnum}": "a-zA-Z0-9"}
 
 
 def check_request(request: Mapping[str, Any], shape: str = "CreateTrainingJobRequest") -> None:
-    """Refuse a request that the service would refuse for its form.
+    """Refuse a request that the service would refuse because of its form.
 
     Raises:
         InvalidRequestError: Names the first value that is wrong, and what is allowed.
@@ -34,7 +37,7 @@ def check_request(request: Mapping[str, Any], shape: str = "CreateTrainingJobReq
 
 
 def problems(value: Any, shape: str, path: str = "") -> Iterator[str]:
-    """What is wrong with a value, in sentences; nothing if it has the form that the model says."""
+    """Yield what is wrong with a value, in sentences; nothing if it has the form of the model."""
     model = _shapes()[shape]
     kind = model["type"]
     name = path or shape
@@ -52,12 +55,12 @@ def problems(value: Any, shape: str, path: str = "") -> Iterator[str]:
 
 
 def instance_types() -> frozenset[str]:
-    """The instance types that this botocore knows for training."""
+    """Return the instance types for training that this version of botocore knows."""
     return frozenset(_shapes()["TrainingInstanceType"]["enum"])
 
 
 def some_of(known: Collection[str], given: object) -> str:
-    """What is allowed, for a message: all of it, or the names that are nearest to what was given if there are many."""
+    """Return the allowed names, for a message; of many, only those nearest to the one given."""
     names = sorted(known)
     if len(names) <= _LISTED:
         return ", ".join(names)
@@ -66,7 +69,7 @@ def some_of(known: Collection[str], given: object) -> str:
 
 
 def to_python(pattern: str) -> str:
-    """A regular expression of the model, which are Java's, as one of Python's."""
+    """Translate a regular expression of the model, which is one of Java's, into one of Python's."""
     for java, python in _JAVA.items():
         pattern = pattern.replace(java, python)
     return pattern
@@ -96,7 +99,10 @@ def _structure(value: Any, model: Any, name: str, path: str) -> Iterator[str]:
         yield f"{name} lacks {missing}"
     for key, inner in value.items():
         if key not in members:
-            yield f"{name} has no {key!r} in this version of botocore; it has {', '.join(sorted(members))}"
+            yield (
+                f"{name} has no {key!r} in this version of botocore; it has "
+                f"{', '.join(sorted(members))}"
+            )
         else:
             yield from problems(inner, members[key]["shape"], f"{path}.{key}" if path else key)
 
@@ -162,7 +168,10 @@ def _amount(amount: int, model: Any, name: str, what: str) -> Iterator[str]:
 
 
 def _show(value: Any, name: str) -> str:
-    """Return a value as an error may show it; those of variables, hyperparameters and tags may be secrets."""
+    """Return a value as an error may show it.
+
+    Values of variables, hyperparameters and tags are not shown, since they may be secrets.
+    """
     if name.endswith(("']", '"]', ".Value")):
         return "a value that is not shown"
     text = repr(redact_json(value, name))

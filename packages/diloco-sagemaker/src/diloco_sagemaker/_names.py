@@ -1,4 +1,4 @@
-"""The names under which a run stands in an account."""
+"""The names that a run has in an account."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from diloco_protocol.backend import is_run_id
 
 PREFIX = "diloco-"
 
-#: All of our hyperparameters begin so, those of the spec too.
+#: All of diloco's hyperparameters begin with this, also those of the spec.
 STRING_PREFIX = "DILOCO_"
 
 #: Keys of hyperparameters, besides those of the spec. They are the job's own record of the launch.
@@ -28,7 +28,7 @@ TAG_COHORT = "diloco:cohort"
 TAG_OWNER = "diloco:owner"
 TAG_CANCELLED = "diloco:cancelled"
 
-#: Files in the container, where SageMaker puts and looks for them.
+#: Files in the container, at the places where SageMaker writes or reads them.
 STRINGS_FILE = "/opt/ml/input/config/hyperparameters.json"
 FAILURE_FILE = "/opt/ml/output/failure"
 MODEL_FOLDER = "/opt/ml/model"
@@ -42,17 +42,20 @@ _JOB = re.compile(rf"{PREFIX}(.+)-(\d{{5}})", re.ASCII)
 
 
 def job_prefix(run_id: str) -> str:
-    """What the names of all jobs of a run begin with; those of some other runs do, too."""
+    """Return the prefix of the names of all jobs of a run; jobs of some other runs have it too."""
     return f"{PREFIX}{run_id}-"
 
 
 def job_name(run_id: str, rank: int) -> str:
-    """The name of a replica's job: at most 61 characters of the 63 allowed, never cut, and always the same."""
+    """Return the name of a replica's job.
+
+    It has at most 61 characters of the 63 allowed, is never cut, and is always the same.
+    """
     return f"{job_prefix(run_id)}{rank:05d}"
 
 
 def parse_job_name(name: str) -> tuple[str, int] | None:
-    """The run_id and the rank in a job's name; None if it is not one of ours."""
+    """Return the run_id and the rank in a job's name; None if diloco does not give such names."""
     match = _JOB.fullmatch(name)
     if match is None or not is_run_id(match[1]):
         return None
@@ -60,7 +63,7 @@ def parse_job_name(name: str) -> tuple[str, int] | None:
 
 
 def console_url(region: str, name: str) -> str:
-    """The console's page of a job."""
+    """Return the address of a job's page in the console."""
     host = (
         "console.amazonaws.cn"
         if region.startswith("cn-")
@@ -72,7 +75,10 @@ def console_url(region: str, name: str) -> str:
 
 
 def log_url(region: str, name: str) -> str:
-    """The console's page of a job's log streams."""
+    """Return the address of the console's page with a job's log streams."""
     host = console_url(region, name).partition("/sagemaker/")[0]
     group = LOG_GROUP.replace("/", "$252F")
-    return f"{host}/cloudwatch/home?region={region}#logsV2:log-groups/log-group/{group}$3FlogStreamNameFilter$3D{name}"
+    return (
+        f"{host}/cloudwatch/home?region={region}#logsV2:log-groups/log-group/{group}"
+        f"$3FlogStreamNameFilter$3D{name}"
+    )

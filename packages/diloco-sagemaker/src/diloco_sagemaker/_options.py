@@ -52,7 +52,10 @@ _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 def _shown(value: object, name: str) -> str:
-    """Return a value as an error may show it: without a user and password before a host, wherever they are cut off."""
+    """Return a value as an error may show it.
+
+    A text with an "@" is not shown at all, since it may have a user and password before a host.
+    """
     if isinstance(value, str) and "@" in value:
         return (
             "what was given, which has an '@' and is not shown: it may hold no user and no password"
@@ -147,7 +150,7 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
 
 
 def check_endpoint(name: str, value: object) -> str:
-    """Refuse an address without a scheme, with a user and password, or with a port that is none."""
+    """Refuse an address without a scheme, with a user and password, or with an invalid port."""
     if not isinstance(value, str) or not _ENDPOINT.fullmatch(value) or not _has_port(value):
         raise InvalidRequestError(
             f"{name} must be an address with its scheme, such as 'http://127.0.0.1:4566', not "
@@ -157,7 +160,7 @@ def check_endpoint(name: str, value: object) -> str:
 
 
 def _has_port(address: str) -> bool:
-    """Whether the port of an address is one, if it names one."""
+    """Return whether the port of an address is valid, if the address has one."""
     try:
         return urlsplit(address).port != 0
     except ValueError:
@@ -173,7 +176,7 @@ def check_region_name(name: str, value: object) -> str:
 
 
 def _check_session(name: str, value: object) -> Any:
-    # All that is used of it; boto3 itself is slow to import.
+    # All attributes that are used; an isinstance check would import boto3, which is slow.
     used = ("client", "region_name", "profile_name", "get_available_regions", "_session")
     if not all(hasattr(value, each) for each in used):
         raise InvalidRequestError(
@@ -206,7 +209,7 @@ def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
             f"{type(value).__name__}"
         )
     try:
-        # A copy: the caller may go on to change what is inside.
+        # A copy, since the caller may change the mapping later.
         kept: dict[str, Any] = json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{name} must hold JSON values: {error}") from None
@@ -226,16 +229,16 @@ def _seconds(most: float) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SageMakerOptions(Options):
-    """The options of a :class:`SageMakerExecutor`: what its constructor takes, checked. Immutable.
+    """The checked arguments of the constructor of :class:`SageMakerExecutor`. Immutable.
 
     Attributes:
-        role_arn: The execution role of the jobs, with which replicas reach their bucket. Whoever
-            launches needs ``iam:PassRole`` on it.
+        role_arn: The execution role of the jobs, with which replicas reach their bucket. The
+            launching user needs ``iam:PassRole`` on it.
         image_uri: The replicas' container image, usually in ECR.
         output_s3_path: Where jobs write their results, each below its own name.
         instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of
             them.
-        cpu_instance_type: The instance type where no GPU is asked for.
+        cpu_instance_type: The instance type if no GPU is asked for.
         volume_size_gb: Size of the volume in GB; left out for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
         region: The AWS region.
@@ -244,19 +247,19 @@ class SageMakerOptions(Options):
         s3_client: A boto3 client of S3 to use.
         sts_client: A boto3 client of STS to use.
         session: A ``boto3.Session`` to make the clients with.
-        endpoint_url: Where all services answer instead, such as a stand-in; clients that are handed
-            in keep their own.
-        command: What starts the runner; the runner's own arguments are put behind it. SIGTERM must
-            reach the runner, so no shell may stand between.
+        endpoint_url: Address to use in place of AWS's for all services, such as that of a stand-in;
+            clients that are handed in keep their own.
+        command: The command that starts the runner; the runner's own arguments are added at its
+            end. SIGTERM must reach the runner, so the command must not be run by a shell.
         env: Environment variables for every launch; those of the launch itself win.
         tags: Tags of every job, for costs and policies.
         owner: Value of the tag ``diloco:owner``.
-        spot: Managed spot capacity where the launch does not say. Replicas may then be interrupted
-            and started again.
+        spot: Whether to use managed spot capacity if the launch does not say. Replicas may then be
+            interrupted and started again.
         checkpoint_s3_path: Where ``/opt/ml/checkpoints`` is kept from one attempt to the next, each
             job's below its own name: on spot, and with ``platform_retries``.
-        max_restarts: Restarts of a failed replica where the launch does not say; in the same job,
-            on the same machine.
+        max_restarts: Restarts of a failed replica if the launch does not say; in the same job, on
+            the same machine.
         platform_retries: How often SageMaker itself starts a job again after an internal error of
             its own, up to 30. Each attempt has the whole timeout.
         pending_timeout: Seconds that a job may wait for capacity before it is given up: with spot
@@ -270,8 +273,8 @@ class SageMakerOptions(Options):
         volume_kms_key: KMS key of the volume; left out for types whose storage is fixed, which take
             none.
         output_kms_key: KMS key of what is written to S3.
-        instance_preferences: Up to 5 instance types, the most wanted first, of which SageMaker
-            takes what there is. Not with spot. Each must have what ``gpu=`` asks for.
+        instance_preferences: Up to 5 instance types, the most wanted first; SageMaker takes one
+            that is available. Not with spot. Each must have what ``gpu=`` asks for.
         training_plan_arn: A training plan (reserved capacity) to run in.
         channels: Name → place in S3, which replicas find below ``/opt/ml/input/data/NAME``.
         image_credentials_arn: The Lambda function with the credentials of a private registry that

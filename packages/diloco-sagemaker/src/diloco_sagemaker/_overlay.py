@@ -1,4 +1,4 @@
-"""Merging a caller's fields of CreateTrainingJob over ours."""
+"""Merge a caller's fields of CreateTrainingJob over the executor's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diloco_protocol.backend import is_reserved, variables_from_strings
 
 from . import _names as names
 
-#: What the launch depends on, and with what an overlay would break it.
+#: Fields that an overlay must not set, since the launch depends on them, and the reason for each.
 _OURS = {
     ("TrainingJobName",): "it is the launch's idempotency key",
     ("AlgorithmSpecification", "TrainingImage"): "image_uri= sets it",
@@ -35,12 +35,13 @@ _OURS = {
 
 
 def apply_overlay(request: dict[str, Any], overlay: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A request with fields of the caller merged into it; neither is changed.
+    """Return a request with the caller's fields merged into it; neither argument is changed.
 
-    Mappings are merged, tags are added, everything else replaces ours; None removes.
+    Mappings are merged, tags are added, and everything else replaces the executor's own value. None
+    removes a field.
 
     Raises:
-        InvalidRequestError: It would change what the launch depends on.
+        InvalidRequestError: The overlay would change something that the launch depends on.
     """
     if not overlay:
         return request
@@ -56,7 +57,7 @@ def _has(overlay: Mapping[str, Any], path: tuple[str, ...]) -> bool:
     value: Any = overlay
     for number, key in enumerate(path):
         if not isinstance(value, Mapping):
-            # Something else in place of the mapping would take ours away.
+            # Something else in place of the mapping would remove the executor's field.
             return number > 0
         if key not in value:
             return False
@@ -78,7 +79,7 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
 
 
 def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
-    """Add to what says who a job is; nothing of it may be replaced."""
+    """Add tags, variables or hyperparameters; none that the launch sets may be replaced."""
     if key == "Tags":
         if not isinstance(value, list) or not all(
             isinstance(tag, Mapping)
@@ -103,7 +104,7 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
                 f"{type(value).__name__}"
             )
         there, given = set(base.get(key, {})), set(value)
-        if key == "Environment":  # those that it does not take would win over it
+        if key == "Environment":  # variables in hyperparameters would win over it
             there |= variables_from_strings(base.get("HyperParameters", {})).keys()
         ours = is_reserved if key == "Environment" else _is_our_string
         reserved = {name for name in given if ours(name)}
@@ -118,5 +119,8 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
 
 
 def _is_our_string(name: str) -> bool:
-    """Whether a hyperparameter is one that tells a replica what it is, also where this launch needs fewer of them."""
+    """Return whether a hyperparameter belongs to the spec of a replica or the record of a launch.
+
+    This includes names that this launch does not need, since its spec is shorter.
+    """
     return name.upper().startswith(names.STRING_PREFIX)

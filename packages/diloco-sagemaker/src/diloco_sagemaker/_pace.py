@@ -1,4 +1,4 @@
-"""How often this process may list: the service allows two lists per second to the whole account."""
+"""Limit the lists of this process: the service allows two per second for the whole account."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _next: OrderedDict[Callable[[], float], float] = OrderedDict()
 
 
 def wait_for_turn(backoff: Backoff) -> None:
-    """Sleep until this process may list again; turns are given out in order, to all executors together."""
+    """Sleep until this process may list again; all executors together get turns in order."""
     with _lock:
         now = backoff.clock()
         turn = max(now, _next.get(backoff.clock, now))

@@ -1,4 +1,4 @@
-"""What was seen of jobs lately, of as many as a launch can have."""
+"""Recent knowledge about jobs, for as many jobs as a launch can have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Values of which the oldest are forgotten where there are too many. Thread-safe."""
+    """Values by key; the oldest are forgotten if there are too many. Thread-safe."""
 
     def __init__(self, most: int = MAX_REPLICAS) -> None:
         self._most = most

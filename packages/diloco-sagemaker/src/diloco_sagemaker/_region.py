@@ -1,4 +1,7 @@
-"""Whether there is such a region: a name with a mistake in it would only be found when no address answers to it."""
+"""Check that a region exists.
+
+Otherwise a mistake in its name would only be noticed when no address answers.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from ._options import check_region_name
 
 
 def check_region(session: Any, client: Any, region: str | None) -> None:
-    """Refuse a region in which boto3 knows no SageMaker, where AWS itself is to be asked.
+    """Refuse a region in which boto3 knows no SageMaker, if the client calls AWS itself.
 
     Args:
         session: The session that the client was made with.
-        client: A client that is about to be used. One that asks another address, such as a
-            stand-in's, may use any region.
-        region: The region that it was made for. Its own may be the name for all regions.
+        client: A client that is about to be used. If it calls another address, such as that of a
+            stand-in, any region is allowed.
+        region: The region that it was made for. The client's own may be the name for all regions.
 
     Raises:
         InvalidRequestError: There is no such region.
@@ -41,10 +44,12 @@ def check_region(session: Any, client: Any, region: str | None) -> None:
 
 
 def check_region_of_logs(client: Any, logs_client: Any) -> None:
-    """Refuse a caller's client of logs that asks another region than the client of jobs: it would find no logs.
+    """Refuse a caller's client of logs for another region than the client of jobs.
+
+    It would find no logs.
 
     Raises:
-        InvalidRequestError: It does.
+        InvalidRequestError: The regions differ.
     """
     ours, theirs = (
         client.meta.region_name,

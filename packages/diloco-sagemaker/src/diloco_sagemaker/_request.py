@@ -1,4 +1,4 @@
-"""What is sent for a launch: one CreateTrainingJob per rank. Pure functions."""
+"""The requests of a launch: one CreateTrainingJob per rank. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,26 +18,32 @@ from ._options import DAY, LONGEST_RUN, SageMakerOptions
 from ._overlay import apply_overlay
 
 MESSAGE_BYTES = 900
-"""A FailureReason holds 1024, and SageMaker adds words of its own."""
+"""Bytes of the runner's message: a FailureReason holds 1024, and SageMaker adds its own words."""
 MAX_RESULT_BYTES = 1 << 24
 
 _MARGIN = 1800.0
-"""Seconds of a job that are no attempt: SageMaker's clock runs while it prepares the machine and uploads."""
+"""Seconds of a job besides its attempts.
+
+SageMaker's clock also runs while it prepares the machine and uploads.
+"""
 _SPOT_LIVES = 10
-"""How many times the time of its attempts a spot job may use: an interruption gives the next attempt the whole timeout."""
+"""How many times the time of its attempts a spot job may use.
+
+After an interruption the next attempt has the whole timeout again.
+"""
 _PIECE = 2500
-_MOST_STRINGS = 99  # one less than are allowed
+_MOST_STRINGS = 99  # one less than the service allows
 _VARIABLE = 512  # characters of a name, and of a value
 _MOST_VARIABLES = 100
 
 
 def longest_timeout(options: SageMakerOptions) -> float:
-    """The longest timeout of an attempt, in seconds, where nothing is started again."""
+    """Return the longest timeout of an attempt, in seconds, if nothing is started again."""
     return float(LONGEST_RUN - _MARGIN - math.ceil(options.grace))
 
 
 def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[str, Any]]:
-    """The requests of a launch, in rank order.
+    """Make the requests of a launch, in rank order.
 
     Raises:
         InvalidRequestError: Something cannot be asked for, does not fit, or would be refused for
@@ -52,7 +58,10 @@ def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[st
 
 
 def _fingerprint(request: RunRequest, options: SageMakerOptions, shared: Mapping[str, Any]) -> str:
-    """Digest of all that two launches of one run_id must agree on: what is asked for, and what this executor makes of it."""
+    """Return the digest of everything that two launches of one run_id must agree on.
+
+    This is the request, and what this executor makes of it.
+    """
     tags = sorted(shared["Tags"], key=lambda tag: tag["Key"])
     agreed = [
         request.fingerprint(),
@@ -94,7 +103,7 @@ def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
 
 
 def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
-    """What the jobs of all ranks have in common."""
+    """Return what the requests of all ranks have in common."""
     spot = options.spot if request.spot is None else request.spot
     again = spot or options.platform_retries > 0  # SageMaker itself may start a job again
     instance = choose_instance(
@@ -113,9 +122,9 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
             names.RUN_ID: request.run_id,
             names.RANKS: f"{request.ranks[0]}-{request.ranks[-1]}",
             names.WORLD_SIZE: str(request.world_size),
-            names.FINGERPRINT: "",  # of all the rest, and so it comes last
+            names.FINGERPRINT: "",  # a digest of all the rest, so it is set last
             names.RESTARTS: str(request.max_restarts),
-            names.LAUNCH: "",  # whoever launches puts a new one in
+            names.LAUNCH: "",  # each launch sets a new one
         },
         "Tags": _tags(request, options),
     }
@@ -153,9 +162,10 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
 
 
 def _short(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a job's Environment takes; the others travel with the spec, and the runner sets them.
+    """Return the variables that a job's Environment takes.
 
-    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#sagemaker-CreateTrainingJob-request-Environment
+    The others travel with the spec, and the runner sets them. See "Environment" in
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
     """
     fitting = [
         (name, value)
@@ -229,7 +239,7 @@ def _resources(
 def _stopping(
     request: RunRequest, options: SageMakerOptions, instance: str, *, spot: bool
 ) -> dict[str, int]:
-    """The service's own deadlines: backstops, since the runner ends what is overdue."""
+    """Return the service's own deadlines: backstops, since the runner ends overdue programs."""
     timeout = request.timeout or 0.0
     runtime = math.ceil((timeout + options.grace) * (1 + request.max_restarts) + _MARGIN)
     if runtime > LONGEST_RUN:
@@ -238,7 +248,7 @@ def _stopping(
             f"s, and a training job lives for {LONGEST_RUN} s (28 days) at most: give a shorter "
             "timeout or fewer restarts"
         )
-    # The service counts what all attempts have used together.
+    # The service counts the time of all attempts together.
     lives = (_SPOT_LIVES if spot else 1) + options.platform_retries
     runtime = min(LONGEST_RUN, runtime * lives)
     if spot:

@@ -1,4 +1,4 @@
-"""What a replica reports of its success: a file that SageMaker uploads as it is."""
+"""The report of a replica that has succeeded: a file that SageMaker uploads unchanged."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _SLACK = 60.0  # seconds by which the clocks of S3 and of SageMaker may differ
 
 
 def place_of(job: JobFacts) -> tuple[str, str]:
-    """Bucket and key of a job's outcome."""
+    """Return bucket and key of a job's outcome."""
     bucket, _, prefix = job.output.removeprefix("s3://").partition("/")
     parts = [prefix.strip("/"), job.name, "output/model", names.OUTCOME_NAME]
     return bucket, "/".join(part for part in parts if part)
 
 
 def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
-    """Remove what is kept of a job from one attempt to the next; otherwise a later job of this name would go on from it.
+    """Remove the checkpoints of a job, or a later job of this name would continue from them.
 
-    A folder that is not named after the job is left alone, whoever made that job: others may have
-    something there.
+    A folder that is not named after the job is left alone, whichever program has made the job: it
+    may hold something else.
 
     Args:
-        client: To list and delete.
+        client: Lists and deletes the objects.
         job_name: The job's name.
-        uri: CheckpointConfig.S3Uri; empty if nothing is kept.
+        uri: CheckpointConfig.S3Uri; empty if the job keeps no checkpoints.
     """
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     folder = prefix.strip("/")
@@ -56,11 +56,11 @@ def remove_checkpoints(client: Client, job_name: str, uri: str) -> None:
 
 
 def read_outcome(client: Client, job: JobFacts) -> Outcome:
-    """The outcome of a job that has completed.
+    """Read the outcome of a job that has completed.
 
     Raises:
         ResultLostError: It is gone for good, damaged, too large, or older than the job.
-        BackendError: It could not be read this time, or may not be read.
+        BackendError: It could not be read this time, or reading it is not allowed.
     """
     bucket, key = place_of(job)
     try:
@@ -71,7 +71,7 @@ def read_outcome(client: Client, job: JobFacts) -> Outcome:
         ) from error
     except InvalidRequestError as error:
         raise ResultLostError(str(error)) from error
-    # S3's own word; what an object says of itself may be anything.
+    # The time comes from S3 itself; the content of an object could claim any time.
     if written < job.created / 1000 - _SLACK:
         raise ResultLostError(f"s3://{bucket}/{key} is older than the job, and of another one")
     try:
@@ -84,9 +84,12 @@ def read_outcome(client: Client, job: JobFacts) -> Outcome:
 
 
 def read_result(client: Client, handle: ReplicaHandle, job: JobFacts) -> Any:
-    """What the replica of a job that has completed returned; raises as :func:`read_outcome` does."""
+    """Read what the replica of a completed job returned; raises as :func:`read_outcome` does."""
     try:
         return read_outcome(client, job).result
     except ResultLostError as error:
-        text = f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be read: {error}"
+        text = (
+            f"rank {handle.rank} of run {handle.run_id!r} succeeded, but its result cannot be "
+            f"read: {error}"
+        )
         raise ResultLostError(text) from error

@@ -1,4 +1,4 @@
-"""Runs that exist: found by their handles, looked at, ended, removed."""
+"""Runs that exist: find them by their handles, observe, end and remove them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from ._states import UnknownWordError, attempt_in, status_of
 from ._sweep import Jobs
 
 _FEW = 2
-"""So many replicas are described one by one; for more, the jobs of their run are listed."""
+"""The most replicas that are described one by one; for more, the jobs of their run are listed."""
 _SECONDS_TO_GO = 120.0
 _SECONDS_TO_APPEAR = 30.0
-"""For so long a job that was created may not be seen everywhere; AWS tells no number.
+"""For how long a new job may not be visible everywhere; AWS states no number.
 
-Looks are tried again for longer.
+Looks are tried again for longer than this.
 """
 _SECONDS_TO_BE_LISTED = 3600.0
-"""For so long a list is taken to lack what was created; AWS tells no number."""
+"""For how long a list is assumed to lack jobs that were created; AWS states no number."""
 
 
 class Runs:
@@ -70,11 +70,11 @@ class Runs:
     # --- looking ---
 
     def job(self, handle: ReplicaHandle) -> JobFacts:
-        """The job of a handle.
+        """Return the job of a handle.
 
         Raises:
             ReplicaNotFoundError: It is gone.
-            UnseenError: It is not there, and was created a moment ago.
+            UnseenError: It is not found, and was created a moment ago.
             InvalidRequestError: It is of another account.
         """
         try:
@@ -88,7 +88,10 @@ class Runs:
         return job
 
     def _check_account(self, handle: ReplicaHandle, job: JobFacts | None) -> None:
-        """Refuse a handle of another account, whose "not found" would say nothing; a job that was found tells its account."""
+        """Refuse a handle of another account, for which "not found" would mean nothing.
+
+        If its job was found, the job itself tells its account.
+        """
         account = handle.metadata["account"]
         if job is not None and job.account == account:
             return
@@ -99,7 +102,7 @@ class Runs:
             )
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """The statuses of replicas of one run; one without a record is left out."""
+        """Return the statuses of replicas of one run, without those of which there is no record."""
         if len(handles) <= _FEW:
             found = self._jobs.described([handle.metadata["job_name"] for handle in handles])
         else:
@@ -116,7 +119,7 @@ class Runs:
             if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
         }
         looks = dict(zip(known, outcomes(self._status, list(known.values())), strict=True))
-        # A job may be deleted while its run is looked at: that says nothing of the others.
+        # A job may be deleted while its run is observed: that says nothing about the others.
         lacking += [handle for handle, look in looks.items() if isinstance(look, MissingError)]
         for handle in lacking:
             looks.pop(handle, None)
@@ -124,8 +127,8 @@ class Runs:
                 looks[handle] = unseen
         odd = [each for each in looks.values() if isinstance(each, BaseException)]
         for error in odd:
-            # A word that nobody knows is one rank's, unless there is no other, and so is a job that
-            # nobody sees yet.
+            # An unknown status, or a job that is not visible yet, concerns a single rank. It is
+            # raised only if there is no rank without an error.
             if not isinstance(error, (UnknownWordError, UnseenError)) or len(odd) == len(looks):
                 raise error
 
@@ -140,7 +143,10 @@ class Runs:
         return {handle: shown_as(handle, look) for handle, look in looks.items()}
 
     def _unseen(self, handle: ReplicaHandle) -> UnseenError | None:
-        """The error for a job that is not there, if it may only not be seen yet; None if it is believed to be gone."""
+        """Return the error for a job that is not found, if it may not be visible yet.
+
+        None if the job is believed to be gone.
+        """
         created, name = created_of(handle), handle.metadata["job_name"]
         if created is None or self._jobs.is_removed(name, created):
             return None
@@ -164,8 +170,8 @@ class Runs:
             if (summary := listed.get(handle.rank)) is not None and may_be_of(handle, summary)
         ]
         found = self._jobs.details(wanted, names.job_prefix(run_id))
-        # A list may lag behind what has just been created; only Describe says that something is not
-        # there.
+        # A list may lack jobs that have just been created; only Describe can say that a job does
+        # not exist.
         missing = [
             handle.metadata["job_name"]
             for handle in handles
@@ -184,7 +190,7 @@ class Runs:
         return self._jobs.is_tagged(job, names.TAG_CANCELLED)
 
     def _outcome(self, job: JobFacts) -> Outcome | None:
-        """For the attempt, where the job itself has started its program again."""
+        """Read the outcome of a job that restarts its program itself, for the attempt in it."""
         key = (job.name, job.created)
         kept = self._outcomes.get(key)
         if kept is None:
@@ -193,24 +199,24 @@ class Runs:
             except ResultLostError:
                 kept = (None,)
             except BackendError:
-                return None  # who asks for the result is told; the transitions tell of the attempt
+                return None  # collecting the result will raise it; transitions show the attempt
             else:
                 kept = (Outcome(0, attempt=outcome.attempt, started_at=outcome.started_at),)
             self._outcomes.keep(key, kept)
         return kept[0]
 
     def result(self, handle: ReplicaHandle) -> Any:
-        """What a replica that has succeeded returned."""
+        """Return the result of a replica that has succeeded."""
         return read_result(self._client, handle, self.job(handle))
 
     # --- ending ---
 
     def cancel(self, handle: ReplicaHandle, *, seen: bool = False) -> None:
-        """Ask for the end of a replica; does nothing if it has ended or is gone.
+        """Ask SageMaker to end a replica; does nothing if it has ended or is gone.
 
         Args:
             handle: The replica.
-            seen: Whether its job has just been seen to be there, so that nobody has to look again.
+            seen: Whether its job has just been seen, so that there is no need to look again.
         """
         asked = sent = False
 
@@ -234,7 +240,7 @@ class Runs:
             except EndedError:
                 return
             except MissingError as error:
-                seen = False  # whether it is gone says another look
+                seen = False  # another look will show whether it is gone
                 raise UnavailableError(f"{error}, although it was there a moment ago") from error
             except UnavailableError as error:
                 asked |= not isinstance(error, UnreachedError)
@@ -244,14 +250,14 @@ class Runs:
         try:
             retry(once, self._backoff, timeout=self._patience)
         except (KeyboardInterrupt, SystemExit):
-            # Without a tag others would take it to be stopped from outside.
+            # Without the tag, other processes would report that it was stopped from outside.
             with contextlib.suppress(BackendError):
                 if sent and (job := self.job(handle)).status in {"Stopping", "Stopped"}:
                     self._client.tag(job.arn, names.TAG_CANCELLED, "true")
             raise
 
     def _mark(self, name: str, created: int, arn: str) -> None:
-        """Leave word of who has asked for the end; the end itself has been accepted by now."""
+        """Record that an executor has asked for the end, which has been accepted by now."""
         self._cancelled.keep((name, created), True)
         try:
             retry(
@@ -268,13 +274,15 @@ class Runs:
             )
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove what is left of a handle's run: results, checkpoints, logs, jobs; does nothing if it is gone.
+        """Remove what is left of a handle's run: results, checkpoints, logs and jobs.
+
+        Does nothing if the run is gone.
 
         Raises:
             InvalidRequestError: A replica has not ended.
             UnavailableError: Not all of it is gone yet.
-            BackendError: Its job is gone, and there are others of the run, or of a later one of its
-                name.
+            BackendError: The handle's job is gone, and there are other jobs, of the same run or of
+                a later run of its name.
         """
         try:
             own = self.job(handle)
@@ -294,7 +302,7 @@ class Runs:
                 f"{alive[0].name}: cancel them with cancel_run({handle.run_id!r}), and wait with "
                 "collect"
             )
-        # Its own job goes last: as long as it is there, the same purge can be repeated.
+        # The handle's own job is removed last: while it exists, the same purge can be repeated.
         others = [job for job in run if job.name != own.name]
         at_once(self._remove, [job for job in others if job.name not in going])
         if own.name not in going:
@@ -303,7 +311,11 @@ class Runs:
         self._launched.forget(str(handle.run_id))
 
     def _left_of(self, handle: ReplicaHandle) -> JobFacts | None:
-        """A job of a handle's run, whose own job is gone: a purge of another rank was interrupted, or it was deleted by hand."""
+        """Return a job of the run of a handle whose own job is gone; None if nothing is left.
+
+        The handle's job is gone if a purge of another rank was interrupted, or if it was deleted by
+        hand.
+        """
         jobs = self._all(handle.run_id)[1]
         if not jobs:
             return None
@@ -311,16 +323,16 @@ class Runs:
         if (own := there.get(handle.metadata["job_name"])) is not None:
             return own if is_of(handle, own) else None
         if all(job.status == "Deleting" for job in jobs):
-            return jobs[0]  # whosever they are: nothing is removed, and they are waited for
+            return jobs[0]  # of any launch: nothing is removed, but their deletion is waited for
         oldest, created = jobs[0], created_of(handle)
         if created is None:
             own = next((job for job in jobs if is_of(handle, job)), None)
             if own is not None or not any(may_be_sibling(handle, job) for job in jobs):
                 return own
         elif oldest.created <= created:
-            return oldest  # a later run of the name began when it was gone
+            return oldest  # a later run of this name could only begin when this one was gone
         elif names.job_name(handle.run_id, oldest.ranks[0]) in there:
-            # The first job of a launch comes first: this is a later one, which may be under way
+            # A launch creates its first job first: this is a later launch, maybe still under way
             return None
         raise BackendError(
             f"the job of this handle is gone, and not {oldest.name}, of the same run or of a later "
@@ -348,7 +360,10 @@ class Runs:
         self._jobs.forget(job)
 
     def _remove_objects(self, job: JobFacts) -> None:
-        """Remove results and checkpoints where this executor keeps them: whoever makes a job can name any place."""
+        """Remove results and checkpoints, but only from the places in this executor's options.
+
+        Any program that makes a job can name any place in it.
+        """
         if job.output == self._results:
             with contextlib.suppress(MissingError):
                 self._client.delete_object(*place_of(job))
@@ -378,11 +393,11 @@ class Runs:
     # --- finding ---
 
     def find(self, run_id: str) -> list[ReplicaHandle]:
-        """The handles of a run, in rank order.
+        """Return the handles of a run, in rank order.
 
         Raises:
             ReplicaNotFoundError: There is no such run.
-            UnseenError: There is none, and it was launched here a moment ago.
+            UnseenError: The run is not found, and was launched here a moment ago.
         """
         listed, ours = self._all(run_id)
         if not ours:
@@ -395,7 +410,7 @@ class Runs:
                 f"there is no run {run_id!r} in {self._client.region} that diloco has launched: "
                 "list_runs() names those that there are"
             )
-        # A run is one launch: what says that it is another one came later, and is a stranger's.
+        # A run is one launch: jobs with another fingerprint came later, and belong to another run.
         first = ours[0]
         region, account = self._client.region, first.account or self._client.account
         created = {
@@ -409,7 +424,10 @@ class Runs:
         ]
 
     def _all(self, run_id: str, *more: JobFacts) -> tuple[dict[int, Summary], list[JobFacts]]:
-        """What a list has of a run, and its jobs, the oldest first; also those that the list lacks, as it may for a while."""
+        """Return a run's entries in the list, and its jobs, the oldest first.
+
+        The jobs include those that the list lacks, as it may for a while.
+        """
         listed = self._jobs.of_run(run_id)
         found = self._jobs.details(list(listed.values()), names.job_prefix(run_id))
         found |= {job.name: job for job in more}
@@ -426,7 +444,10 @@ class Runs:
         return listed, sorted(ours, key=_age)
 
     def _appeared(self, job_names: set[str], newest: float) -> list[JobFacts]:
-        """Those of some jobs that are there, or appear as long as they may after the newest one of their run."""
+        """Return those of some jobs that exist, or that still appear.
+
+        Jobs may appear for a while after the newest job of their run was created.
+        """
         deadline = self._backoff.clock() + self._patience
         there: dict[str, JobFacts] = {}
         for delay in self._backoff.delays():
@@ -438,11 +459,11 @@ class Runs:
         return list(there.values())
 
     def launched(self, run_id: str) -> None:
-        """A run was launched here."""
+        """Record that a run was launched here."""
         self._launched.keep(run_id, self._clock())
 
     def all(self) -> list[str]:
-        """The run_ids, oldest first."""
+        """Return the run_ids of all runs, the oldest run first."""
         runs: dict[str, list[Summary]] = {}
         for summary in self._client.list(names.PREFIX):
             parsed = names.parse_job_name(summary.name)
@@ -455,7 +476,7 @@ class Runs:
                 if job.run_id:
                     times[job.run_id] = min(job.created, times.get(job.run_id, job.created))
 
-        # One job shows that a run is ours; all are looked at only where that one is a stranger's.
+        # One job shows that diloco launched a run; all are looked at only if that one does not.
         look([jobs[0] for jobs in runs.values()])
         look([job for run_id, jobs in runs.items() if run_id not in times for job in jobs[1:]])
         return sorted(times, key=lambda run_id: (times[run_id], run_id))

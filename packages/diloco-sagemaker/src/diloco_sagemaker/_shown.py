@@ -1,4 +1,4 @@
-"""What a launch would send, to look at: what is encoded in it without the secrets that somebody has put there."""
+"""Show the requests that a launch would send, without the secrets in their encoded parts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PIECE = 2500
 
 
 def shown_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
-    """Return a request without secrets in the spec and in the long variables, which are encoded in its hyperparameters.
+    """Return a request without the secrets in its spec and its long variables.
 
-    ``plan`` leaves out what is secret in the rest.
+    Both are encoded in its hyperparameters. ``plan`` itself removes the secrets from the rest.
     """
     long = variables_from_strings(job["HyperParameters"])
     shown = {name: redact(name, value) for name, value in long.items()}
@@ -33,12 +33,15 @@ def shown_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
 
 
 def _is_piece(name: str) -> bool:
-    """Whether a hyperparameter holds a piece of the spec, or of the long variables."""
+    """Return whether a hyperparameter holds a piece of the spec, or of the long variables."""
     return name.rpartition("_")[2].isdecimal() and name.startswith(("DILOCO_SPEC_", "DILOCO_ENV_"))
 
 
 def secret_names(job: Mapping[str, Any]) -> list[str]:
-    """Variables whose names are like those of secrets; whoever may describe a job can read them."""
+    """List variables with names like those of secrets.
+
+    Every user with the permission to describe a job can read them.
+    """
     return sorted(
         name
         for name, value in {

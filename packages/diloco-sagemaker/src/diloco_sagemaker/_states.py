@@ -1,4 +1,4 @@
-"""From what SageMaker says of a job to the state of a replica. Pure functions."""
+"""The state of a replica, made from what SageMaker says about its job. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from ._facts import ALIVE, ENDED, JobFacts, Transition
 from ._failure import outcome_in, outcome_without
 from ._gpus import other_types
 
-# The last three are retired, and may still be met in old records.
+# The last three are no longer used, but may still be in old records.
 _IMAGE = frozenset({"Downloading", "DownloadingTrainingImage"})
 _BEFORE = _IMAGE | {"Starting", "Pending", "LaunchingMLInstances", "PreparingTrainingStack"}
 _BETWEEN = frozenset({"Interrupted", "Restarting"})
 _CLOCKS = 60.0
 """Seconds by which the clock of a job's machine may be behind."""
 _TIMEOUTS = {
-    "MaxRuntimeExceeded": "the job reached its MaxRuntimeInSeconds, a backstop behind the runner's own timeout",
-    "MaxWaitTimeExceeded": "the job reached its MaxWaitTimeInSeconds: spot capacity did not suffice in time",
+    "MaxRuntimeExceeded": (
+        "the job reached its MaxRuntimeInSeconds, a backstop behind the runner's own timeout"
+    ),
+    "MaxWaitTimeExceeded": (
+        "the job reached its MaxWaitTimeInSeconds: spot capacity did not suffice in time"
+    ),
 }
 
 
@@ -31,16 +35,16 @@ class UnknownWordError(UnavailableError):
 def status_of(
     job: JobFacts, region: str, outcome: Outcome | None = None, *, cancelled: bool = False
 ) -> ReplicaStatus:
-    """What is true of a replica.
+    """Return the status of a replica.
 
     Args:
         job: Its job.
-        region: For the link to the console.
-        outcome: What the runner has reported of a success, where somebody has read it.
+        region: The region of the job, for the link to the console.
+        outcome: The runner's report of a success, if it was read.
         cancelled: Whether an executor has asked for the end.
 
     Raises:
-        UnknownWordError: SageMaker's word for the job is new, or nobody's.
+        UnknownWordError: The status of the job is new, or does not come from SageMaker.
     """
     if job.status not in ENDED | ALIVE:
         raise UnknownWordError(
@@ -54,7 +58,7 @@ def status_of(
     status = job.status
     secondary = job.secondary or (job.transitions[-1].status if job.transitions else "")
     if status == "Deleting" and secondary in {"Completed", "Failed", "Stopped", *_TIMEOUTS}:
-        # Only what has ended can be deleted, and it stays what it was.
+        # Only a job that has ended can be deleted, and its replica keeps its state.
         status = "Stopped" if secondary in _TIMEOUTS else secondary
     attempt = len(lives)
     started = _started(job, lives)
@@ -90,12 +94,15 @@ def status_of(
 
 
 def attempt_in(job: JobFacts) -> int:
-    """Which attempt the transitions show, from 1; restarts in place are not in them."""
+    """Return the number of the attempt that the transitions show, from 1.
+
+    They do not show restarts in place.
+    """
     return len(_lives(job.transitions))
 
 
 def console(job: JobFacts, region: str) -> str:
-    """The console's page of a job."""
+    """Return the address of a job's page in the console."""
     return names.console_url(region, job.name)
 
 
@@ -146,7 +153,7 @@ def _failed(
         message = outcome.error or job.failure
         attempt, started = max(attempt, outcome.attempt), _told(outcome, job) or started
         if reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}:
-            # The runner was told to end, and SageMaker did not say that the job was stopped.
+            # The runner was told to end, but SageMaker does not say that the job was stopped.
             reason = Reason.PLATFORM if reason is Reason.CANCEL_REQUESTED else Reason.ERROR
     return ReplicaStatus(
         ReplicaState.FAILED, attempt, reason, exit_code=code or None, signal=signal,
@@ -155,7 +162,10 @@ def _failed(
 
 
 def _waited_too_long(job: JobFacts) -> bool:
-    """Whether it was stopped since it had waited for its MaxPendingTimeInSeconds, of which no status of SageMaker's tells."""
+    """Return whether a job was stopped because it had waited for its MaxPendingTimeInSeconds.
+
+    SageMaker has no status for this.
+    """
     ended = _ended(job)
     if job.most_pending is None or ended is None:
         return False
@@ -176,7 +186,7 @@ def _explained(job: JobFacts) -> str:
 
 
 def _lives(transitions: Sequence[Transition]) -> list[list[Transition]]:
-    """The history, cut where an interruption ended an attempt: what follows belongs to the next."""
+    """Divide the history into attempts: an interruption begins the part of the next attempt."""
     lives: list[list[Transition]] = [[]]
     between = False
     for each in transitions:
@@ -195,7 +205,7 @@ def _started(job: JobFacts, lives: Sequence[Sequence[Transition]]) -> float | No
 
 
 def _told(outcome: Outcome, job: JobFacts) -> float | None:
-    """When the runner says that it has started, if its job was there then."""
+    """Return when the runner says that it has started, if its job existed at that time."""
     started, ended = outcome.started_at, _ended(job)
     if started is None or not job.created / 1000 - _CLOCKS <= started <= (ended or started):
         return None

@@ -1,4 +1,4 @@
-"""Looking at many jobs with few calls: one list of all, and the details of what has changed."""
+"""Look at many jobs with few calls: one list of all, and the details of those that have changed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._recent import Recent
 
 
 class Jobs:
-    """What is known of jobs: the latest details are kept until a list shows that they have changed.
+    """The known details of jobs, kept until a list shows that they have changed.
 
     Thread-safe.
 
-    Nothing depends on what is kept here but the number of calls.
+    What is kept here only saves calls; nothing else depends on it.
     """
 
     def __init__(self, client: Client) -> None:
@@ -27,7 +27,7 @@ class Jobs:
         self._removed: Recent[tuple[str, int], bool] = Recent()
 
     def of_run(self, run_id: str, since: int | None = None) -> dict[int, Summary]:
-        """The jobs of a run by rank, as the list has them.
+        """Return the jobs of a run by rank, as the list shows them.
 
         Args:
             run_id: The run.
@@ -44,11 +44,11 @@ class Jobs:
         return found
 
     def details(self, summaries: Sequence[Summary], contains: str) -> dict[str, JobFacts]:
-        """The details of jobs by name; what has gone meanwhile is left out.
+        """Return the details of jobs by name, without jobs that have disappeared meanwhile.
 
         Args:
-            summaries: The jobs, as a list has just had them.
-            contains: What is in the names of all of them.
+            summaries: The jobs, as a list has just shown them.
+            contains: A text that the names of all of them contain.
         """
         found = {each.name: fact for each in summaries if (fact := self._fresh(each)) is not None}
         changed = [each for each in summaries if each.name not in found]
@@ -56,8 +56,8 @@ class Jobs:
             wanted = {each.name: each for each in changed}
             for job in self._client.search(contains):
                 listed = wanted.get(job.name)
-                # The index may lag behind the list: it is believed only where both are of the same
-                # moment.
+                # The index may lag behind the list: its details are used only if both show the job
+                # at the same moment.
                 if listed is not None and job.modified is not None and _same_moment(job, listed):
                     found[job.name] = self._keep(job)
             changed = [each for each in changed if each.name not in found]
@@ -65,7 +65,7 @@ class Jobs:
         return found
 
     def described(self, job_names: Iterable[str]) -> dict[str, JobFacts]:
-        """The details of jobs by name, each asked for; what is not there is left out."""
+        """Describe jobs one by one; return their details by name, without jobs that are missing."""
 
         def one(name: str) -> JobFacts | None:
             try:
@@ -78,20 +78,20 @@ class Jobs:
         return {name: job for name, job in zip(asked, answers, strict=True) if job is not None}
 
     def describe(self, name: str) -> JobFacts:
-        """The details of a job; MissingError if there is none."""
+        """Return the details of a job; MissingError if there is no such job."""
         return self._keep(self._client.describe(name))
 
     def is_tagged(self, job: JobFacts, key: str) -> bool:
-        """Whether a job has a tag of that name, which Describe does not tell."""
+        """Return whether a job has a tag with this key; Describe does not return tags."""
         return self._client.is_tagged(job.arn, key) if job.tags is None else key in job.tags
 
     def forget(self, job: Summary) -> None:
-        """It was deleted."""
+        """Record that a job was deleted."""
         self._known.forget((job.name, job.created))
         self._removed.keep((job.name, job.created), True)
 
     def is_removed(self, name: str, created: int) -> bool:
-        """Whether a job was deleted here, so that it is no wonder that it is not there."""
+        """Return whether a job was deleted here, so that it is expected to be missing."""
         return (name, created) in self._removed
 
     def _keep(self, job: JobFacts) -> JobFacts:
@@ -102,12 +102,12 @@ class Jobs:
         return job
 
     def _fresh(self, listed: Summary) -> JobFacts | None:
-        """What is known of a job, unless the list has something newer."""
+        """Return the known details of a job; None if the list has something newer."""
         job = self._known.get((listed.name, listed.created))
         if job is None or listed.modified is None or job.modified is None:
             return None
         if job.modified > listed.modified:
-            return job  # the list lags behind what was seen
+            return job  # the list lags behind these details
         same = (job.status, job.modified) == (listed.status, listed.modified)
         return job if same and listed.secondary in {"", job.secondary} else None
 

@@ -1,4 +1,7 @@
-"""Taking back what a failed launch has created, so that nothing of it costs money or stands in the way of the next try."""
+"""Take back the jobs of a failed launch.
+
+They would cost money, and prevent the next try.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,29 @@ from ._many import outcomes
 from ._results import remove_checkpoints
 
 _SECONDS_TO_END = 600.0
-"""SageMaker gives a job 120 s after SIGTERM; then it uploads what there is."""
+"""How long to wait: SageMaker gives a job 120 s after SIGTERM, and then uploads its files."""
 _SECONDS_TO_APPEAR = 60.0
-"""For so long a create whose answer was lost may still be under way, and a job that was created may not be seen yet."""
+"""For how long a job may still appear.
+
+It may not be visible yet, and a create whose answer was lost may still be under way.
+"""
 
 
 class _NotYetError(BackendError):
-    """Raised when a job is not there that may still appear."""
+    """Raised when a job is missing that may still appear."""
 
     retryable = True
 
 
 @dataclass(slots=True)
 class Withdrawal:
-    """What became of the jobs of a failed launch.
+    """The outcome of taking back the jobs of a failed launch.
 
     Attributes:
-        alive: Jobs that live, or of which nobody can say whether they do; those of an earlier try
-            are not ended.
-        kept: Jobs that are ended or being ended, whose records are still there.
-        interrupted: What has interrupted the withdrawal itself, such as a second Ctrl-C.
+        alive: Jobs that are running, or that may be; jobs of an earlier try are not ended.
+        kept: Jobs that have ended or are being ended, whose records still exist.
+        interrupted: The exception that has interrupted the withdrawal itself, such as a second
+            Ctrl-C.
     """
 
     alive: list[str] = field(default_factory=list)
@@ -56,13 +62,13 @@ def withdraw(
     backoff: Backoff,
     patience: float,
 ) -> Withdrawal:
-    """End jobs and delete them; jobs of the same names that another launch has created are left alone.
+    """End jobs and delete them, but not jobs of the same names that another launch has created.
 
     Args:
-        client: To ask.
-        launch_id: What the jobs of this launch carry, and those of no other.
-        checkpoints: Where they keep checkpoints, by name; empty for a job that keeps none.
-        certain: Those that this launch has certainly created, so that nobody has to look first.
+        client: Makes the calls to AWS.
+        launch_id: The id that the jobs of this launch carry, and those of no other.
+        checkpoints: The URIs of the jobs' checkpoints, by job name; empty for a job without.
+        certain: Jobs that this launch has certainly created, so there is no need to look first.
         backoff: Pauses between tries.
         patience: Seconds for which each call is tried again.
     """
@@ -70,7 +76,7 @@ def withdraw(
     appears_until = backoff.clock() + _SECONDS_TO_APPEAR
 
     def stop(name: str) -> bool:
-        """Whether there is such a job of ours, which is being ended now."""
+        """Stop a job; return whether it exists, is of this launch, and is being ended now."""
 
         def once() -> bool:
             try:
@@ -80,7 +86,7 @@ def withdraw(
             except EndedError:
                 return True
             except MissingError as error:
-                if backoff.clock() >= appears_until:  # also one that was created may appear later
+                if backoff.clock() >= appears_until:  # even a created job may appear late
                     return False
                 raise _NotYetError(str(error)) from error
             return True
@@ -96,8 +102,8 @@ def withdraw(
             name for name, answer in stopped.items() if isinstance(answer, BaseException)
         ]
         result.kept = [name for name, answer in stopped.items() if answer is True]
-        # The record of a job of which several creates were sent keeps its name from those that come
-        # late.
+        # If several creates of a job may have been sent, its record must stay for a while: it
+        # blocks the name for a create that arrives late.
         until = {name: appears_until for name in result.kept if name not in certain}
         ended = result.kept
         result.kept = _delete(client, ended, until, backoff)
@@ -108,8 +114,8 @@ def withdraw(
     for name in result.kept:
         logging.getLogger("diloco_sagemaker").warning(
             (
-                "the training job %s of a launch that failed is being ended, and was not deleted: its "
-                "name is taken until it is"
+                "the training job %s of a launch that failed is being ended, and was not deleted: "
+                "its name is taken until it is"
             ),
             name,
         )
@@ -132,7 +138,10 @@ def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
 def _delete(
     client: Client, ending: list[str], until: Mapping[str, float], backoff: Backoff
 ) -> list[str]:
-    """Delete jobs as soon as they have ended, and no sooner than ``until`` says; returns those that were not deleted."""
+    """Delete jobs as soon as they have ended, but not before their times in ``until``.
+
+    Returns the jobs that were not deleted.
+    """
     deadline = backoff.clock() + _SECONDS_TO_END
     left, refused = list(ending), []
     for delay in backoff.delays():
@@ -143,7 +152,7 @@ def _delete(
                 continue
             try:
                 client.delete(name)
-                waiting.append(name)  # until it is seen to be gone
+                waiting.append(name)  # until a try shows that it is gone
             except ReplicaNotFoundError:
                 continue
             except TakenError:
@@ -151,8 +160,8 @@ def _delete(
             except ForbiddenError:
                 refused.append(name)
             except BackendError as error:
-                # One that is not retryable says that it has not ended yet, or that nobody may
-                # delete it.
+                # An error that is not retryable means that the job has not ended yet, or that it
+                # must not be deleted.
                 (waiting if error.retryable or _lives(client, name) else refused).append(name)
         left = waiting
         if not left or backoff.clock() >= deadline:
