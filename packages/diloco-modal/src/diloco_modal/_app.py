@@ -1,4 +1,4 @@
-"""The app that ``modal deploy`` puts in place, once, before the first launch."""
+"""The app that is deployed once with ``modal deploy``, before the first launch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def build_app(
     function: str = "replica",
     **options: Any,
 ) -> Any:
-    """An app with the function whose calls are replicas, for ``modal deploy``.
+    """Make an app with the function whose calls are replicas, for ``modal deploy``.
 
     Every call has a container of its own, which ends with it, so that a cancel can end the
-    container and harm no other replica. Modal starts nothing again by itself: restarts are counted
-    by the runner.
+    container without harm to other replicas. Modal itself restarts nothing: only the runner does,
+    and counts the restarts.
 
     Args:
         name: Name of the app.
         image: A ``modal.Image`` with ``diloco-modal`` of the launcher's version, and with the
             trainer.
-        gpu: The GPU where a launch names none.
+        gpu: The GPU to use if a launch names none.
         secrets: ``modal.Secret`` objects whose variables all replicas have. A launch with
             ``secrets=`` keeps those that have a name; with a client of Modal before 1.6 only if
             their names are given to the executor (``app_secrets=``).
@@ -44,7 +44,7 @@ def build_app(
         A ``modal.App``; not deployed.
 
     Raises:
-        InvalidRequestError: An option is given that has to be as it is.
+        InvalidRequestError: One of the options is set by this function and must not be changed.
     """
     own = {"retries": 0, "single_use_containers": True}
     if taken := sorted(own.keys() & options.keys()):

@@ -1,4 +1,4 @@
-"""Ending the replicas of a run, whatever is left of its record."""
+"""End the replicas of a run, whatever is left of its record."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_
 
 
 class Cancels:
-    """Ends what is alive, and nothing else. Safe to share between threads.
+    """End calls that have not ended, and no others. Safe to share between threads.
 
     Args:
-        client: To ask.
-        options: Of the executor.
-        looks: Knows what has ended.
-        patiently: Tries a call again for a while as long as Modal throttles or fails.
+        client: Makes the calls to Modal.
+        options: The options of the executor.
+        looks: Knows which replicas have ended.
+        patiently: Makes a call, and repeats it for a while if Modal throttles or fails.
     """
 
     def __init__(
@@ -43,10 +43,11 @@ class Cancels:
         self._patiently = patiently
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica; if it has ended, nothing is done.
+        """End a replica; does nothing if it has ended.
 
         Raises:
-            BackendError: Modal could not be asked, or refused; or nobody knows whether it is over.
+            BackendError: Modal could not be asked, or refused; or it is unknown whether the replica
+                has ended.
         """
         ending = self._ending(handle.rank, handle.metadata["function_call_id"])
         self._patiently(lambda: self._cancel(handle, ending))
@@ -54,10 +55,10 @@ class Cancels:
     def end_if_alive(
         self, handle: ReplicaHandle, record: Any, entries: Mapping[str, str], numbers: Numbers
     ) -> bool:
-        """End a replica of which the record says that it is alive. Returns whether it says so.
+        """End a replica if the record says that it is alive; return whether the record says so.
 
-        It has written no end, so it is not looked at before: Modal keeps the result of what has
-        ended.
+        A replica that is alive by the record has written no end, so its call is not looked at
+        first: if it has ended nevertheless, Modal keeps its result.
         """
         trace = self._looks.known([handle], entries, numbers).get(handle)
         if trace is None or trace.damage or trace.ended_at is not None:
@@ -73,11 +74,11 @@ class Cancels:
         attach: Callable[[str], list[ReplicaHandle]],
         cancel: Callable[[ReplicaHandle], None],
     ) -> None:
-        """End all replicas of a run, as the executor's verb says.
+        """End all replicas of a run, as the executor's verb of this name promises.
 
         Args:
             run_id: Name of the run.
-            attach: Finds its handles, in a journal, too.
+            attach: Finds its handles, also in a journal.
             cancel: Ends one replica.
         """
         freed = False
@@ -106,7 +107,11 @@ class Cancels:
         cancel_all(handles, stop)
 
     def close(self, run_id: str) -> bool:
-        """Have no call claim a rank any more; whether the record was removed, since no call ever held one."""
+        """Prevent calls from claiming a rank, and remove the record if no call has ever held one.
+
+        Returns:
+            Whether the record was removed.
+        """
         record, entries = self._patiently(lambda: self._looks.read(run_id))
         if self.void(record, entries):
             _, entries = self._patiently(lambda: self._looks.read(run_id))
@@ -116,10 +121,10 @@ class Cancels:
         return True
 
     def end_known(self, run_id: str, damage: DamagedRecordError) -> None:
-        """End the calls that a damaged record knows.
+        """End the calls that a damaged record names.
 
         Raises:
-            DamagedRecordError: Says what it was, and what may be left.
+            DamagedRecordError: Always; says what the damage is, and which calls may be left.
         """
         record, entries = self._patiently(lambda: self._looks.read(run_id))
         left = []
@@ -140,11 +145,11 @@ class Cancels:
         raise DamagedRecordError(text) from damage
 
     def void(self, record: Any, entries: Mapping[str, str]) -> bool:
-        """Have no call claim a rank that none holds; whether there was such a rank."""
+        """Prevent calls from claiming ranks that none holds; return whether there were any."""
         unclaimed = [rank for rank, held in calls_of(entries).items() if held is None]
 
         async def claim(rank: int) -> None:
-            with contextlib.suppress(DamagedRecordError):  # whoever reads the record again says so
+            with contextlib.suppress(DamagedRecordError):  # reported when the record is read again
                 await self._client.hold(record, f"call-{rank}", {"call": ""})
 
         self._patiently(lambda: many.at_once(claim, unclaimed))
@@ -174,12 +179,12 @@ class Cancels:
             return
         word = self._looks.word(handle)
         unknown = word == "MISSING" and self._looks.unknown(handle, trace) is not None
-        # What was terminated at an earlier try, whose answer was lost, still needs its mark.
+        # A call that an earlier try has terminated still needs its mark if the answer was lost.
         if word is None or unknown or (word == "TERMINATED" and ending.tried):
             self._end(handle, record, ending)
 
     def _check_app(self, call: str) -> None:
-        """Refuse a call that is none of the executor's own app, whatever a record says of it."""
+        """Refuse a call that does not belong to the executor's own app, whatever a record says."""
         app, function = self._options.app, self._options.function
         many.at_once(lambda each: self._client.check_app(each, app, function), [call])
 
@@ -190,7 +195,7 @@ class Cancels:
         call = handle.metadata["function_call_id"]
         app, function = handle.metadata["app"], handle.metadata["function"]
         if (app, function) != (self._options.app, self._options.function):
-            # Whoever may write Dicts could name any app in one.
+            # Any program that may write Dicts could name any app in one.
             raise InvalidRequestError(
                 f"this handle is of the function {shown(function)} of the app {shown(app)}, and "
                 f"this executor ends only calls of {self._options.function!r} of "
@@ -200,7 +205,7 @@ class Cancels:
         try:
             ending.attempt(record)
         except BackendError as error:
-            # It is not documented what Modal says about a call that has ended just then.
+            # It is not documented how Modal answers if the call has just ended.
             if error.retryable or (word := self._looks.word(handle)) is None:
                 raise
             if word == "MISSING" and (unknown := self._looks.unknown(handle)) is not None:

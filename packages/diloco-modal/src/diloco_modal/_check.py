@@ -1,4 +1,4 @@
-"""What stands in the way of a launch."""
+"""Find out what would prevent a launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Patiently(Protocol):
-    """Calls, and tries again for a while as long as Modal throttles or fails."""
+    """Function that makes a call, and repeats it for a while if Modal throttles or fails."""
 
     def __call__(self, call: Callable[[], T], /) -> T:
         """Return what ``call`` returns."""
@@ -25,13 +25,13 @@ class Patiently(Protocol):
 def check_launch(
     client: Client, options: ModalOptions, request: RunRequest, patiently: Patiently
 ) -> list[Finding]:
-    """Everything that can be known without a call; ends at the first thing that stands in the way.
+    """Return what can be known without starting a call, up to the first problem.
 
     Args:
-        client: To ask.
-        options: Of the executor.
+        client: Makes the calls to Modal.
+        options: The options of the executor.
         request: The launch.
-        patiently: Makes a call of the client.
+        patiently: Makes a call of the client, and repeats it if necessary.
     """
     try:
         patiently(client.client)
@@ -53,21 +53,24 @@ def check_launch(
             return [*findings, Finding("secrets", False, str(error))]
         findings.append(Finding("secrets", True, "they are there, with the keys of the launch"))
     if place := _place(options):
-        # Modal's client does not know which there are, and they change.
+        # Modal's client does not know which places there are, and they change.
         unknown = f"only a call can tell whether Modal has {place}: give rendezvous_uri="
         findings.append(Finding("place", None, unknown))
-    unknown = f"only a call can tell whether {options.app} reads payloads of version {PAYLOAD_VERSION}: give rendezvous_uri="
+    unknown = (
+        f"only a call can tell whether {options.app} reads payloads of version {PAYLOAD_VERSION}: "
+        "give rendezvous_uri="
+    )
     return [*findings, Finding("version", None, unknown)]
 
 
 def _place(options: ModalOptions) -> str:
-    """Where replicas have to run, in words; empty if anywhere."""
+    """Describe where replicas have to run; empty if they may run anywhere."""
     asked = {"region": options.region, "cloud": options.cloud}
     return " and ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
 
 
 def seen_by_a_call(options: ModalOptions) -> list[Finding]:
-    """What a call that has run has shown: where replicas run, and the version of the app."""
+    """Return what a call has shown by running: that the place exists, and the app's version."""
     found = [Finding("version", True, f"the app reads payloads of version {PAYLOAD_VERSION}")]
     if place := _place(options):
         found.insert(0, Finding("place", True, f"Modal has {place}: a call ran there"))

@@ -1,4 +1,4 @@
-"""The calls of Modal's client that a backend needs, each with a deadline of ours and the protocol's errors."""
+"""The calls of Modal's client that a backend needs, with deadlines and the protocol's errors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ._wire import End
 
 _LOG_ENTRY_BYTES = 200
-"""What an entry of a log costs besides its text."""
+"""Bytes that an entry of a log takes besides its text."""
 
 
 _KEPT_CALLS = 4096
 
 
 class Client(Records):
-    """Safe to share between threads. Modal's client is made at the first call."""
+    """The calls to Modal; its client is made at the first one. Safe to share between threads."""
 
     def __init__(self, options: ModalOptions) -> None:
         super().__init__(options)
@@ -38,7 +38,7 @@ class Client(Records):
         self._apps: dict[tuple[str, str], str] = {}
 
     def function(self, bound: Mapping[str, Any], secrets: Mapping[str, str]) -> Any:
-        """The deployed function, with the options of a launch.
+        """Return the deployed function, with the options of a launch.
 
         Args:
             bound: Arguments of ``with_options``.
@@ -67,7 +67,7 @@ class Client(Records):
         )
 
     async def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
-        """Start a call; its id."""
+        """Start a call, and return its id."""
         call = await many.asked(
             function.spawn.aio(payload),
             self._options.request_timeout,
@@ -79,16 +79,16 @@ class Client(Records):
         return str(call.object_id)
 
     async def check_app(self, call_id: str, app: str, function: str) -> None:
-        """Refuse a call that is none of an app: a record names what somebody has written into it.
+        """Refuse a call that does not belong to an app: any program may write calls into a record.
 
         Args:
-            call_id: The call; one that was started here is not asked for.
-            app: Name of the app that it has to be of.
+            call_id: The call; for one that was started here, Modal is not asked.
+            app: Name of the app that the call must belong to.
             function: Name of a function of that app.
 
         Raises:
-            DamagedRecordError: It is of another app.
-            MissingError: There is no such app, so that nobody can tell.
+            DamagedRecordError: It belongs to another app.
+            MissingError: There is no such app, so this cannot be checked.
         """
         if call_id in self._own:
             return
@@ -100,7 +100,7 @@ class Client(Records):
             found = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
         except MissingError:  # the call is gone
             return
-        if found != self._apps.get(place):  # it may have been stopped, and deployed anew
+        if found != self._apps.get(place):  # the app may have been stopped and deployed anew
             find = _wire.find_app.aio(client, app, function, self.environment())
             self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
         if found != self._apps[place]:
@@ -110,7 +110,7 @@ class Client(Records):
             )
 
     async def end(self, call_id: str, *, value: bool = True) -> End | None:
-        """How a call has ended, and the text that it returned if that is wanted; None if it has not ended.
+        """Return how a call has ended, and its text if ``value``; None if it has not ended.
 
         Raises:
             MissingError: Its result has expired, or there is no such call.
@@ -124,12 +124,15 @@ class Client(Records):
         return await many.asked(asked_for, self._options.request_timeout, what)
 
     def call(self, call_id: str) -> Any:
-        """A call, by its id."""
+        """Return a call of Modal's client by its id."""
         modal = import_modal()
         return modal.FunctionCall.from_id(call_id, client=self.client())
 
     def status(self, call_id: str) -> str:
-        """Modal's word for the state of a call, such as ``"PENDING"``, also while it runs, or ``"TERMINATED"``."""
+        """Return Modal's word for the state of a call, such as ``"TERMINATED"``.
+
+        ``"PENDING"`` is the word for a call that waits, and also for one that runs.
+        """
         client = self.client()
         from . import _wire
 
@@ -148,10 +151,16 @@ class Client(Records):
     def log_entries(
         self, call_id: str, call: Any, fetch: Callable[[Any], Any], most: int
     ) -> list[Any]:
-        """What ``fetch`` reads of the logs of a call, as :meth:`call` gives it: an asynchronous generator of Modal's client.
+        """Return what ``fetch`` reads of the logs of a call.
+
+        Args:
+            call_id: The call.
+            call: The same call, as :meth:`call` returns it.
+            fetch: Takes the logs, and returns an asynchronous generator of Modal's client.
+            most: Bytes to read at most.
 
         Raises:
-            DenseLogError: It is more than so many bytes; the rest is not read.
+            DenseLogError: There are more bytes; the rest is not read.
         """
 
         async def read() -> list[Any]:
@@ -161,7 +170,7 @@ class Client(Records):
                 async for entry in found:
                     size += len(entry.message.encode()) + _LOG_ENTRY_BYTES
                     if size > most:
-                        entries.clear()  # or the error would hold them
+                        entries.clear()  # otherwise the error would keep them in memory
                         raise DenseLogError(f"there are more than {most} bytes at once")
                     entries.append(entry)
             return entries

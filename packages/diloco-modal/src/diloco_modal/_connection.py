@@ -1,4 +1,4 @@
-"""The connection to Modal: its client, made at the first call, and the environment in which all is looked for."""
+"""The connection to Modal: its client, made at the first call, and the environment to look in."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _URL = re.compile(r"https?://[^/?#]|unix:", re.IGNORECASE)
 
 
 def check_settings() -> None:
-    """Refuse settings of Modal's client of which it would say something else, or too much: an error of its own shows a token.
+    """Refuse settings about which Modal's client would raise a wrong error, or say too much.
+
+    An error of the client itself would show a token.
 
     Raises:
-        AuthError: A token cannot be sent; names the setting, and not its value.
+        AuthError: A token cannot be sent; the error names the setting, but not its value.
         InvalidRequestError: Another setting cannot be used.
     """
     for name in _SENT:
@@ -53,7 +55,7 @@ def _setting(name: str, error: type[BackendError] = InvalidRequestError) -> str 
 
     try:
         value = config.get(name)
-    except KeyError:  # that came with a later client
+    except KeyError:  # only a later version of the client has this setting
         return None
     if value is not None and not isinstance(value, str):
         raise error(f"{_named(name)} is of the type {type(value).__name__}, and must be text")
@@ -65,11 +67,11 @@ def _named(name: str) -> str:
 
 
 class Connection:
-    """Safe to share between threads.
+    """A connection to Modal. Safe to share between threads.
 
     Attributes:
-        known_environment: What :meth:`environment` has found; None before it was called, unless the
-            options name one.
+        known_environment: The environment that :meth:`environment` has found; None before it was
+            called, unless the options name one.
     """
 
     def __init__(self, options: ModalOptions) -> None:
@@ -79,7 +81,7 @@ class Connection:
         self._lock = threading.Lock()
 
     def client(self) -> Any:
-        """Modal's client.
+        """Return Modal's client.
 
         Raises:
             AuthError: There is no token, or it cannot be sent.
@@ -94,10 +96,12 @@ class Connection:
             return self._client
 
     def environment(self) -> str:
-        """Name of the environment in which everything is looked for; asked for once, since a profile may change.
+        """Return the name of the environment in which to look for everything.
+
+        It is found out once and then kept, since a profile may change.
 
         Raises:
-            BackendError: Modal could not be asked for the default one.
+            BackendError: Modal could not be asked for the default environment.
         """
         if self.known_environment is None:
             client, modal = self.client(), import_modal()
@@ -107,8 +111,8 @@ class Connection:
                     await modal.Environment.from_context(client=client).hydrate.aio()
                 ).name or ""
 
-            # Modal's client would read the profile again for each object, and the workspace has a
-            # default.
+            # Otherwise Modal's client would read the profile again for each object. If no setting
+            # names an environment, the workspace's default applies.
             self.known_environment = _setting("environment") or self._ask(
                 find, "looking for the default environment"
             )

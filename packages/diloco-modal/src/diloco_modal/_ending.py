@@ -1,4 +1,4 @@
-"""Ending a call, with a mark in the record of its run that says who did that, and when."""
+"""End a call, with a mark in the record of its run that says what ended it, and when."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ._record import DamagedRecordError
 
 
 class Ending:
-    """The end of one call, which may be tried several times.
+    """The attempts to end one call.
 
     Args:
-        client: To ask.
-        clock: Unix seconds.
-        rank: That the call holds.
-        call: To end.
+        client: Makes the calls to Modal.
+        clock: Returns the time in Unix seconds.
+        rank: The rank that the call holds.
+        call: The id of the call.
 
     Attributes:
         tried: Whether Modal may have been asked already.
@@ -34,16 +34,16 @@ class Ending:
         self.tried = False
 
     def attempt(self, record: Any, *, unmarked: bool = False) -> None:
-        """Mark it and end it; if that fails, take the mark away.
+        """Mark the call and end it; if that fails, remove the mark.
 
         Args:
-            record: Of the run.
-            unmarked: End it also if that cannot be written down.
+            record: The record of the run.
+            unmarked: Whether to end the call even if the mark cannot be written.
 
         Raises:
             BackendError: Modal could not be asked, or refused.
         """
-        # The time is that of this try: from it on the container has its last half minute.
+        # The time of this try: it begins the last half minute of the container.
         mark = {"by": "executor", "at": self._clock(), "id": self._id}
         key = f"cancel-{self._rank}"
         self._keys.add(key)
@@ -53,7 +53,7 @@ class Ending:
                     if self._counts(record, key, mark):
                         break
                     key = self._client.next_cancel(record, self._rank, key)
-                    if not key:  # it is ended all the same
+                    if not key:  # the call is ended without a mark
                         break
                     self._keys.add(key)
             except BackendError:
@@ -62,13 +62,17 @@ class Ending:
             self.tried = True
             self._client.cancel(self._call)
         except BaseException:
-            for key in self._keys:  # those of earlier tries, too
+            for key in self._keys:  # also the marks of earlier tries
                 with contextlib.suppress(BackendError):
                     self._client.pop_own(record, key, mark)
             raise
 
     def _counts(self, record: Any, key: str, mark: Mapping[str, Any]) -> bool:
-        """Whether the mark that is there is that of this try, or of a cancel that Modal has accepted; others came to nothing."""
+        """Return whether the existing mark is valid.
+
+        It is if it was written by this try, or by a cancel that Modal has accepted; other marks
+        come from tries that had no effect.
+        """
         with contextlib.suppress(DamagedRecordError):
             if self._client.get(record, key) == mark:
                 return True

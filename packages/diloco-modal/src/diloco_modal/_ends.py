@@ -1,4 +1,4 @@
-"""How replicas have ended, as an executor remembers it."""
+"""The ends of replicas that an executor remembers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _MOST_BYTES = 256 * 2**20
 
 
 class Ends:
-    """Of too many, or of too large results, the oldest are forgotten, and asked for again.
+    """Remembered ends of replicas, with their results. Safe to share between threads.
 
-    Safe to share between threads.
+    If there are too many, or if their results are too large, the oldest are forgotten, so that
+    Modal is asked again.
     """
 
     def __init__(self) -> None:
@@ -27,22 +28,22 @@ class Ends:
         return len(self._known)
 
     def get(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """How a replica has ended, and its result; None if that is not remembered."""
+        """Return how a replica has ended, and its result; None if that is not remembered."""
         known = self._known.get(handle)
         return None if known is None else known[:2]
 
     def keep(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any, size: int) -> None:
-        """Remember an end, whose result had so many characters."""
+        """Remember an end; ``size`` is the number of characters of its result."""
         with self._lock:
             self._drop(handle)
             self._known[handle] = status, result, size
             self._bytes += size
-            # The newest stays, however large: whoever has asked for it is about to read it.
+            # The newest stays, however large it is: the caller is about to read it.
             while len(self) > 1 and (len(self) > MAX_REPLICAS or self._bytes > _MOST_BYTES):
                 self._drop(next(iter(self._known)))
 
     def forget(self, handles: Iterable[ReplicaHandle]) -> None:
-        """Ask again."""
+        """Forget the ends of replicas, so that Modal is asked again."""
         with self._lock:
             for handle in handles:
                 self._drop(handle)

@@ -1,4 +1,7 @@
-"""The entries of a call's log: each of them once, however often the log is read, and also where they arrive late."""
+"""The entries of a call's log, each given once, however often the log is read.
+
+Entries that arrive late are given too.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +18,52 @@ from ._errors import DenseLogError
 from ._record import LATEST
 
 Fetch = Callable[[Callable[[Any], Any], int], list[Any]]
-"""Entries, from what it asks the log of a call, and how many bytes they may be; more is a ``DenseLogError``."""
+"""A function that returns entries of a call's log.
+
+Its arguments are a function that asks the log, and the most bytes that the entries may have; if
+there are more, it raises ``DenseLogError``.
+"""
 
 MOST_BYTES = 8 * 1024 * 1024
-"""Of a log that are held at once: a longer stretch is read in parts."""
+"""Bytes of a log that are in memory at once: a longer stretch is read in parts."""
 
 CLOCKS = 3600.0
-"""Seconds by which the clocks of this machine, of who launched the run and of Modal may differ: what lies outside is not read."""
+"""Seconds by which clocks may differ: those of this machine, of the launching one and of Modal.
+
+Entries outside this range are not read.
+"""
 _LATE_SECONDS = 30.0
-"""So much older than what was read already an entry may be when it arrives, and is found at the next look; others at the end."""
+"""Seconds by which a late entry may be older than those already read, to be found at the next look.
+
+Entries that are even later are found at the end.
+"""
 _BRIEF = 100_000
-"""Microseconds of which more may be read at once than usual, before they are divided further."""
+"""Microseconds of a brief stretch: more bytes of it may be read at once before it is divided."""
 _BRIEF_FACTOR = 4
-"""How much more."""
+"""How many times as many bytes of a brief stretch may be read at once."""
 _REFUSALS = 20
-"""How often one of these is divided: what Modal's client refuses, it may refuse also in each part of it."""
+"""How often a brief stretch is divided, since Modal's client may refuse each part as well."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _WORD = 2**64
 
 
 class Entries:
-    """What has been read of a log. Not for several threads.
+    """The entries that have been read of a log. Not thread-safe.
 
     A look reads the last half minute again, so it takes as long for a long log as for a short one.
-    Modal's client gives no position in a log to go on from, and entries with one and the same time,
-    or with an earlier one, may come later; hence each that was given is known by eight bytes.
+    Modal's client gives no position in a log from which to continue, and entries with the same
+    time, or with an earlier one, may arrive later. So every entry that was given is remembered, in
+    eight bytes.
 
     Args:
-        fetch: Entries, from what it asks the log of the call.
+        fetch: Reads entries of the call's log.
         source: ``"stdout"``, ``"stderr"``, or None for all.
         begin: Unix seconds; nothing older is read.
-        clock: Unix seconds.
+        clock: Returns the time in Unix seconds.
 
     Attributes:
-        gap: Begin and end, in microseconds, of the last stretch that could not be read, since there
-            was too much at one time.
+        gap: Begin and end, in microseconds, of the last stretch that could not be read because it
+            had too many bytes.
     """
 
     def __init__(
@@ -61,27 +75,27 @@ class Entries:
         self.gap = (0, -1)
 
     def new(self, until: float | None = None, *, whole: bool = False) -> Iterator[list[Any]]:
-        """The entries that were not given before, in the order of Modal's client, part by part.
+        """Yield the entries that were not given before, in the order of Modal's client, in parts.
 
         Args:
             until: Unix seconds; None for all.
-            whole: Read the whole log again, also for what has arrived later than
-                :data:`_LATE_SECONDS` allow.
+            whole: Whether to read the whole log again, to find entries that have arrived later
+                than :data:`_LATE_SECONDS` allow.
 
         Raises:
             BackendError: Modal could not be asked.
         """
-        # The clock of a container may be ahead of that of the next one.
+        # The clock of a container may be ahead of the next container's.
         recent = min(self._newest, self._clock()) - _LATE_SECONDS
-        # Without an end the client would take the time of its own clock, which may also be set
-        # back; and one that is far away it would ask for day by day.
+        # Without an end the client would use the time of its own clock, which may have been set
+        # back. If the end were far away, it would ask for every day until then.
         latest = min(max(self._newest, self._clock()) + CLOCKS, LATEST)
         until = latest if until is None else min(until, latest)
         since = self._begin if whole else max(self._begin, recent)
         yield from self._between(int(since * 1e6), math.ceil(until * 1e6))
 
     def not_given(self, entries: list[Any]) -> list[Any]:
-        """Those that were not given before; they count as given from now on."""
+        """Return the entries that were not given before; from now on they count as given."""
         dated = [(int(each.timestamp.timestamp() // 60), each) for each in entries]
         known: Counter[int] = Counter()
         for minute in {minute for minute, _ in dated} & self._given.keys():
@@ -100,7 +114,10 @@ class Entries:
     def _between(
         self, since: int, until: int, refusals: Iterator[int] | None = None
     ) -> Iterator[list[Any]]:
-        """Entries between two times in microseconds; where there are too many at a time to be read, one that says so."""
+        """Yield the entries between two times in microseconds.
+
+        In place of entries that are too many to be read, there is one that says so.
+        """
         if since >= until:
             return
         begin, end = (_EPOCH + timedelta(microseconds=each) for each in (since, until))
@@ -109,7 +126,7 @@ class Entries:
         elif refusals is None:
             refusals = iter(range(_REFUSALS))
         found: list[Any] | None = None
-        # Not read again while the error is handled: it holds what was read.
+        # The parts are not read while the error is being handled, since it keeps what was read.
         with contextlib.suppress(DenseLogError):
             found = self._fetch(
                 lambda logs: logs.fetch(since=begin, until=end, source=self._source),
@@ -118,8 +135,8 @@ class Entries:
         if found is not None:
             yield self.not_given(found)
         elif refusals is None or (until - since > 2 and next(refusals, None) is not None):
-            # Whether an end counts is not documented: the parts overlap, and nothing is given
-            # twice.
+            # It is not documented whether the end itself is included. So the parts overlap;
+            # not_given() drops what would be given twice.
             step = max(1, (until - since) // (2 if refusals is None else 10))
             for first in range(since, until, step):
                 yield from self._between(first, min(first + step + 1, until), refusals)
@@ -130,8 +147,14 @@ class Entries:
             self.gap = self.gap[0], max(self.gap[1], until)
 
     def _gap(self, second: datetime) -> Any:
-        """What stands for entries that cannot be read; the same for all of one second, so that it is given once."""
-        text = f"[... more was printed at {second:%H:%M:%S} UTC than can be read: lines are missing here ...]\n"
+        """Return an entry that stands for entries that cannot be read.
+
+        It is the same for all entries of one second, so it is given once.
+        """
+        text = (
+            f"[... more was printed at {second:%H:%M:%S} UTC than can be read: lines are missing "
+            "here ...]\n"
+        )
         earliest = _EPOCH + timedelta(microseconds=math.ceil(self._begin * 1e6))
         return SimpleNamespace(
             message=text,

@@ -1,4 +1,4 @@
-"""Modal's errors, as those of the protocol; and a deadline of ours for every call."""
+"""Modal's errors translated into those of the protocol, and a deadline for every call."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from diloco_protocol import (
 
 T = TypeVar("T")
 _NO_ENVIRONMENT = re.compile(r"\bEnvironment '([^']*)' (not found|does not exist)")
-_UNSENDABLE = "Invalid metadata value"  # and then the value, which may be a token
+_UNSENDABLE = "Invalid metadata value"  # the value follows, which may be a token
 
 
 class MissingError(BackendError):
-    """Raised when Modal does not know what it was asked about."""
+    """Raised when Modal does not know the object that it was asked about."""
 
 
 class DenseLogError(BackendError):
-    """Raised when so long or so full a stretch of a log is not read at once, by Modal's client or by us."""
+    """Raised when a stretch of a log is too long or too full to be read at once.
+
+    Either Modal's client or diloco has refused to read it.
+    """
 
 
 def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
-    """What ``call`` returns or raises, unless it takes longer than that.
+    """Return or raise what ``call`` does, unless it takes longer than ``seconds``.
 
-    The client itself takes up to a minute to say that a server is gone. What a call would still do
-    is left to a thread that nobody waits for.
+    The client itself takes up to a minute to report that a server is gone. A call that takes longer
+    goes on in a thread for which nothing waits.
 
     Raises:
         UnavailableError: The time is up.
@@ -44,26 +47,29 @@ def bounded(call: Callable[[], T], seconds: float, what: str) -> T:
     def run() -> None:
         try:
             answer.append(call())
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asks
+        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
             failure.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="diloco-modal")
     thread.start()
     thread.join(seconds)
     if failure:
-        raise failure.pop()  # kept here, it would keep all that its traceback holds
+        raise failure.pop()  # a list with it would keep all that its traceback holds
     if answer:
         return answer[0]
     raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
 
 
 def shown_cause(error: Exception) -> Exception | None:
-    """The same error, as the cause of one of ours; None if its text may be a token, which a traceback would show."""
+    """Return the error, to be the cause of one of diloco's.
+
+    None if its text may contain a token, which a traceback would show.
+    """
     return None if str(error).startswith(_UNSENDABLE) else error
 
 
 def meant(error: Exception, what: str) -> BackendError:
-    """The protocol's error for one that Modal's client has raised."""
+    """Return the protocol's error for one that Modal's client has raised."""
     from grpclib.exceptions import ProtocolError, StreamTerminatedError
     from modal import exception as modal_errors
 
@@ -77,7 +83,7 @@ def meant(error: Exception, what: str) -> BackendError:
         )
     if (
         found := _NO_ENVIRONMENT.search(str(error))
-    ) is not None:  # nothing is said of what it was asked about
+    ) is not None:  # says nothing about the object that was asked for
         return InvalidRequestError(
             f"{text.rstrip('.')}. 'modal environment list' shows those that are there, and 'modal "
             f"environment create {found[1]}' makes one"
@@ -103,7 +109,7 @@ def meant(error: Exception, what: str) -> BackendError:
         ),
     ):
         return UnavailableError(text)
-    # A connection that is cut reaches the caller as it is.
+    # Modal's client does not translate the errors of a broken connection.
     if isinstance(error, (StreamTerminatedError, ProtocolError)):
         return UnavailableError(f"{what}: {type(error).__name__}: {error}")
     if isinstance(error, modal_errors.LogsFetchError):
@@ -111,5 +117,5 @@ def meant(error: Exception, what: str) -> BackendError:
     if isinstance(error, modal_errors.InvalidError):
         return InvalidRequestError(text)
     text = f"{what}: {type(error).__name__}: {error}"
-    # Streams of the client pass on what the network says, such as ConnectionRefusedError.
+    # Streams of the client pass on errors of the network, such as ConnectionRefusedError.
     return UnavailableError(text) if isinstance(error, OSError) else BackendError(text)

@@ -1,4 +1,4 @@
-"""The verbs, on calls of Modal."""
+"""The executor: the verbs of the protocol, carried out with calls of Modal."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ _WARNINGS = 10
 
 
 class ModalSpawnExecutor(BaseExecutor):
-    """Runs replicas as calls of one function of an app that is deployed on Modal: one call per rank.
+    """Executor that runs replicas as calls of a function of an app on Modal: one call per rank.
 
-    What Modal does not keep about calls is in one ``modal.Dict`` per run, ``diloco-<run_id>``, so
-    any executor in any process answers for any handle. It fades 7 days after its last use, as
-    results do. Safe to share between threads.
+    The app must be deployed. What Modal does not keep about calls is in one ``modal.Dict`` per run,
+    ``diloco-<run_id>``, so any executor in any process can answer for any handle. The Dict fades 7
+    days after its last use, as results do. Safe to share between threads.
 
     ``gpu``: ``"H100"``, ``"H100:8"`` or ``"any:2"``. ``secrets`` maps a variable to the name of the
-    Secret of Modal that has it as a key. Cancel ends one replica. Its arguments are the fields of
-    :class:`ModalOptions`.
+    Secret of Modal that has it as a key. Cancelling ends a single replica. The arguments are the
+    fields of :class:`ModalOptions`.
 
     Raises:
         InvalidRequestError: A value is not allowed; says what was given and what is allowed.
@@ -101,7 +101,7 @@ class ModalSpawnExecutor(BaseExecutor):
             max_restarts=chosen.max_restarts,
         )
         self._options = chosen
-        # Of one attempt; a launch says itself how many more it may have.
+        # The limit of a single attempt; how many restarts there may be is up to each launch.
         longest = LONGEST_CALL - MARGIN - chosen.grace
         self.capabilities = replace(type(self).capabilities, max_timeout=longest)
         self._client = Client(chosen)
@@ -110,7 +110,7 @@ class ModalSpawnExecutor(BaseExecutor):
         self._cancels = Cancels(self._client, chosen, self._call_looks, self._patiently)
 
     def options(self) -> list[Option]:
-        """What the constructor takes."""
+        """List the options that the constructor takes."""
         return options_of(ModalOptions)
 
     # --- launching ---
@@ -158,22 +158,23 @@ class ModalSpawnExecutor(BaseExecutor):
         patience: float = 600.0,
         **options: Any,
     ) -> list[Finding]:
-        """What stands in the way of a launch; starts nothing, but for one call where ``rendezvous_uri`` is given.
+        """Find out what would prevent a launch; with ``rendezvous_uri``, a call is started for it.
 
-        Looks at the token, the app and its function, and the Secrets. Whether replicas can reach
-        their rendezvous, and whether the app is of this version, only a call can find out: one is
-        started without asking for a GPU (it has one where the app declares it), tries the prefix,
-        and is removed.
+        Without ``rendezvous_uri`` nothing is started. Checks the token, the app and its function,
+        and the Secrets. Only a call can find out whether replicas reach their rendezvous, and
+        whether the app is of this version: one is started without asking for a GPU (it has one if
+        the app declares it), tries the prefix, and is removed.
 
         Args:
             n_replicas: As for the launch.
-            rendezvous_uri: Have a call try this prefix; its image needs ``diloco-core``.
-            patience: Seconds that this call may take, container and image included.
+            rendezvous_uri: Start a call that tries this prefix; its image needs ``diloco-core``.
+            patience: Seconds that this call may take, including the start of the container and the
+                image.
             **options: As for the launch: ``gpu``, ``secrets`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do, and ``ok`` is None where it could
-            not be found out. The subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"``
+            All findings, good and bad. Each says what to do, and its ``ok`` is None if the answer
+            is unknown. The subjects are ``"token"``, ``"app"``, ``"secrets"``, ``"place"``
             (``region``, ``cloud``), ``"version"`` and ``"rendezvous"``; and ``"cleanup"`` if the
             call could not be ended.
 
@@ -193,13 +194,13 @@ class ModalSpawnExecutor(BaseExecutor):
         return [finding for finding in findings if finding.subject not in told] + tried
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
-        payloads(request, self._options)  # what is too large is refused before the first call
+        payloads(request, self._options)  # refuses one that is too large before the first call
         return self._launcher.launch(request)
 
     # --- watching ---
 
     def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Everything known about a replica; see :meth:`BaseExecutor.describe`.
+        """Return everything known about a replica; see :meth:`BaseExecutor.describe`.
 
         Tries again for ``retry_timeout`` seconds.
         """
@@ -262,8 +263,8 @@ class ModalSpawnExecutor(BaseExecutor):
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
 
-        Ranks without a call are not started any more. If none has one, the record is removed, and
-        the name is free again.
+        Ranks without a call are not started any more. If no rank has a call, the record is removed,
+        and the name is free again.
         """
         self._cancels.cancel_run(run_id, self.attach, self.cancel)
 
@@ -292,7 +293,7 @@ class ModalSpawnExecutor(BaseExecutor):
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch, calls_of(entries))
             except DamagedRecordError as error:
-                # Nobody could find it without the record.
+                # Without the record, nothing could find such a call.
                 raise DamagedRecordError(
                     f"run {handle.run_id!r} is not purged, since a call that its record does not "
                     f"name may be running: {error}"
@@ -311,8 +312,8 @@ class ModalSpawnExecutor(BaseExecutor):
                 raise InvalidRequestError(
                     f"run {handle.run_id!r} has not ended (rank {ranks}): cancel it first{why}"
                 )
-            # What claims a rank before the record is gone would train, and nobody could find it any
-            # more.
+            # A call that claims a rank before the record is gone would train, and nothing could
+            # find it any more.
             if not self._cancels.void(record, entries):
                 break
         self._patiently(lambda: self._client.delete_record(handle.run_id, record))
@@ -338,7 +339,10 @@ class ModalSpawnExecutor(BaseExecutor):
         return handles
 
     def exists(self, run_id: str) -> bool:
-        """Whether there is a record of a run; also if its launch has started nothing yet, but has its name."""
+        """Return whether there is a record of a run.
+
+        True also if its launch has started nothing yet, but has taken the name.
+        """
         check_text("run_id", run_id)
         with contextlib.suppress(ReplicaNotFoundError):
             self._patiently(lambda: self._call_looks.read(run_id))
@@ -349,7 +353,10 @@ class ModalSpawnExecutor(BaseExecutor):
         check_handle(handle, self._client.known_environment)  # a journal may answer without Modal
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Try again for a while as long as Modal throttles or fails; everything we do so is repeatable."""
+        """Repeat a call for a while if Modal throttles or fails.
+
+        All calls that are made in this way may be repeated.
+        """
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
 
 

@@ -1,4 +1,4 @@
-"""From a call to a handle."""
+"""Handles of replicas, made from their calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEYS = frozenset({"app", "function", "environment", "launch", "launched_at", "f
 
 
 def make_handle(launch: Mapping[str, Any], rank: int, call_id: str, run_id: str) -> ReplicaHandle:
-    """The handle of a replica; the same in every process, since all of it is in the run's record."""
+    """Make the handle of a replica; in every process the same, as all of it is in the record."""
     metadata = {
         "app": launch["app"],
         "function": launch["function"],
@@ -29,11 +29,11 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
     """Refuse a handle that was not made by a launch, or is of another environment.
 
     Args:
-        handle: To look at.
-        environment: Name of that of the executor; None if it is not known yet.
+        handle: The handle to check.
+        environment: Name of the executor's environment; None if it is not known yet.
 
     Raises:
-        InvalidRequestError: Says what is missing, or where it belongs.
+        InvalidRequestError: Says what is missing, or which environment the handle belongs to.
     """
     missing = _KEYS - handle.metadata.keys()
     if missing:
@@ -49,7 +49,7 @@ def check_handle(handle: ReplicaHandle, environment: str | None) -> None:
 
 
 def launched_at(handle: ReplicaHandle) -> float:
-    """When the launch of a handle was, in Unix seconds; 0 if it does not say."""
+    """Return the time of a handle's launch, in Unix seconds; 0 if the handle does not say."""
     try:
         return datetime.fromisoformat(handle.metadata["launched_at"]).timestamp()
     except (OverflowError, ValueError):
@@ -57,5 +57,5 @@ def launched_at(handle: ReplicaHandle) -> float:
 
 
 def link(call_id: str) -> str:
-    """Modal's page of a call."""
+    """Return the address of Modal's page of a call."""
     return f"https://modal.com/id/{call_id}"

@@ -1,4 +1,4 @@
-"""Importing Modal's client, which is slow, and which reads the user's settings."""
+"""Import Modal's client; this is slow, and reads the user's settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 from diloco_protocol import InvalidRequestError, MissingDependencyError
 
 _refusal: list[Exception] = []
-"""Why the client could not be imported at first: a second try finds half of it, and says something else."""
+"""The first error of importing the client.
+
+A second try would find half of the client imported, and raise another error.
+"""
 
 
 def import_modal() -> Any:
-    """Import Modal's client, which takes a second or two; that module.
+    """Import Modal's client, which takes a second or two, and return the module.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -20,9 +23,9 @@ def import_modal() -> Any:
     try:
         import modal
 
-        from . import _wire  # noqa: F401 - what of the client may have moved
+        from . import _wire  # noqa: F401 - imports those parts of the client that may have moved
     except Exception as error:
-        if not isinstance(error, ImportError):  # it reads its settings then
+        if not isinstance(error, ImportError):  # when imported, the client reads its settings
             _refusal.extend([] if _refusal else [error])
         if not _refusal:
             raise MissingDependencyError(

@@ -1,4 +1,4 @@
-"""Starting the calls of a run: all or none, each rank trained by one call, also if answers are lost."""
+"""Start the calls of a run: all or none, and one call per rank even if answers are lost."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ from ._resources import cores, mebibytes, modal_gpu
 from ._states import Trace, ended
 from ._withdraw import Withdrawal
 
-# Launches with the same options share the containers that are counted here. With fewer, the
-# replicas of one would wait for those of another to end, and an app may have declared fewer.
+# Launches with the same options share these containers. With fewer, the replicas of one launch
+# would wait for those of another to end. It is always set, since an app may declare fewer.
 _CONTAINERS = 1000
 _AGREED = ("ranks", "world_size", "app", "function", "environment", "grace")
 _FADING = 6.0 * DAY
-"""Modal removes entries of a record, each on its own, 7 days after their last use."""
+"""Age from which entries may be missing: Modal removes each entry 7 days after its last use."""
 
 
 def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
-    """Arguments of ``with_options``: the same for every rank, or each rank would have a pool of containers of its own."""
+    """Return the arguments of ``with_options``.
+
+    They are the same for all ranks; otherwise each rank would have its own pool of containers.
+    """
     chosen: dict[str, Any] = {
         "timeout": int(call_timeout(request, options.grace)),
         "max_containers": max(len(request.ranks), _CONTAINERS),
@@ -56,7 +59,10 @@ def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
 
 
 def _fingerprint(request: RunRequest, options: ModalOptions) -> str:
-    """Digest of all that two launches of one run_id must agree on: what is asked for, and what this executor makes of it."""
+    """Return the digest of everything that two launches of one run_id must agree on.
+
+    This is the request, and what this executor makes of it.
+    """
     agreed = [
         request.fingerprint(),
         options.app,
@@ -71,7 +77,7 @@ def _fingerprint(request: RunRequest, options: ModalOptions) -> str:
 
 
 def _other(run_id: str, *, started: bool) -> str:
-    """Why a name is taken by another launch."""
+    """Explain that a name is taken by another launch."""
     text = f"there is another launch of the name {run_id!r} already"
     if started:
         return f"{text}: choose another run_id; attach({run_id!r}) finds a run again"
@@ -83,20 +89,20 @@ def _freed(run_id: str) -> str:
 
 
 class Launcher:
-    """Launches runs."""
+    """Launch runs."""
 
     def __init__(self, client: Client, options: ModalOptions, backoff: Backoff) -> None:
         self._client, self._options, self._backoff = client, options, backoff
 
     def launch(self, request: RunRequest) -> list[ReplicaHandle]:
-        """Start what is missing of a run.
+        """Start the calls that a run still lacks.
 
         Raises:
-            RunConflictError: The run_id belongs to another launch, or this one was cancelled or
-                taken back and has ended, or has in part and cannot be completed.
-            LaunchError: It failed, and some of its calls may be running: they could not be ended,
-                or an earlier or another launcher has started them.
-            BackendError: It failed, and nothing that it has seen is left running.
+            RunConflictError: The run_id belongs to another launch; or this launch was cancelled or
+                taken back and has ended, or has ended in part and cannot be completed.
+            LaunchError: The launch failed, and some of its calls may be running: they could not be
+                ended, or an earlier or another launcher has started them.
+            BackendError: The launch failed, and no call that it knows is left running.
         """
         wanted, began = self._entry(request), self._options.clock()
         launch: Mapping[str, Any] = wanted
@@ -105,7 +111,7 @@ class Launcher:
         held: dict[int, str | None] = {}
         record = None
         try:
-            # First of all: it tells what an earlier try has started, whatever this one lacks.
+            # The first step: it shows what an earlier try has started, even if this one fails then.
             record, entries = self._look(request.run_id, create=False)
             if entries:
                 launch = self._same(request, wanted, entries, held)
@@ -116,7 +122,8 @@ class Launcher:
             if not entries:
                 mine, entries = None, {"launch": written(wanted)}
                 if not self._patiently(lambda: self._client.put_once(record, "launch", wanted)):
-                    # The answer may have been lost and the entry made: whose it is says its id.
+                    # The entry may exist because it was made and the answer lost: its id shows
+                    # which launch has made it.
                     entries = self._patiently(lambda: self._client.entries(record))
             if launch is wanted:
                 launch = self._same(request, wanted, entries, held)
@@ -143,9 +150,7 @@ class Launcher:
                     held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))[
                         "call"
                     ]
-                except (
-                    MissingError
-                ):  # a second Ctrl-C has not waited for this, and the launch is taken back
+                except MissingError:  # after a second Ctrl-C the launch was taken back meanwhile
                     await self._drop(call)
                     raise
                 if held[rank] != call:
@@ -164,7 +169,7 @@ class Launcher:
             many.at_once(self._check_app, theirs)
             if theirs:
                 self._keep(record, request.run_id)
-            # The first look need not read what was written here.
+            # So the first look need not read what was written here.
             known = {f"call-{rank}": written({"call": call}) for rank, call in held.items()}
             if theirs:
                 known["kept"] = written({"kept": True})
@@ -178,19 +183,22 @@ class Launcher:
             withdrawal = Withdrawal(
                 self._client, self._options, self._backoff, request, launch, record, made
             )
-            # This one says itself what else there may be.
+            # The text of this error already says what else there may be.
             if not isinstance(error, DamagedRecordError):
                 withdrawal.others.update(
                     {rank: call for rank, call in held.items() if call and rank not in made}
                 )
             try:
                 withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
-                if isinstance(error, Exception):  # whoever interrupts does not wait for that
+                if isinstance(error, Exception):  # an interrupt must not wait for that
                     calls = list(withdrawal.others.items())
                     lives = many.at_once(self._may_live, calls)
                     withdrawal.others = dict(itertools.compress(calls, lives))
             except BaseException as again:  # a second Ctrl-C
-                left = f"of the run {request.run_id!r} only its record may be left: cancel_run({request.run_id!r}) removes it"
+                left = (
+                    f"of the run {request.run_id!r} only its record may be left: "
+                    f"cancel_run({request.run_id!r}) removes it"
+                )
                 again.add_note(withdrawal.note() or left)
                 raise
             survivors = withdrawal.survivors()
@@ -198,13 +206,16 @@ class Launcher:
                 error.add_note(withdrawal.note())
             elif survivors:
                 ids = ", ".join(handle.metadata["function_call_id"] for handle in survivors)
-                these = f"{len(survivors)} calls of this launch may be running: cancel this error's survivors ({ids})"
+                these = (
+                    f"{len(survivors)} calls of this launch may be running: cancel this error's "
+                    f"survivors ({ids})"
+                )
                 note = withdrawal.note() if withdrawal.kept else these
                 raise LaunchError(f"{error}. {note}", survivors) from error
             raise
 
     def _look(self, run_id: str, *, create: bool) -> tuple[Any, Mapping[str, str]]:
-        """The record of a run and its entries; None and nothing if there is none."""
+        """Return the record of a run and its entries; None and no entries if there is no record."""
         try:
             record = self._patiently(lambda: self._client.record(run_id, create=create))
             return record, self._patiently(lambda: self._client.entries(record))
@@ -220,13 +231,16 @@ class Launcher:
         entries: Mapping[str, str],
         held: dict[int, str | None],
     ) -> Mapping[str, Any]:
-        """The entry of the launch in a record; ``held`` gets what that says of the calls of its ranks.
+        """Return the launch's entry in a record, and fill ``held`` with the calls of its ranks.
 
         Raises:
             RunConflictError: It is another launch.
         """
         name = record_name(request.run_id)
-        not_ours = f"there is a Dict {name!r} on Modal that is not the record of a run: choose another run_id"
+        not_ours = (
+            f"there is a Dict {name!r} on Modal that is not the record of a run: choose another "
+            "run_id"
+        )
         if "launch" not in entries:
             raise RunConflictError(not_ours)
         try:
@@ -235,7 +249,7 @@ class Launcher:
             raise RunConflictError(f"{not_ours}. {damage}") from damage
         if launch["fingerprint"] != wanted["fingerprint"]:
             raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
-        if any(launch[key] != wanted[key] for key in _AGREED):  # then its digest is not its own
+        if any(launch[key] != wanted[key] for key in _AGREED):  # then the digest in it is wrong
             raise RunConflictError(not_ours)
         held.update({rank: call_of(entries, rank) for rank in request.ranks})
         return launch
@@ -256,17 +270,20 @@ class Launcher:
         }
 
     def _is_mine(self, record: Any, wanted: Mapping[str, Any]) -> bool:
-        """Whether an empty record is that of this launch, whose making failed or was interrupted; made if there is none yet."""
+        """Return whether the record belongs to this launch.
+
+        Creating its entry failed or was interrupted. If there is no entry yet, it is created now.
+        """
         with contextlib.suppress(BackendError):
             made = self._client.put_once(record, "launch", wanted)
             return made or (self._client.get(record, "launch") or {}).get("id") == wanted["id"]
         return False
 
     def _keep(self, record: Any, run_id: str) -> None:
-        """Have another launch, which has started calls that this one returns, leave them alone if it fails.
+        """Tell another launch not to end the calls that it has started: this one returns them.
 
         Raises:
-            RunConflictError: It has failed before, and has taken them back.
+            RunConflictError: The other launch has already failed, and has ended them.
         """
         kept = False
         with contextlib.suppress(MissingError):
@@ -278,17 +295,18 @@ class Launcher:
             )
 
     async def _drop(self, call: str) -> None:
-        """End a call that would train nothing, since another holds its rank, or nobody may."""
+        """End a call that would train nothing, since another call or no call may hold its rank."""
         with contextlib.suppress(BackendError):
             await asyncio.to_thread(self._client.cancel, call)
 
     def _check_not_over(self, run_id: str, missing: int, held: Mapping[int, str | None]) -> None:
-        """Refuse to complete a run of which a rank was ended or has failed: the others would wait for it, and cost money.
+        """Refuse to complete a run of which a rank was ended or has failed.
 
-        One that has succeeded may be that of a launcher which is still at work.
+        The others would wait for it, and cost money. A rank that has succeeded is no reason: it may
+        belong to a launcher that is still at work.
 
         Raises:
-            RunConflictError: One was, or has.
+            RunConflictError: A rank was ended or has failed.
         """
         calls = [(rank, call) for rank, call in held.items() if call]
         fallen = list(itertools.compress(calls, many.at_once(self._has_fallen, calls)))

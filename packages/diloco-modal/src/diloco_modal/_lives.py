@@ -1,4 +1,7 @@
-"""The lives of a replica, which are its containers, as the record of its run has them; for the wrapper in the container."""
+"""The lives of a replica in the record of its run, for the wrapper in the container.
+
+Each container of a replica is one life.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,29 @@ from ._record import checked, damaged, parsed, written
 _ASK_SECONDS = 2.0
 _RECORD_SECONDS = 20.0
 _MOST_ENTRIES = 2000
-"""Of the lives and attempts of a replica that a container reads, one by one, before it begins; anybody may have written more."""
+"""The most lives and attempts of a replica that a container reads, one by one, before it begins.
+
+The record may have more, since any program may write into it.
+"""
 
 
 class Record:
-    """The Dict of a run, as long as Modal answers: a container costs money while it waits, and has a result to report.
+    """The Dict of a run, with a limit on the wait for Modal's answers.
+
+    A container costs money while it waits, and has a result to report.
 
     Args:
         held: A ``modal.Dict``.
 
     Raises:
-        UnavailableError: By its methods: there was no answer for some time.
+        UnavailableError: Raised by its methods if there is no answer for some time.
     """
 
     def __init__(self, held: Any) -> None:
         self._held = held
 
     def get(self, key: str) -> str | None:
-        """The text of an entry; None if there is none."""
+        """Return the text of an entry; None if there is no such entry."""
         from . import _wire
 
         def get() -> str | None:
@@ -42,7 +50,7 @@ class Record:
         return bounded(get, _RECORD_SECONDS, f"reading {key}")
 
     def put(self, key: str, value: Mapping[str, Any], *, skip_if_exists: bool) -> bool:
-        """Create an entry; whether it was this call that did."""
+        """Create an entry; return whether this call has created it."""
 
         def put() -> bool:
             return bool(self._held.put(key, written(value), skip_if_exists=skip_if_exists))
@@ -55,10 +63,10 @@ class Life:
     """One container of a replica.
 
     Attributes:
-        number: From 1.
+        number: Its number, from 1.
         before: How many attempts were started before it, and how many of them have failed.
-        outcome: What it returns at once instead of running the replica, which has ended in an
-            earlier life: Modal took its container away before it had returned that.
+        outcome: The outcome to return at once instead of running the replica, if that has ended in
+            an earlier life whose container Modal took away before it could return the outcome.
     """
 
     number: int
@@ -67,11 +75,11 @@ class Life:
 
 
 def new_life(record: Any, rank: int, now: float) -> Life:
-    """Begin a life: a container may be taken away, and the same call run again.
+    """Begin a new life; a call has several if its container is taken away and it is run again.
 
     Raises:
-        DamagedRecordError: There are more lives and attempts than a call can have had, or one is
-            not what this version writes.
+        DamagedRecordError: There are more lives and attempts than a call can have had, or an entry
+            does not have the form that this version writes.
     """
     life, before, own = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
     while life + before["started"] <= _MOST_ENTRIES:
@@ -79,13 +87,13 @@ def new_life(record: Any, rank: int, now: float) -> Life:
         if record.put(key, value, skip_if_exists=True):
             return Life(life, before)
         if (entry_of(record, key) or {}).get("id") == own:
-            # The answer to the first try was lost, and the client has tried again.
+            # The answer to the first try was lost, so Modal's client has sent it again.
             return Life(life, before)
         end = record.get(f"end-{rank}-{life}")
         if end is not None:
             value = parsed(end)
             outcome = value.get("outcome") if isinstance(value, Mapping) else None
-            if isinstance(value, Mapping) and not _is_outcome(outcome):  # then it is run again
+            if isinstance(value, Mapping) and not _is_outcome(outcome):  # the replica is run again
                 end = written({**value, "outcome": ""})
             known = checked(f"end-{rank}-{life}", end)
             before = {name: known[name] for name in before}
@@ -107,9 +115,9 @@ def new_life(record: Any, rank: int, now: float) -> Life:
 
 
 def was_cancelled(record: Any, rank: int) -> bool:
-    """Whether the call was ended while its container was being made.
+    """Return whether the call was ended while its container was being made.
 
-    Who did that may have seen no life of it, and said that nothing is left.
+    The process that ended it may have seen no life of it, and reported that nothing is left.
     """
     try:
         return record.get(f"cancel-{rank}") is not None and comes_again() is False
@@ -118,10 +126,10 @@ def was_cancelled(record: Any, rank: int) -> bool:
 
 
 def entry_of(record: Any, key: str) -> Mapping[str, Any] | None:
-    """An entry of the record; None if there is none.
+    """Return an entry of the record; None if there is no such entry.
 
     Raises:
-        DamagedRecordError: It is not what this version writes.
+        DamagedRecordError: It does not have the form that this version writes.
     """
     value = record.get(key)
     return None if value is None else checked(key, value)
@@ -135,7 +143,10 @@ def _is_outcome(text: Any) -> bool:
 
 
 def comes_again() -> bool | None:
-    """Whether Modal will run this call again, since it was not stopped but its container is taken away; None if not known."""
+    """Return whether Modal will run this call again; None if that is unknown.
+
+    It will if the call was not stopped, but only its container is being taken away.
+    """
     import modal
 
     own = str(modal.current_function_call_id())

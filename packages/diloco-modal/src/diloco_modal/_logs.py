@@ -16,22 +16,24 @@ from ._entries import CLOCKS, MOST_BYTES, Entries, Fetch
 from ._errors import DenseLogError
 
 _QUIET_LOOKS = 3
-"""How often nothing new is seen after the end until a log that is followed counts as complete: a container that has given its result still passes on what it has printed."""
+"""How many looks after the end must find nothing new before a followed log counts as complete.
+
+A container that has returned its result still passes on what it has printed.
+"""
 
 _MOST_ENTRIES = 20_000
-"""So many the client gives of the end of a log at most."""
+"""The most entries of the end of a log that the client returns."""
 
 _MODAL = "system"
-"""The source of what Modal itself writes into the log of a call, such as that its container was preempted."""
+"""The source of entries by Modal itself, such as that the call's container was preempted."""
 
 
 class Lines:
-    """Puts lines together from entries, which are cut anywhere, without those of Modal itself.
+    """Put lines together from entries, which may be cut anywhere, without those of Modal itself.
 
-    Not for several threads.
+    Not thread-safe.
 
-    Each stream of each container has lines of its own: one does not go on with what another has
-    begun.
+    Each stream of each container has lines of its own: no stream continues a line of another.
     """
 
     def __init__(self) -> None:
@@ -39,20 +41,20 @@ class Lines:
         self._containers: set[str] = set()
 
     def feed(self, entries: Iterable[Any]) -> Iterator[str]:
-        """The lines that entries complete."""
+        """Yield the lines that are completed by some entries."""
         for entry in entries:
             if entry.source == _MODAL:
                 continue
             container = next((name for name in entry.context_ids if name.startswith("ta-")), "")
             if container and container not in self._containers:
                 self._containers.add(container)
-                yield from self.rest()  # what an earlier container has begun has ended with it
+                yield from self.rest()  # lines that an earlier container began ended with it
             splitter = self._begun.setdefault((container, entry.source), LineSplitter())
             for line in splitter.feed(entry.message.encode()):
                 yield line.decode(errors="replace")
 
     def rest(self) -> Iterator[str]:
-        """What has come of lines whose ends have not."""
+        """Yield the beginnings of lines whose ends have not arrived."""
         for splitter in self._begun.values():
             if (line := splitter.rest()) is not None:
                 yield line.decode(errors="replace")
@@ -66,15 +68,15 @@ def read_log(
     backoff: Backoff,
     since: float,
 ) -> Iterator[str]:
-    """The lines that a query asks for.
+    """Yield the lines that a query asks for.
 
     Args:
-        fetch: Entries, from what it asks the log of the call.
-        query: Which lines.
-        terminal: Whether the replica has ended.
-        clock: Unix seconds.
+        fetch: Reads entries of the call's log.
+        query: Says which lines to read.
+        terminal: Returns whether the replica has ended.
+        clock: Returns the time in Unix seconds.
         backoff: Pauses while following.
-        since: When the run was launched, in Unix seconds; nothing is older.
+        since: When the run was launched, in Unix seconds; no line is older.
     """
     source = None if query.streams == "combined" else query.streams
     begin = max(query.since or 0.0, since - CLOCKS, 0.0)
@@ -111,7 +113,7 @@ def read_log(
 def _tail(
     fetch: Fetch, wanted: int, source: str | None, begin: float, clock: Callable[[], float]
 ) -> list[str]:
-    """The last lines; an entry may be a piece of one, such as a step of a progress bar."""
+    """Return the last lines; an entry may be a piece of a line, as a step of a progress bar is."""
     asked, lines = wanted + 1, list[str]()
     while asked <= _MOST_ENTRIES:
         count = asked
@@ -119,7 +121,7 @@ def _tail(
             last = fetch(lambda logs, count=count: logs.tail(count, source=source), MOST_BYTES)  # type: ignore[misc]
         except DenseLogError:
             break
-        # The client asks for what is older than its own clock, which may be late.
+        # The client asks for entries older than its own clock, which may be slow.
         newest = max((each.timestamp.timestamp() for each in last), default=begin)
         later = (
             [each for each in part if each.timestamp.timestamp() > newest]

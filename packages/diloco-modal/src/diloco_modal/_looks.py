@@ -1,4 +1,4 @@
-"""Looks at the replicas of a run: what its record says, and what its calls answer."""
+"""Look at the replicas of a run: what its record says, and what its calls answer."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from ._wire import End
 
 _KEPT_BY_MODAL = 7.0 * DAY
-"""So long Modal knows a call after it has ended."""
+"""Seconds for which Modal knows a call after it has ended."""
 
 
 class Looks:
-    """What has ended is remembered, and not asked for again. Safe to share between threads.
+    """Looks at replicas, whose ends are remembered and not asked for again. Thread-safe.
 
     Args:
-        client: To ask.
-        options: Of the executor.
+        client: Makes the calls to Modal.
+        options: The options of the executor.
     """
 
     def __init__(self, client: Client, options: ModalOptions) -> None:
@@ -59,11 +59,14 @@ class Looks:
         self._ends = Ends()
 
     def ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
-        """How a replica has ended, and its result; None if that was not seen yet, or is not remembered any more."""
+        """Return how a replica has ended, and its result.
+
+        None if its end was not seen yet, or is not remembered any more.
+        """
         return self._ends.get(handle)
 
     def forget(self, handles: Sequence[ReplicaHandle]) -> None:
-        """Ask again: their record was removed."""
+        """Forget the ends of replicas, since their record was removed."""
         self._ends.forget(handles)
 
     def at(
@@ -72,15 +75,15 @@ class Looks:
         """Look at replicas of one run.
 
         Returns:
-            The record of the run, or None if it was not needed; and what is known of the replicas
-            that are there.
+            The record of the run, or None if it was not needed; and the statuses of the replicas
+            that exist.
 
         Raises:
-            ReplicaNotFoundError: The run has no record, and Modal says of each of these calls that
-                it has ended.
-            BackendError: Modal could not be asked, or as another workspace; or the entry of the
-                launch is damaged; or the run has no record, and one of these calls lives; or of
-                none of the replicas is it known now how they are.
+            ReplicaNotFoundError: The run has no record, and Modal says that all of these calls have
+                ended.
+            BackendError: Modal could not be asked, or only for another workspace; or the entry of
+                the launch is damaged; or the run has no record, and one of these calls is alive; or
+                the state of none of the replicas can be found out now.
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
         asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
@@ -92,8 +95,7 @@ class Looks:
             numbers = numbers_of(entries)
             known = self.known(asked, entries, numbers)
             if any(trace.damage for trace in known.values()):
-                # What is written while entries are read may be among them without what was written
-                # before.
+                # While entries are read, a new one may be among them although an older one is not.
                 record, entries = self.read(handles[0].run_id)
                 numbers = numbers_of(entries)
                 known = self.known(asked, entries, numbers)
@@ -106,11 +108,11 @@ class Looks:
             whys = {each: unnamed(each, entries) for each in asked if each not in known}
             for each, error in self._living(whys).items():
                 seen[each], trace = error, states.Trace()
-                if is_of_launch(each, launch):  # only the entry of its call is gone
+                if is_of_launch(each, launch):  # only the entry of its call is missing
                     trace = states.trace_of(entries, each.rank, numbers, damage=str(error))
                 known[each] = trace
             unknown = [look for look in seen.values() if isinstance(look, BackendError)]
-            # It is one rank's, and hides no other.
+            # Such an error concerns one rank, and must not hide the others.
             if unknown and len(unknown) == len(seen) and not ends:
                 raise unknown[0]
             found = {
@@ -126,10 +128,12 @@ class Looks:
     def known(
         self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
     ) -> dict[ReplicaHandle, states.Trace]:
-        """What a record says of those of the handles that are its; damage concerns a rank of its own.
+        """Return what a record says about those handles that belong to it.
+
+        Damage to entries of a rank concerns that rank only.
 
         Raises:
-            DamagedRecordError: Of the entry of the launch.
+            DamagedRecordError: The entry of the launch is damaged.
         """
         launch, now = launch_of(entries), self._options.clock()
         known = {}
@@ -151,10 +155,10 @@ class Looks:
         return known
 
     def read(self, run_id: str | None) -> tuple[Any, Mapping[str, str]]:
-        """The record of a run, and its entries.
+        """Return the record of a run, and its entries.
 
         Raises:
-            ReplicaNotFoundError: There is none.
+            ReplicaNotFoundError: There is no record.
         """
         if not (isinstance(run_id, str) and is_run_id(run_id)):
             raise ReplicaNotFoundError(f"no run can have the name {run_id!r}")
@@ -170,13 +174,13 @@ class Looks:
         return record, entries
 
     def of(self, handles: Sequence[ReplicaHandle]) -> tuple[Any, Mapping[str, str]]:
-        """As :meth:`read`, for the run of some handles.
+        """Read the record of the run of some handles; see :meth:`read`.
 
         Raises:
-            ReplicaNotFoundError: There is none any more, and their calls have ended.
-            AuthError: There is none in the workspace that this token is of, which is not that of a
-                handle.
-            BackendError: There is none, and a call has not ended.
+            ReplicaNotFoundError: There is no record any more, and their calls have ended.
+            AuthError: There is no record in the workspace of this token, which is not the workspace
+                of a handle.
+            BackendError: There is no record, and a call has not ended.
         """
         try:
             return self.read(handles[0].run_id)
@@ -186,7 +190,7 @@ class Looks:
             raise
 
     def word(self, handle: ReplicaHandle) -> str | None:
-        """Modal's word for how a handle's call has ended, without what it returned; None if it has not."""
+        """Return Modal's word for how a handle's call has ended; None if it has not ended."""
         return many.at_once(self._word, [handle])[0]
 
     async def _word(self, handle: ReplicaHandle) -> str | None:
@@ -197,18 +201,18 @@ class Looks:
         return None if end is None else end.status
 
     def check_over(self, handle: ReplicaHandle, why: str) -> None:
-        """Refuse to say that nothing is left, if the record is gone or damaged and the call is not over.
+        """Raise an error if a handle's call has not ended, although no intact record names it.
 
-        It is not ended here: without a record nobody knows whether the handle is true.
+        The call is not ended here: without a record it is unknown whether the handle is true.
         """
         for living in self._living({handle: why}).values():
             raise living
 
     def _living(self, handles: Mapping[ReplicaHandle, str]) -> dict[ReplicaHandle, BackendError]:
-        """The errors for handles that no record names, and whose calls Modal does not say to have ended.
+        """Return errors for handles that no record names, and whose calls may not have ended.
 
         Args:
-            handles: What is to be said of each: what is not there.
+            handles: The handles, each with a text that says what is missing.
         """
         living: dict[ReplicaHandle, BackendError] = {}
         words = many.at_once(self._word, list(handles))
@@ -231,7 +235,10 @@ class Looks:
     def unknown(
         self, handle: ReplicaHandle, trace: states.Trace | None = None
     ) -> BackendError | None:
-        """The error for a call that a record names and Modal says not to know; None if its end is known, or it was long ago."""
+        """Return the error for a call that a record names, but that Modal does not know.
+
+        None if the call's end is known, or if it was started long ago.
+        """
         if (trace is not None and trace.over) or not self._is_young(handle):
             return None
         call = handle.metadata["function_call_id"]
@@ -245,7 +252,7 @@ class Looks:
         return self._options.clock() - launched_at(handle) < _KEPT_BY_MODAL
 
     def runs(self, backoff: Backoff) -> list[str]:
-        """Names of all runs that have a record, oldest first.
+        """Return the names of all runs that have a record, oldest first.
 
         Args:
             backoff: Pauses between tries.
@@ -253,7 +260,7 @@ class Looks:
         patience = backoff, self._options.retry_timeout
         names = retry(self._client.record_names, backoff, timeout=self._options.retry_timeout)
         runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
-        # A Dict of that name may be somebody else's, or its entries have faded.
+        # A Dict with such a name may belong to another program, or its entries may have faded.
         ours = many.at_once(
             lambda run_id: many.patiently(lambda: self._client.is_record(run_id), *patience), runs
         )
@@ -290,7 +297,7 @@ class Looks:
         return status
 
     async def _end(self, handle: ReplicaHandle, trace: states.Trace) -> End | BackendError | None:
-        """How a call has ended; an error that concerns its rank alone is returned."""
+        """Return how a call has ended; also returns an error that concerns its rank alone."""
         from ._wire import End
 
         call = handle.metadata["function_call_id"]
@@ -298,7 +305,7 @@ class Looks:
             return await self._client.end(call)
         except BackendError as error:
             try:
-                # Raises the same if it is Modal that cannot be asked.
+                # Raises the same error if Modal cannot be asked at all.
                 end = await self._client.end(call, value=False)
             except MissingError:
                 if trace.outcome or (trace.over and trace.cancel is not None):
@@ -309,11 +316,11 @@ class Looks:
             if end is None or end.status != "SUCCESS":
                 return end
             if error.retryable and not trace.outcome:
-                return error  # a replica that failed may have reported more than 2 MiB, too
+                return error  # a replica that failed may also have reported over 2 MiB
             return replace(end, message=str(error), late=error.retryable)
 
     def _terminated(self, handle: ReplicaHandle, record: Any, trace: states.Trace) -> states.Trace:
-        """What is to be known of a call that was terminated: since when, and whether it had begun."""
+        """Complete the trace of a terminated call: when it was ended, and whether it had begun."""
         if trace.outcome:
             return trace
         if trace.cancel is None:
@@ -326,15 +333,19 @@ class Looks:
                 life = {"attempt": trace.lives + 1, "at": None}
                 trace = replace(trace, damage=str(error))
         if life:
-            # It has begun since the record was read. One that begins later finds that its call was
-            # terminated.
+            # This life has begun since the record was read. A life that begins later finds out
+            # itself that its call was terminated.
             trace = replace(
-                trace, open=True, lives=trace.lives + 1, attempt=life["attempt"], started_at=life["at"], again=None,
+                trace, open=True, lives=trace.lives + 1, attempt=life["attempt"],
+                started_at=life["at"], again=None,
             )  # fmt: skip
         return trace
 
     def _mark(self, record: Any, rank: int, now: float) -> Mapping[str, Any]:
-        """The entry that says since when a call is known to be terminated, and by whom; written if there is none."""
+        """Return the entry that says when a call was terminated, and by what.
+
+        If there is none, it is written, with the time at which the end was first noticed.
+        """
         mark, key = {"by": "outside", "at": now}, f"cancel-{rank}"
         while key and not self._client.put_once(record, key, mark):
             with contextlib.suppress(DamagedRecordError):
@@ -345,10 +356,13 @@ class Looks:
     def _dated(
         self, status: ReplicaStatus, handle: ReplicaHandle, record: Any, trace: states.Trace
     ) -> ReplicaStatus:
-        """With the time of its end: Modal does not tell it, so whoever sees it first writes it down for all."""
+        """Add the time of the end to a status.
+
+        Modal does not tell it, so the first executor that sees the end writes it into the record.
+        """
         key, at = f"over-{handle.rank}", self._options.clock()
         if trace.cancel is not None and not trace.lives:
-            at = float(trace.cancel["at"])  # it never had a container that could have gone on
+            at = float(trace.cancel["at"])  # no container could have gone on after that
         with contextlib.suppress(MissingError, DamagedRecordError):
             if not self._client.put_once(record, key, {"at": at}):
                 at = (self._client.get(record, key) or {"at": at})["at"]
@@ -358,7 +372,7 @@ class Looks:
         """Refuse handles of another environment.
 
         Raises:
-            InvalidRequestError: One is.
+            InvalidRequestError: One of them is of another environment.
         """
         environment = self._client.environment()
         for handle in handles:
@@ -366,7 +380,7 @@ class Looks:
 
 
 def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, str]) -> bool:
-    """Whether a record is the handle's, and not of a later launch of the same name.
+    """Return whether a record is the handle's, and not that of a later launch of the same name.
 
     Raises:
         DamagedRecordError: The entry of its call is damaged, or the launch leaves its rank out.
@@ -380,7 +394,7 @@ def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str
 
 
 def unnamed(handle: ReplicaHandle, entries: Mapping[str, str]) -> str:
-    """What is to be said of a handle that is not the record's."""
+    """Explain that a handle does not belong to the record."""
     with contextlib.suppress(DamagedRecordError):
         if call_of(entries, handle.rank) == handle.metadata["function_call_id"]:
             return other_launch(handle)
@@ -388,12 +402,15 @@ def unnamed(handle: ReplicaHandle, entries: Mapping[str, str]) -> str:
 
 
 def other_call(handle: ReplicaHandle) -> str:
-    """What is to be said of a handle that a record does not name."""
-    return f"the record of the run {handle.run_id!r} on Modal names another call of rank {handle.rank}, or none"
+    """Explain that a record does not name the call of a handle."""
+    return (
+        f"the record of the run {handle.run_id!r} on Modal names another call of rank "
+        f"{handle.rank}, or none"
+    )
 
 
 def other_launch(handle: ReplicaHandle) -> str:
-    """What is to be said of a handle whose call a record names, of another launch."""
+    """Explain that a record names the call of a handle, but for another launch."""
     return (
         f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says "
         "otherwise of its launch (app, function, time, number of replicas; "
@@ -402,7 +419,7 @@ def other_launch(handle: ReplicaHandle) -> str:
 
 
 def is_of_launch(handle: ReplicaHandle, launch: Mapping[str, Any]) -> bool:
-    """Whether a handle says of its launch what the record says, whatever its call is."""
+    """Return whether a handle and a record agree about the launch, whatever the call is."""
     call = handle.metadata["function_call_id"]
     true = make_handle(launch, handle.rank, call, handle.run_id)
     return handle.world_size == true.world_size and all(
