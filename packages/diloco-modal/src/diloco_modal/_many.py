@@ -1,4 +1,7 @@
-"""The same for many ranks, on an event loop: a thread for each call of Modal's client would take more than twice as long."""
+"""Make the same calls for many ranks, on an event loop.
+
+A thread for each call of Modal's client would take more than twice as long.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ AT_ONCE = 32
 
 
 def at_once(work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]) -> list[R]:
-    """What ``work`` returns for each item, in order; may be called where an event loop runs, too.
+    """Return what ``work`` returns for each item, in order.
 
-    After an error or Ctrl-C nothing more is begun, and what is under way is waited for, so that its
-    end is known.
+    May also be called while an event loop is running. After an error or Ctrl-C no more work is
+    begun, and work under way is waited for, so that its outcome is known.
 
     Raises:
         Exception: The first error of ``work``.
@@ -30,7 +33,7 @@ def at_once(work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]) -> 
     over = threading.Event()
 
     async def run() -> list[R]:
-        # Who is throttled waits there.
+        # Calls that are throttled wait in these threads.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(AT_ONCE))
         left, answers, errors = iter(enumerate(items)), {}, []
 
@@ -61,10 +64,10 @@ def at_once(work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]) -> 
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """As :func:`asyncio.run`.
+    """Run a coroutine as :func:`asyncio.run` does.
 
     Raises:
-        UnavailableError: There can be no event loop, as where no file descriptor is left.
+        UnavailableError: There can be no event loop, for example if no file descriptor is left.
     """
     runner = asyncio.Runner()
     try:
@@ -76,21 +79,21 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def bounded(call: Awaitable[T], seconds: float, what: str) -> T:
-    """What ``call`` returns or raises, unless it takes longer than that.
+    """Return or raise what ``call`` does, unless it takes longer than ``seconds``.
 
     Raises:
         UnavailableError: The time is up.
     """
     task = asyncio.ensure_future(call)
     done, _ = await asyncio.wait({task}, timeout=seconds)
-    if not done or task.cancelled():  # as those of a client that was closed
+    if not done or task.cancelled():  # as calls of a closed client are
         task.cancel()
         raise UnavailableError(f"Modal did not answer within {seconds:g} s ({what})")
     return task.result()
 
 
 async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
-    """As :func:`bounded`, with Modal's errors as those of the protocol.
+    """Do the same as :func:`bounded`, but with Modal's errors translated into the protocol's.
 
     Raises:
         BackendError: Modal could not be asked, or refused.
@@ -104,21 +107,21 @@ async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
 
 
 def ask(call: Callable[[], Awaitable[T]], seconds: float, what: str) -> T:
-    """As :func:`asked`; may be called where an event loop runs, too.
+    """Do the same as :func:`asked`; may also be called while an event loop is running.
 
     Raises:
         BackendError: Modal could not be asked, or refused.
     """
 
     async def made() -> T:
-        return await call()  # which may also refuse at once
+        return await call()  # the call itself may also raise at once
 
     async def run() -> T:
         return await asked(made(), seconds, what)
 
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # there is none
+    except RuntimeError:  # there is no running loop
         return _run(run)
     with ThreadPoolExecutor(1, thread_name_prefix="diloco-modal") as pool:
         return pool.submit(_run, run).result()
@@ -127,10 +130,12 @@ def ask(call: Callable[[], Awaitable[T]], seconds: float, what: str) -> T:
 async def patiently(
     call: Callable[[], Coroutine[Any, Any, T]], backoff: Backoff, timeout: float
 ) -> T:
-    """Call until it returns, as :func:`diloco_protocol.retry` does; pauses are made in a thread of their own.
+    """Repeat a call until it returns, as :func:`diloco_protocol.retry` does.
+
+    Pauses are made in a separate thread.
 
     Raises:
-        BackendError: One that is not worth another try, or the last one.
+        BackendError: An error that is not worth another try, or the last error.
     """
     try:
         return await call()

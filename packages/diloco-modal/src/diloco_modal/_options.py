@@ -41,7 +41,7 @@ def _place(name: str, value: object) -> str:
 
 
 def _check_client(name: str, value: object) -> Any:
-    # Modal itself is slow to import.
+    # An isinstance check would import Modal's client, which is slow.
     if isinstance(value, type) or not hasattr(value, "from_env"):
         raise InvalidRequestError(
             f"{name} must be a modal.Client, not a value of type {type(value).__name__}"
@@ -50,7 +50,7 @@ def _check_client(name: str, value: object) -> Any:
 
 
 def check_function(name: str, value: object) -> str:
-    """Refuse a name that Modal's client takes for the method of a class."""
+    """Refuse a name that Modal's client would take for the method of a class."""
     text = check_text(name, value)
     if "." in text:
         raise InvalidRequestError(f"{name}={value!r} has a dot, as only methods of classes have")
@@ -63,24 +63,24 @@ def _seconds(most: float, *, positive: bool = False) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModalOptions(Options):
-    """The options of a :class:`ModalSpawnExecutor`: what its constructor takes, checked. Immutable.
+    """The checked arguments of the constructor of :class:`ModalSpawnExecutor`. Immutable.
 
     Attributes:
         app: Name of the deployed app; see :func:`build_app`.
         function: Name of its function.
-        environment_name: The environment of Modal in which the app is. Whoever leaves it out stays
-            in that of the first call, also if the profile changes.
+        environment_name: The environment of Modal in which the app is. If it is left out, the
+            environment of the first call is kept, even if the profile changes.
         client: A ``modal.Client`` to use.
         run_id: Prefix of the names of runs that the caller does not name.
         env: Environment variables for every launch; those of the launch itself win.
         app_secrets: Names of the Secrets that the app declares, for clients of Modal before 1.6,
-            which do not tell them. A launch with ``secrets=`` would replace them without this.
-        region: Where replicas run, in Modal's words.
-        cloud: The cloud in which they run, in Modal's words.
-        max_restarts: Restarts of a failed replica where the launch does not say; in the same
+            which cannot list them. Without this, a launch with ``secrets=`` would replace them.
+        region: The region in which replicas run, as Modal names it.
+        cloud: The cloud in which they run, as Modal names it.
+        max_restarts: Restarts of a failed replica if the launch does not say; in the same
             container.
         pending_timeout: Seconds that a replica may wait for its GPU, from the launch that starts
-            its call. One that gets it later fails, since its siblings have gone.
+            its call. A replica that gets its GPU later fails, since the others are gone by then.
         grace: Seconds between SIGTERM and SIGKILL, at most 25, since Modal kills after about 30.
         request_timeout: Seconds for every call of Modal's client.
         retry_timeout: Seconds for which calls are tried again while Modal throttles, fails or is

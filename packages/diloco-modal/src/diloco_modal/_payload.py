@@ -1,4 +1,4 @@
-"""What one call is told: JSON values, with a version."""
+"""The payload of a call: JSON values, with a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_RESULT_BYTES = 16 * 1024 * 1024
 MARGIN = 120.0
 """Seconds that a call may last longer than its replica: to start the runner, and to report."""
 LONGEST_CALL = 86_400.0
-"""Seconds; Modal's own limit."""
+"""The longest time of a call in seconds, which is Modal's own limit."""
 
 
 def payloads(
@@ -26,14 +26,15 @@ def payloads(
     start_by: float = 0.0,
     environment: str | None = None,
 ) -> list[dict[str, Any]]:
-    """What the calls of a launch are told, in rank order.
+    """Make the payloads of the calls of a launch, in rank order.
 
     Args:
         request: The launch.
-        options: Of the executor.
-        launch: Which launch of this run_id it is, so that a call that was left over from another
-            one trains nothing; empty before there is one.
-        environment: Where the record is; what the options say if it is not known yet.
+        options: The options of the executor.
+        launch: Id of this launch among those of its run_id, so that a call left over from another
+            launch trains nothing; empty before there is one.
+        environment: The environment of the record; if it is not known yet, that of the options is
+            used.
         start_by: Unix seconds after which a replica must not begin; 0 before it is launched.
 
     Raises:
@@ -63,7 +64,7 @@ def payloads(
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse labels with which the record of a run would be larger than those that are read.
+    """Refuse labels that would make the record of a run too large to be read.
 
     Raises:
         InvalidRequestError: They are too large.
@@ -81,12 +82,12 @@ def _check_size(what: str, value: object) -> None:
 
 
 def record_name(run_id: str) -> str:
-    """Name of the Dict of a run."""
+    """Return the name of the Dict of a run."""
     return f"diloco-{run_id}"
 
 
 def deploy_command(options: ModalOptions) -> str:
-    """How the app is deployed, for messages."""
+    """Return the command that deploys the app, for messages."""
     where = f" --env {options.environment_name}" if options.environment_name else ""
     return (
         f"modal deploy{where} my_app.py, where my_app.py says: "
@@ -95,6 +96,6 @@ def deploy_command(options: ModalOptions) -> str:
 
 
 def call_timeout(request: RunRequest, grace: float) -> float:
-    """Seconds after which Modal itself ends a call: a backstop behind the runner's timeout."""
+    """Return the seconds until Modal itself ends a call, a backstop behind the runner's timeout."""
     attempts = 1 + request.max_restarts
     return (request.timeout or LONGEST_CALL) * attempts + grace * attempts + MARGIN

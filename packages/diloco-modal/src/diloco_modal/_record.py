@@ -1,4 +1,4 @@
-"""What a run's record says, checked: anybody in the environment may have written into it."""
+"""Read and check a run's record: any program in the environment may have written into it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from diloco_protocol import BackendError, DilocoError, Outcome
 from diloco_protocol.backend import MAX_REPLICAS, shown
 
 LATEST = 1e11
-"""Later than any time in Unix seconds."""
+"""A time in Unix seconds that is later than any in a record."""
 _MOST = 2**30
-"""More than any count."""
+"""A number that is larger than any count."""
 _LONGEST_GRACE = 3600.0
 _NUMBER = r"(0|[1-9][0-9]{0,8})"
 _NUMBERED = re.compile(rf"(life|end|attempt|cancel)-{_NUMBER}-{_NUMBER}")
@@ -76,25 +76,27 @@ def _outcome(value: object) -> bool:
 
 _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "launch": {
-        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _world_size, "app": _text, "function": _text,
-        "environment": _text, "grace": _grace, "at": _number,
+        "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _world_size,
+        "app": _text, "function": _text, "environment": _text, "grace": _grace, "at": _number,
     },
     "call": {"call": _call},
     "cancel": {"by": _text, "at": _number},
     "life": {"attempt": _positive, "at": _number},
     "attempt": {"at": _number},
-    "end": {"started": _whole, "failed": _whole, "at": _number, "again": _maybe, "outcome": _outcome},
+    "end": {
+        "started": _whole, "failed": _whole, "at": _number, "again": _maybe, "outcome": _outcome,
+    },
     "over": {"at": _number},
     "kept": {"kept": _flag},
 }  # fmt: skip
 
 
 class DamagedRecordError(BackendError):
-    """Raised when an entry of a record is not what this version writes."""
+    """Raised when an entry of a record does not have the form that this version writes."""
 
 
 def damaged(text: str) -> DamagedRecordError:
-    """The error, with what to do."""
+    """Make the error for a damaged record, which says what to do."""
     return DamagedRecordError(
         f"{text}. 'modal dict items diloco-RUN_ID' shows the record; cancel_run ends the calls "
         "that it knows, and 'modal dict delete diloco-RUN_ID' removes it then"
@@ -102,21 +104,21 @@ def damaged(text: str) -> DamagedRecordError:
 
 
 def written(value: Mapping[str, Any]) -> str:
-    """Return what a record keeps of an entry: JSON, so that reading it runs no code of anybody."""
+    """Return an entry as a record keeps it: JSON, so that reading it never runs foreign code."""
     return json.dumps(value, separators=(",", ":"))
 
 
 def entry(entries: Mapping[str, str], key: str) -> Mapping[str, Any] | None:
-    """An entry of a record; None if there is none.
+    """Return an entry of a record; None if there is no such entry.
 
     Raises:
-        DamagedRecordError: It was damaged, or written by somebody else or by another version.
+        DamagedRecordError: It was damaged, or written by another program or another version.
     """
     return None if key not in entries else checked(key, entries[key])
 
 
 def checked(key: str, text: str) -> Mapping[str, Any]:
-    """The value of an entry.
+    """Return the value of an entry.
 
     Raises:
         DamagedRecordError: As for :func:`entry`.
@@ -133,7 +135,7 @@ def checked(key: str, text: str) -> Mapping[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """What JSON says; None for what is none."""
+    """Return the value of a JSON text; None if the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -141,16 +143,16 @@ def parsed(text: str) -> Any:
 
 
 def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: float) -> None:
-    """Refuse an entry of a time at which nobody can have written it.
+    """Refuse an entry with a time at which it cannot have been written.
 
     Args:
-        key: Of the entry.
-        value: Of the entry.
-        earliest: Unix seconds.
-        latest: Unix seconds.
+        key: The key of the entry.
+        value: The value of the entry.
+        earliest: The earliest possible time in Unix seconds.
+        latest: The latest possible time in Unix seconds.
 
     Raises:
-        DamagedRecordError: It is earlier or later.
+        DamagedRecordError: The time is earlier or later.
     """
     if not earliest <= value["at"] <= latest:
         raise damaged(
@@ -161,10 +163,10 @@ def check_time(key: str, value: Mapping[str, Any], earliest: float, latest: floa
 
 
 def launch_of(entries: Mapping[str, str]) -> Mapping[str, Any]:
-    """The entry of the launch.
+    """Return the entry of the launch.
 
     Raises:
-        DamagedRecordError: As for :func:`entry`; or it is not there.
+        DamagedRecordError: As for :func:`entry`; or there is no such entry.
     """
     launch = checked("launch", entries.get("launch", ""))
     if max(launch["ranks"]) >= launch["world_size"]:
@@ -176,7 +178,7 @@ def launch_of(entries: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def calls_of(entries: Mapping[str, str]) -> dict[int, str | None]:
-    """What :func:`call_of` says of each rank of the launch.
+    """Return what :func:`call_of` returns for each rank of the launch.
 
     Raises:
         DamagedRecordError: As for :func:`entry`; or a call holds a rank that the launch does not
@@ -191,7 +193,7 @@ def calls_of(entries: Mapping[str, str]) -> dict[int, str | None]:
 def readable_calls(
     entries: Mapping[str, str],
 ) -> tuple[dict[int, str | None], list[DamagedRecordError]]:
-    """As :func:`calls_of`, and in place of an error what is wrong with the rest."""
+    """Do the same as :func:`calls_of`, but return errors instead of raising the first one."""
     calls: dict[int, str | None] = {}
     damage, ranks = [], launch_of(entries)["ranks"]
     for rank in ranks:
@@ -205,7 +207,7 @@ def readable_calls(
 
 
 def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:
-    """The error for a call that holds a rank which the launch does not have."""
+    """Make the error for a call that holds a rank which the launch does not have."""
     return damaged(
         f"the run's record on Modal has an entry 'call-{rank}' ({shown(entries[f'call-{rank}'])}), "
         "and the ranks of its entry 'launch' leave that out: one of them was damaged, or written "
@@ -214,7 +216,10 @@ def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:
 
 
 def held_calls(entries: Mapping[str, str]) -> list[tuple[int, str]]:
-    """The ranks that calls hold, and these calls, as far as a record can be read; whatever its launch says."""
+    """Return the ranks that calls hold, and these calls, as far as a record can be read.
+
+    The entry of the launch does not matter.
+    """
     held = []
     for key in entries:
         with contextlib.suppress(DamagedRecordError):
@@ -224,7 +229,7 @@ def held_calls(entries: Mapping[str, str]) -> list[tuple[int, str]]:
 
 
 def call_of(entries: Mapping[str, str], rank: int) -> str | None:
-    """The call that holds a rank; empty if none may hold it, None if none does yet.
+    """Return the call that holds a rank; empty if no call may hold it, None if none does yet.
 
     Raises:
         DamagedRecordError: As for :func:`entry`.
@@ -237,7 +242,7 @@ Numbers = Mapping[int, Mapping[str, int]]
 
 
 def numbers_of(entries: Mapping[str, str]) -> Numbers:
-    """The highest number of a life, an end, an attempt and a further cancel for which there is an entry, by rank."""
+    """Return the highest numbers in a record by rank: of lives, ends, attempts, further cancels."""
     highest: dict[int, dict[str, int]] = {}
     for key in entries:
         if found := _NUMBERED.fullmatch(key):
@@ -247,7 +252,7 @@ def numbers_of(entries: Mapping[str, str]) -> Numbers:
 
 
 def cancel_of(rank: int, numbers: Numbers) -> str:
-    """The key of the newest cancel of a rank: those before it have come to nothing."""
+    """Return the key of the newest cancel of a rank: those before it had no effect."""
     number = numbers.get(rank, {}).get("cancel")
     return f"cancel-{rank}" if number is None else f"cancel-{rank}-{number}"
 
@@ -256,13 +261,13 @@ def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int])
     """Refuse a record in which an entry of a rank is missing.
 
     Args:
-        rank: Of the replica.
-        lives: How many of its lives are there, from the first one on.
-        attempt: The newest attempt that they and what follows them tell of.
+        rank: The rank of the replica.
+        lives: The number of its lives in the record, without a gap from the first one on.
+        attempt: The newest attempt that these lives and the entries after them show.
         highest: The highest numbers of its entries; see :func:`numbers_of`.
 
     Raises:
-        DamagedRecordError: There are entries that come after one that is not there.
+        DamagedRecordError: There is an entry after one that is missing.
     """
     there = {"life": lives, "end": lives, "attempt": attempt if lives else 0}
     for kind, number in highest.items():

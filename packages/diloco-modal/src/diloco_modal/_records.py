@@ -1,4 +1,4 @@
-"""The records of runs: one Dict each, whose entries are read as text."""
+"""The records of runs: one Dict for each run, whose entries are read as text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PREFIX = "diloco-"
 _KEPT_SECONDS = 60.0
 _KEPT_RECORDS = 64
 _KEPT_BYTES = 64 * 2**20
-"""Of memory, for the entries of all records that are kept: anybody in the environment may have written them."""
+"""The most memory for kept entries of all records, which any program may have written."""
 
 
 class Records(Connection):
-    """Safe to share between threads."""
+    """The records of runs on Modal. Safe to share between threads."""
 
     def __init__(self, options: ModalOptions) -> None:
         super().__init__(options)
@@ -31,10 +31,10 @@ class Records(Connection):
         self._entries: dict[str, tuple[float, int, Mapping[str, str]]] = {}
 
     def record(self, run_id: str, *, create: bool = False) -> Any:
-        """The Dict of a run, found by its name.
+        """Return the Dict of a run, found by its name.
 
         Raises:
-            MissingError: There is none.
+            MissingError: There is no such Dict.
         """
         modal = import_modal()
         name = record_name(run_id)
@@ -51,17 +51,18 @@ class Records(Connection):
         return found
 
     def read(self, run_id: str) -> tuple[Any, Mapping[str, str]]:
-        """The Dict of a run, and its entries.
+        """Return the Dict of a run, and its entries.
 
-        For a minute it is asked for by its id; only if it is not there, or is not a run's any more,
-        is its name looked up. A Dict of the same name that was made meanwhile has another id.
+        For a minute after its name was looked up, the Dict is asked for by its id. If it is gone
+        then, or is not a run's any more, its name is looked up again. A Dict of the same name that
+        was made meanwhile has another id.
 
         Raises:
             MissingError: There is no such Dict.
         """
         with self._lock:
             since, kept = self._records.get(run_id, (0.0, None))
-        # A clock may also be set back.
+        # The clock may also have been set back.
         if kept is not None and 0 <= self._options.clock() - since < _KEPT_SECONDS:
             with contextlib.suppress(MissingError):
                 entries = self.entries(kept)
@@ -71,15 +72,15 @@ class Records(Connection):
         return record, self.entries(record)
 
     def put_once(self, record: Any, key: str, value: Mapping[str, Any]) -> bool:
-        """Create an entry; whether it was this call that did."""
+        """Create an entry; return whether this call has created it."""
         put = lambda: record.put.aio(key, written(value), skip_if_exists=True)  # noqa: E731
         return bool(self._ask(put, f"writing {key} to the record"))
 
     async def hold(self, record: Any, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Create an entry if there is none; what is there then.
+        """Create an entry if there is none; return the value that it has then.
 
         Raises:
-            DamagedRecordError: It is not what this version writes.
+            DamagedRecordError: It does not have the form that this version writes.
         """
         from . import _wire
 
@@ -92,10 +93,10 @@ class Records(Connection):
         return checked(key, held or "")
 
     def get(self, record: Any, key: str) -> Mapping[str, Any] | None:
-        """An entry; None if there is none.
+        """Return an entry; None if there is no such entry.
 
         Raises:
-            DamagedRecordError: It is not what this version writes.
+            DamagedRecordError: It does not have the form that this version writes.
         """
         from . import _wire
 
@@ -103,15 +104,22 @@ class Records(Connection):
         return None if held is None else checked(key, held)
 
     def settle(self, record: Any, *, kept: bool) -> bool:
-        """Say whether what a launch has started is kept, since another one returns it, or taken back; what was said first."""
+        """Decide whether the calls that a launch has started are kept or taken back.
+
+        They are kept if another launch returns them.
+
+        Returns:
+            The first decision in the record, which counts.
+        """
         if self.put_once(record, "kept", {"kept": kept}):
             return kept
         return bool((self.get(record, "kept") or {}).get("kept"))
 
     def next_cancel(self, record: Any, rank: int, key: str) -> str:
-        """The key of a further cancel of a rank, behind all that are there: anybody may have written any number of them.
+        """Return the key of a further cancel of a rank, after all that the record has.
 
-        Empty if the last one that anybody reads is there.
+        There may be any number of them, since any program may write them. Empty if the last one
+        that is ever read exists already.
         """
         newest = numbers_of(self.entries(record)).get(rank, {}).get("cancel", 1)
         own = int(key.removeprefix(f"cancel-{rank}").removeprefix("-") or 1)
@@ -119,7 +127,10 @@ class Records(Connection):
         return following if numbers_of({following: ""}) else ""
 
     def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
-        """Remove an entry that was made here, which its id tells: a try whose answer was lost may have made it."""
+        """Remove an entry if it was made here, as its id shows.
+
+        A try whose answer was lost may have made it.
+        """
         from . import _wire
 
         with contextlib.suppress(DamagedRecordError):
@@ -128,13 +139,13 @@ class Records(Connection):
                 self._ask(lambda: _wire.remove_entry.aio(record, key), what)
 
     def entries(self, record: Any) -> Mapping[str, str]:
-        """All entries, as they were written.
+        """Return all entries, as they were written.
 
-        They are read only if their number is not that of the last time, or after a minute.
+        They are read only if their number has changed since the last time, or after a minute.
 
         Entries are created and never changed, and Modal's client takes as long to read a few of
-        them as to ask for a result. Only a cancel that has failed takes its entry away, and another
-        may come in its place: hence the minute.
+        them as to ask for a result. Only a cancel that has failed removes its entry, and another
+        entry may take its place; this is why they are read again after a minute.
         """
         key, now = record.object_id, self._options.clock()
         count = self._ask(record.len.aio, "looking at the record")
@@ -153,11 +164,13 @@ class Records(Connection):
         return read
 
     def keep_entries(self, record: Any, entries: Mapping[str, str], now: float) -> None:
-        """Have :meth:`entries` give these, as long as the record has as many; what is too large is read each time.
+        """Keep entries for :meth:`entries` to return, as long as the record has as many.
+
+        Entries that are too large are not kept, and so are read each time.
 
         Args:
-            record: Of a run.
-            entries: All that it has, as far as is known here.
+            record: The record of a run.
+            entries: All its entries, as far as they are known here.
             now: When the first of them was read or written.
         """
         size = sum(sys.getsizeof(key) + sys.getsizeof(text) for key, text in entries.items())
@@ -170,7 +183,10 @@ class Records(Connection):
                 self._entries[record.object_id] = now, size, entries
 
     def delete_record(self, run_id: str, record: Any) -> None:
-        """Remove the Dict of a run, if it is there; one that was made meanwhile under its name is another run's, and stays."""
+        """Remove the Dict of a run, if it exists.
+
+        A Dict that was made under its name meanwhile belongs to another run, and stays.
+        """
         modal = import_modal()
         name, where = record_name(run_id), self._where
         with self._lock:
@@ -186,7 +202,7 @@ class Records(Connection):
             self._ask(delete, f"removing the Dict {name!r}")
 
     async def is_record(self, run_id: str) -> bool:
-        """Whether there is a Dict of that name, and it is a run's."""
+        """Return whether there is a Dict with the name of this run that is a record."""
         modal = import_modal()
         name = record_name(run_id)
         record = modal.Dict.from_name(name, **self._where)
@@ -199,7 +215,7 @@ class Records(Connection):
             return False
 
     def record_names(self) -> list[str]:
-        """Names of all Dicts that can be a run's, oldest first."""
+        """Return the names of all Dicts that may be records of runs, oldest first."""
         modal = import_modal()
         where = self._where
         held = self._ask(lambda: modal.Dict.objects.list.aio(**where), "listing Dicts")

@@ -1,4 +1,4 @@
-"""GPUs and memory in Modal's words."""
+"""GPUs, memory and CPUs in the form that Modal takes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import parse_gpu, shown
 
-# Names are not checked by the client, and a launch with a wrong one would wait for ever.
+# The client does not check names, and a launch with a wrong one would wait for ever.
 _GPUS = {
     name.lower(): name
     for name in (
-        "T4", "L4", "A10", "A10G", "L40S", "A100", "A100-40GB", "A100-80GB", "RTX-PRO-6000", "H100", "H100!", "H200", "B200",
-        "B200+", "B300", "any",
+        "T4", "L4", "A10", "A10G", "L40S", "A100", "A100-40GB", "A100-80GB", "RTX-PRO-6000",
+        "H100", "H100!", "H200", "B200", "B200+", "B300", "any",
     )
 }  # fmt: skip
 _MOST_MEMORY = 16.0 * 1024 * 1024
@@ -22,7 +22,7 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)(|M|Mi|G|Gi)", re.ASCII)
 
 
 def modal_gpu(text: str) -> str:
-    """``gpu=`` as Modal takes it, such as ``"H100:8"``.
+    """Return ``gpu=`` as Modal takes it, such as ``"H100:8"``.
 
     Raises:
         InvalidRequestError: Modal has no such GPU, or not so many in one machine.
@@ -42,7 +42,7 @@ def modal_gpu(text: str) -> str:
 
 
 def mebibytes(text: str) -> int:
-    """``memory=`` in MiB.
+    """Return ``memory=`` in MiB.
 
     Raises:
         InvalidRequestError: It is not an amount, less than 1 MiB, or more than 16 TiB.
@@ -58,7 +58,7 @@ def mebibytes(text: str) -> int:
 
 
 def cores(text: str) -> float:
-    """``cpu=`` as a number.
+    """Return ``cpu=`` as a number.
 
     Raises:
         InvalidRequestError: It is not a number from 0.001 to 1024; Modal counts in thousandths.

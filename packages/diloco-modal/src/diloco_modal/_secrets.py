@@ -1,4 +1,7 @@
-"""The Secrets of a launch: those that it names, and those of the app, which Modal would replace with them."""
+"""The Secrets of a launch: those that it names, and those of the app.
+
+Modal itself would replace the app's with the launch's.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ def secrets_of(
     where: Mapping[str, Any],
     ask: Ask,
 ) -> list[Any]:
-    """What to bind to a function: the Secrets of the app, and then those of the launch.
+    """Return the Secrets to bind to a function: those of the app, and then those of the launch.
 
-    Modal's client tells which Secrets the app has from version 1.6 on; with an older one only those
-    that are named are kept.
+    From version 1.6 on, Modal's client tells which Secrets the app has. With an older one, only
+    those in ``declared`` are kept.
 
     Args:
-        function: The deployed function, which was looked up.
+        function: The deployed function, which was looked up before.
         wanted: Names of Secrets by the variable that each must hold.
-        declared: Names of Secrets that the app is said to have.
+        declared: Names of Secrets that the app has, according to the options.
         where: Client and environment.
         ask: Makes a call of Modal's client.
 
@@ -50,16 +53,19 @@ def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> An
         with_keys = f", with the key {keys[0]}" if keys else ""
         how = f"Make it{with_keys}: modal secret create {name} NAME=VALUE"
         if "missing key" in str(error):
-            how = f"Make it again with all its keys: modal secret create --force {name} NAME=VALUE ..."
+            how = (
+                f"Make it again with all its keys: modal secret create --force {name} NAME=VALUE "
+                "..."
+            )
         raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
     return found
 
 
 def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) -> list[Any]:
-    """The Secrets of the app that are not known already."""
+    """Return the Secrets of the app that are not known yet."""
     import modal
 
-    if isinstance(modal.Function.info, property):  # before 1.6, where it says something else
+    if isinstance(modal.Function.info, property):  # before 1.6, info is something else
         return []
     told = ask(function.info.aio, "looking at the function").secrets
     missing = [each for each in told if each not in known]

@@ -1,4 +1,4 @@
-"""From a call's answer and the run's record to the state of a replica. Pure functions."""
+"""The state of a replica, made from its call's answer and its run's record. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._wire import End
 
 INTERRUPT_SECONDS = 30.0
-"""Modal's time between SIGINT and the end of a container."""
+"""Seconds that Modal leaves a container between SIGINT and its end."""
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|(?<![a-z])oom(?![a-z])|(?<![a-z])oom_?kill", re.IGNORECASE
@@ -24,20 +24,20 @@ _OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What the record says of a rank.
+    """The facts about a rank in the record.
 
     Attributes:
-        attempt: From 1.
+        attempt: Number of the newest attempt, from 1.
         started_at: Start of the newest attempt, in Unix seconds.
         open: Whether its newest life has no end.
-        again: Whether Modal was to run the call again when that life ended; None if it has no end,
-            or nobody could tell.
-        outcome: How the replica had ended before it was told to, or in spite of that; empty
-            otherwise.
-        lives: How many containers it has had.
+        again: Whether Modal was going to run the call again when that life ended; None if it has no
+            end, or if that was unknown.
+        outcome: The outcome of the replica, if it had ended before it was told to end, or had
+            succeeded nevertheless; otherwise empty.
+        lives: The number of containers that it has had.
         ended_at: End of the newest life that has one.
-        cancel: The entry of a cancel: who, and when.
-        damage: What is wrong with its entries; the rest is what the others say.
+        cancel: The entry of a cancel: what asked for it, and when.
+        damage: What is wrong with some of its entries; the other attributes are made from the rest.
     """
 
     attempt: int = 1
@@ -52,23 +52,23 @@ class Trace:
 
     @property
     def waited(self) -> bool:
-        """Whether a call that was terminated waited for another container then."""
+        """Return whether a call was waiting for another container when it was terminated."""
         if not self.lives or self.open:
             return False
         if self.again is not None or not self.requested:
             return bool(self.again)
-        # A cancel that came later than the end was not its cause.
+        # A cancel that came after the end was not its cause.
         return self.ended_at is not None and float(self.cancel["at"]) >= self.ended_at  # type: ignore[index]
 
     @property
     def over(self) -> bool:
-        """Whether the replica is known to have ended, though maybe not how."""
+        """Return whether the replica is known to have ended, even if it is unknown how."""
         seen = self.ended_at is not None and (self.open or not self.lives)
         return bool(self.outcome) or self.again is False or seen
 
     @property
     def requested(self) -> bool:
-        """Whether an executor was asked for the end."""
+        """Return whether an executor was asked to end it."""
         return self.cancel is not None and self.cancel["by"] == "executor"
 
 
@@ -79,16 +79,16 @@ def trace_of(
     *,
     damage: str = "",
 ) -> Trace:
-    """What the entries of a record say of a rank.
+    """Return the facts about a rank in the entries of a record.
 
     Args:
-        entries: Of the record.
-        rank: Of the replica.
-        numbers: Of the entries, if they are known already.
-        damage: What is known to be wrong with them. Then those that are damaged are passed over.
+        entries: The entries of the record.
+        rank: The rank of the replica.
+        numbers: The highest numbers in the entries, if they are known already.
+        damage: What is known to be wrong with the entries. If given, damaged entries are ignored.
 
     Raises:
-        DamagedRecordError: One of them is not what this version writes, or is missing.
+        DamagedRecordError: An entry does not have the form that this version writes, or is missing.
     """
     numbers = numbers_of(entries) if numbers is None else numbers
     highest = {} if damage else numbers.get(rank, {})
@@ -119,46 +119,49 @@ def trace_of(
     check_whole(rank, lives, attempt, highest)
     if end is None:
         return Trace(attempt, started, True, lives, over_at, cancel, damage=damage)
-    # An app that was deployed with an earlier version does not say whether the call comes again.
+    # An app that was deployed with an earlier version does not say whether the call will run again.
     told = end.get("again"), end.get("outcome") or "", damage
     return Trace(attempt, started, False, lives, end["at"], cancel, *told)
 
 
 def living(trace: Trace, url: str) -> ReplicaStatus:
-    """The status of a call that has not ended, or whose container may be there."""
+    """Return the status of a call that has not ended, or whose container may still exist."""
     stopping, reason = trace.cancel is not None, None
     if stopping:
         reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
-    # After its last life the call is about to return.
+    # After its last life, a call is about to return.
     if trace.open or trace.again is False:
         return ReplicaStatus(
             ReplicaState.RUNNING, trace.attempt, reason, stopping=stopping,
             started_at=trace.started_at, url=url,
         )  # fmt: skip
-    # Between two lives it is the next attempt that waits.
+    # Between two lives, the next attempt is waiting.
     attempt = trace.attempt + (1 if trace.lives else 0)
     waits = Reason.PREEMPTED if trace.lives else Reason.QUEUED
     return ReplicaStatus(ReplicaState.PENDING, attempt, reason or waits, stopping=stopping, url=url)
 
 
 def unknown(error: Exception, trace: Trace, url: str) -> ReplicaStatus:
-    """The status of a replica whose call cannot be asked for now, beside others that can."""
+    """Return the status of a replica about whose call Modal cannot be asked at present.
+
+    The calls of other replicas can be asked about.
+    """
     return ReplicaStatus(
-        ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING, trace.attempt, stopping=trace.cancel is not None,
-        started_at=trace.started_at, url=url, message=str(error),
+        ReplicaState.RUNNING if trace.lives else ReplicaState.PENDING, trace.attempt,
+        stopping=trace.cancel is not None, started_at=trace.started_at, url=url, message=str(error),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Stands for a result that nobody has any more, or that could not be fetched yet (``late``); says why."""
+    """The reason why there is no result: it is lost, or could not be fetched yet (``late``)."""
 
     why: str
     late: bool = False
 
 
 def ended(end: End, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
-    """The status of a call that has ended and was not terminated, and its result."""
+    """Return the status of a call that has ended but was not terminated, and its result."""
     if end.status != "SUCCESS":
         return died(end, trace, url), None
     try:
@@ -168,17 +171,19 @@ def ended(end: End, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
     if trace.outcome:
         status, result = reported(trace.outcome, trace, url)
         return status, Lost(why, end.late) if isinstance(result, Lost) else result
-    if trace.lives:  # its wrapper was ours
+    if trace.lives:  # its wrapper was diloco's
         return failed(Reason.ERROR, why, trace, url), None
     message = f"{why}; deploy the app with diloco_modal.build_app"
     return failed(Reason.START_FAILED, message, trace, url), None
 
 
 def reported(text: str, trace: Trace, url: str) -> tuple[ReplicaStatus, Any]:
-    """The status of a replica that has reported its outcome, and its result, or that it is :class:`Lost`.
+    """Return the status of a replica that has reported its outcome, and its result.
+
+    In place of a result that the report lacks there is a :class:`Lost`.
 
     Raises:
-        DilocoError: The text is no outcome.
+        DilocoError: The text is not an outcome.
     """
     outcome = Outcome.from_json(text)
     more: dict[str, Any] = {
@@ -209,7 +214,7 @@ def failed(
     code: int | None = None,
     signal: str | None = None,
 ) -> ReplicaStatus:
-    """The status of a call that Modal has ended."""
+    """Return the status of a call that Modal has ended."""
     return ReplicaStatus(
         ReplicaState.FAILED, trace.attempt, reason, exit_code=code, signal=signal, message=message,
         started_at=trace.started_at, finished_at=trace.ended_at, url=url, native=message,
@@ -217,13 +222,13 @@ def failed(
 
 
 def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
-    """The status of a call that was terminated: Modal says so before its container is gone."""
+    """Return the status of a terminated call; Modal reports this before its container is gone."""
     at = now if trace.cancel is None else float(trace.cancel["at"])
     if trace.open and now - at < INTERRUPT_SECONDS + grace:
         return living(trace, url)
     more = {"attempt": trace.attempt, "started_at": trace.started_at, "url": url}
     if trace.waited:
-        # Ended between two lives: it was the next attempt that waited.
+        # Ended between two lives, so the next attempt was waiting.
         waited = {**more, "attempt": trace.attempt + 1, "started_at": None, "finished_at": at}
         return _cancelled(trace, waited)
     return _cancelled(trace, {**more, "finished_at": trace.ended_at})
@@ -237,12 +242,12 @@ def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
 
 
 def died(end: End, trace: Trace, url: str) -> ReplicaStatus:
-    """The status of a call that ended without success, and was not terminated."""
+    """Return the status of a call that ended without success, but was not terminated."""
     text = end.message or end.status
     if end.status == "TIMEOUT":
         return failed(Reason.TIMEOUT, text, trace, url, 124)
     if end.raised:
-        # The wrapper raises nothing, so its module could not be imported, or the app is not ours.
+        # The wrapper never raises, so its module could not be imported, or the app is not diloco's.
         return failed(Reason.START_FAILED, text, trace, url)
     if _OUT_OF_MEMORY.search(f"{end.status} {text}"):
         return failed(Reason.OOM, text, trace, url, 137, "SIGKILL")
@@ -250,6 +255,6 @@ def died(end: End, trace: Trace, url: str) -> ReplicaStatus:
 
 
 def with_damage(status: ReplicaStatus, trace: Trace) -> ReplicaStatus:
-    """A status that says what is wrong with its record, if anything is."""
+    """Add to a status what is wrong with its record, if anything is."""
     told = ". ".join(each for each in (status.message, trace.damage) if each)
     return replace(status, message=told) if trace.damage else status

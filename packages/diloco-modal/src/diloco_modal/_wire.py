@@ -1,10 +1,10 @@
-"""What calls return and Dicts hold, as the bytes that Modal keeps; none of it is unpickled.
+"""Read results of calls and entries of Dicts as bytes, without unpickling them.
 
-Modal's client unpickles whatever a call returns or raises, and whatever anybody has put into a
-Dict, and so runs code of theirs. It reads each message whole: how large it is can be looked at only
-then. This is the only file that uses what the client keeps to itself: its RPCs (``_stub``), the
-loop on which they run (``synchronize_api``), and the HTTP session that knows the user's proxy.
-``test_wire.py`` says what has moved if a client differs.
+Modal's client unpickles everything that a call returns or raises, and everything in a Dict, which
+any program may have written; so it runs their code. It reads each message whole, so the size of one
+can be checked only then. No other file uses private parts of the client: its RPCs (``_stub``), the
+loop on which they run (``synchronize_api``), and the HTTP session that knows the user's proxy. If
+these differ in a version of the client, ``test_wire.py`` shows what has moved.
 """
 
 # ruff: noqa: SLF001
@@ -27,11 +27,11 @@ from ._record import damaged
 from ._text import text_in_cbor, text_in_pickle
 
 _AROUND = 64
-"""Bytes that a pickle adds to a text, and more."""
+"""More bytes than a pickle adds to a text."""
 _ENTRY_BYTES = 256
-"""What an entry costs besides its text."""
+"""Bytes that an entry takes besides its text."""
 _DICT_BYTES = 8 * RECORD_BYTES
-"""Of all entries of a run: each replica has several."""
+"""The most bytes of all entries of a run, in which each replica has several."""
 _RAISED = {"FAILURE", "INIT_FAILURE"}
 _MESSAGE = 4000
 """Characters that are kept of what Modal says about an end."""
@@ -39,14 +39,14 @@ _MESSAGE = 4000
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a call has ended.
+    """The end of a call.
 
     Attributes:
         status: Modal's word, such as ``"SUCCESS"``, ``"TERMINATED"`` or ``"KERNEL_OOM_KILL"``.
-        text: What it returned, if that is one text and was asked for.
-        message: Modal's words about an end that is no success; or why there is no text.
-        raised: Whether it raised an error; that is not decoded, and Modal's words show it.
-        late: Whether there may be a text later, since it was only not to be fetched now.
+        text: The text that it returned, if that was asked for, and is one text.
+        message: Modal's message about an end without success; or why there is no text.
+        raised: Whether it raised an error, which is not decoded; Modal's message shows it.
+        late: Whether there may be a text later, since it only could not be fetched now.
     """
 
     status: str
@@ -60,9 +60,9 @@ async def _get_end(client: Any, call_id: str, *, value: bool = True) -> End | No
     """Return how a call has ended; None if it has not.
 
     Args:
-        client: Of Modal.
+        client: A client of Modal.
         call_id: The call.
-        value: Whether what it returned is wanted, too; otherwise it is not fetched.
+        value: Whether to fetch what it returned.
 
     Raises:
         MissingError: Its result has expired.
@@ -114,14 +114,17 @@ async def _download(client: Any, blob_id: str) -> bytes:
                 check_size("what it returned", size, OUTCOME_BYTES + _AROUND)
                 pieces.append(piece)
     except (aiohttp.ClientError, OSError) as error:
-        # Its text may have the URL, which opens the blob to everybody.
+        # The error's text may contain the URL, which gives access to the blob.
         name = type(error).__name__
         raise UnavailableError(f"its result could not be fetched: {name}") from error
     return b"".join(pieces)
 
 
 async def _get_status(client: Any, call_id: str) -> str:
-    """Return Modal's word for the state of a call: ``"PENDING"`` also while it runs; empty for none."""
+    """Return Modal's word for the state of a call; empty if there is none.
+
+    ``"PENDING"`` is the word for a call that waits, and also for one that runs.
+    """
     request = api_pb2.FunctionGetCallGraphRequest(function_call_id=call_id)
     graph = await client._stub.FunctionGetCallGraph(request)
     own = (each for each in graph.inputs if each.function_call_id == call_id)
@@ -152,7 +155,7 @@ async def _find_app(client: Any, app: str, function: str, environment: str) -> s
 
 
 async def _get_entry(record: Any, key: str) -> str | None:
-    """Return the text of an entry of a Dict; empty if it is no text, None if there is no entry."""
+    """Return the text of an entry of a Dict; empty if it is not text, None if it does not exist."""
     await record.hydrate()
     request = api_pb2.DictGetRequest(dict_id=record.object_id, key=_key(key))
     reply = await record.client._stub.DictGet(request)
@@ -160,10 +163,12 @@ async def _get_entry(record: Any, key: str) -> str | None:
 
 
 async def _get_entries(record: Any) -> dict[str, str]:
-    """Return the texts of all entries of a Dict, empty for what is no text; a key that is none is ``?N``.
+    """Return the texts of all entries of a Dict.
+
+    Values that are not text are empty, and keys that are not text become ``?N``.
 
     Raises:
-        DamagedRecordError: They are more than any run has.
+        DamagedRecordError: The entries are larger than those of any run.
     """
     await record.hydrate()
     request = api_pb2.DictContentsRequest(dict_id=record.object_id, keys=True, values=True)
@@ -181,7 +186,7 @@ async def _get_entries(record: Any) -> dict[str, str]:
 
 
 async def _remove_entry(record: Any, key: str) -> None:
-    """Remove an entry of a Dict, if it is there; what it was is not looked at."""
+    """Remove an entry of a Dict, if it exists, without reading its value."""
     await record.hydrate()
     request = api_pb2.DictPopRequest(dict_id=record.object_id, key=_key(key))
     await record.client._stub.DictPop(request)

@@ -1,4 +1,4 @@
-"""Ending what a launch has started that failed or was interrupted."""
+"""End the calls of a launch that failed or was interrupted."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from ._options import ModalOptions
 
 
 class Withdrawal:
-    """Takes a launch back. What may live on is known at any time, also after a second Ctrl-C.
+    """The withdrawal of a launch; says at any time, even after Ctrl-C, which calls may live on.
 
     Args:
-        client: To ask.
-        options: Of the executor.
+        client: Makes the calls to Modal.
+        options: The options of the executor.
         backoff: Pauses between tries.
         request: The launch.
         launch: Its entry in the record.
-        record: Of the run.
+        record: The record of the run.
         made: Calls that this launch has started, by rank.
 
     Attributes:
         left: Those of them that have not been ended.
-        others: Calls that hold a rank and are not of this launcher, or their answer was lost.
-        kept: Whether another launch of the run may have returned what this one has started: none of
-            it is ended then.
+        others: Calls that hold a rank and were started by another launcher, or by this one with an
+            answer that was lost.
+        kept: Whether another launch of the run may have returned the calls that this one has
+            started. If so, none of them is ended.
     """
 
     def __init__(
@@ -55,42 +56,44 @@ class Withdrawal:
         self._down = False
 
     def run(self, *, mine: bool) -> None:
-        """End them.
+        """End the calls.
 
         Args:
-            mine: Whether it was this launch that made the record. Then nobody may claim a rank any
-                more, and the record is removed if nothing is left.
+            mine: Whether this launch has made the record. If so, no call may claim a rank any more,
+                and the record is removed if no call is left.
         """
         if self.left:
             settle = lambda: self._client.settle(self._record, kept=False)  # noqa: E731
-            with contextlib.suppress(BackendError):  # then they are ended all the same
+            with contextlib.suppress(BackendError):  # after an error they are ended all the same
                 self.kept = retry(settle, self._backoff, timeout=self._patience())
         if self.kept:
-            many.at_once(self._void, list(self._request.ranks))  # all are held: tells by which
+            many.at_once(self._void, list(self._request.ranks))  # shows which calls hold them
             self.left = {}
             return
         if mine:
-            # First of all: a call whose answer was lost trains nothing then.
+            # The first step, so that a call whose answer was lost trains nothing.
             many.at_once(
                 self._void, [rank for rank in self._request.ranks if rank not in self.left]
             )
         many.at_once(self._end, sorted(self.left.items()))
         if mine and not (self.left or self.others or self._unsure):
-            # Without the record a call that was left over trains nothing, and the name is free
-            # again.
+            # Without the record, a call that is left over trains nothing. The name is free again.
             with contextlib.suppress(BackendError):
                 self._client.delete_record(self._request.run_id, self._record)
 
     def survivors(self) -> list[ReplicaHandle]:
-        """The handles of what may live on, in rank order."""
+        """Return the handles of the calls that may live on, in rank order."""
         calls = sorted((self.left | self.others).items())
         return [make_handle(self._launch, rank, call, self._request.run_id) for rank, call in calls]
 
     def note(self) -> str:
-        """What may live on, in words; empty if nothing does."""
+        """Describe the calls that may live on; empty if there are none."""
         calls = [*self.left.values(), *self.others.values()]
         if self.kept:
-            return f"another launch of this run may have returned these calls, so they go on: {', '.join(calls)}"
+            return (
+                "another launch of this run may have returned these calls, so they go on: "
+                f"{', '.join(calls)}"
+            )
         return f"these calls may be running, and cost money: {', '.join(calls)}" if calls else ""
 
     async def _void(self, rank: int) -> None:
@@ -99,7 +102,7 @@ class Withdrawal:
             held = await many.patiently(
                 lambda: self._client.hold(self._record, *entry), self._backoff, self._patience()
             )
-        except BackendError:  # without its record, which may be gone, nobody can claim it either
+        except BackendError:  # if the record is gone, no call can claim the rank either
             self._unsure = True
             return
         if held["call"]:
@@ -109,7 +112,7 @@ class Withdrawal:
         await asyncio.to_thread(self._end_one, *made)
 
     def _end_one(self, rank: int, call: str) -> None:
-        if self._down:  # another call was tried for all of the time
+        if self._down:  # the tries to end another call have used up the time
             return
         ending = Ending(self._client, self._options.clock, rank, call)
         try:
@@ -125,5 +128,5 @@ class Withdrawal:
         del self.left[rank]
 
     def _patience(self) -> float:
-        """Seconds that are left for all of them together."""
+        """Return the seconds that are left for all calls together."""
         return max(0.0, self._deadline - self._backoff.clock())

@@ -1,4 +1,4 @@
-"""What a call of Modal runs: one replica, once, whatever becomes of calls and containers."""
+"""The function that a call of Modal runs: one replica, once, whatever happens to containers."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _VERSION = 2
 _START_FAILED = 2
 _LOOK_SECONDS = 0.5
 _MOST_ATTEMPTS = 1001
-"""Of a life, since no launch has more restarts than 1000."""
+"""The most attempts of a life, since no launch has more than 1000 restarts."""
 _KEPT_CHARACTERS = 4000
-"""Of an outcome, in the record, which whoever looks reads as a whole."""
+"""The most characters of an outcome in the record, which every look reads as a whole."""
 
 
 def run_replica(payload: dict[str, Any]) -> str:
-    """Run one replica to its end; the function that :func:`build_app` puts into an app.
+    """Run one replica to its end; :func:`build_app` puts this function into an app.
 
     It claims its rank in the run's record. If another call holds the rank, it returns at once and
     trains nothing. It never raises, except when Modal ends its container: then the runner gets
-    SIGTERM and its grace, the end is written down, and the exception goes on.
+    SIGTERM and its grace, the end is written down, and the exception is raised again.
 
     Args:
-        payload: What a :class:`ModalSpawnExecutor` has sent.
+        payload: The payload that a :class:`ModalSpawnExecutor` has sent.
 
     Returns:
         The JSON text of an :class:`diloco_protocol.Outcome`.
     """
     try:
         return _run(payload)
-    except Exception as error:  # noqa: BLE001 - a TimeoutError of ours would look like Modal's own
+    except Exception as error:  # noqa: BLE001 - a TimeoutError would look like Modal's own
         return _refusal(f"the replica could not be started: {type(error).__name__}: {error}")
 
 
@@ -76,10 +76,10 @@ def _run(payload: dict[str, Any]) -> str:
 
 
 def claim(payload: dict[str, Any], record: Any, launch: str | None, own: str) -> str | None:
-    """Have this call hold its rank; what it returns instead, if it may not."""
+    """Claim the rank for this call; if it must not run, return the outcome to return instead."""
     rank = payload["rank"]
-    # What runs is in the payload, which comes with the call: a record that a stranger has made
-    # decides nothing but this.
+    # The payload, which comes with the call, says what to run. A record that a stranger's program
+    # has made decides only whether to run it.
     known = parsed(launch or "")
     if not isinstance(known, Mapping) or known.get("id") != payload["launch"]:
         return _refusal("this call is left over from a launch that is gone: it trained nothing")
@@ -111,11 +111,13 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
         try:
             spec.write_text(payload["spec"], encoding="utf-8")
             counter.write_text(json.dumps(life.before))
-            # A session of its own: Modal's SIGINT is for us, and the runner is told by SIGTERM.
+            # In a session of its own, since Modal's SIGINT is for this process, which then sends
+            # SIGTERM to the runner.
             runner = subprocess.Popen(
                 [
-                    sys.executable, "-m", "diloco_protocol.runner", "--spec", str(spec), "--outcome", str(outcome),
-                    "--attempts", str(counter), "--restarts", str(payload["restarts"]),
+                    sys.executable, "-m", "diloco_protocol.runner", "--spec", str(spec),
+                    "--outcome", str(outcome), "--attempts", str(counter),
+                    "--restarts", str(payload["restarts"]),
                     "--result-bytes", str(payload["result_bytes"]),
                 ],
                 env={**os.environ, **payload["env"]},
@@ -125,8 +127,8 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
             counted = _counted(counter, life.before)
             return _ended(record, rank, life.number, counted, outcome=_report(outcome, code))
         except BaseException as error:
-            # Also what comes before the runner is there, such as Modal's SIGINT: the life has
-            # begun, and has to have an end.
+            # Also for an exception before the runner was started, such as Modal's SIGINT: the life
+            # has begun, and needs an end in the record.
             over = runner is not None and runner.poll() is not None
             if runner is not None:
                 _end(runner, payload["grace"])
@@ -138,12 +140,12 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
 
 
 def _last_word(path: Path, *, over: bool) -> str:
-    """What a replica has reported whose container is taken away; empty if it has to run again.
+    """Return the report of a replica whose container is taken away; empty if it has to run again.
 
     Args:
-        path: Of the report.
-        over: Whether it had ended before it was told to. Otherwise only a success counts: a failure
-            comes from being told.
+        path: The path of the report.
+        over: Whether the replica had ended before it was told to end. Otherwise only a success
+            counts, since a failure is the effect of being told to end.
     """
     try:
         outcome = Outcome.from_json(_read(path))
@@ -159,14 +161,14 @@ def _watch(
     record: Any,
     rank: int,
 ) -> int:
-    """Wait for the end of the runner, and write down each further attempt; its exit status."""
+    """Wait for the runner to end, write down each further attempt, and return its exit status."""
     told = before["started"] + 1
     while True:
         try:
             return runner.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             pass
-        # What cannot be written down now is tried again at the next look.
+        # An attempt that cannot be written down now is tried again at the next look.
         with contextlib.suppress(Exception):
             while told < _counted(counter, before)["started"]:
                 at = {"at": time.time()}
@@ -179,14 +181,14 @@ def _end(runner: subprocess.Popen[bytes], grace: float) -> None:
         runner.send_signal(signal.SIGTERM)
     try:
         runner.wait(grace + 2.0)
-    except BaseException:  # noqa: BLE001 - also a second signal: nothing may be left running
+    except BaseException:  # noqa: BLE001 - even after a second signal nothing may go on
         runner.kill()
         runner.wait()
 
 
 def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
     started, failed = before["started"], before["failed"]
-    # The replica can write there, too.
+    # The replica can write to this file, too.
     with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         data = json.loads(_read(counter))
         if all(
@@ -194,8 +196,8 @@ def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
             for each, n in before.items()
         ):
             started, failed = data["started"], data["failed"]
-    # A life is an attempt from its beginning, also if it ends before its runner has counted it: so
-    # the record has said.
+    # A life counts as an attempt from its beginning, even if it ends before its runner has counted
+    # it, since the entry of the life in the record already says so.
     return {"started": max(started, before["started"] + 1), "failed": failed}
 
 
@@ -208,7 +210,10 @@ def _ended(
     again: bool | None = False,
     outcome: str = "",
 ) -> str:
-    """Write down the end of a life, and the outcome of the replica, should the call be run again before it has returned it."""
+    """Write down the end of a life and the outcome of the replica; return the outcome.
+
+    The call may be run again before it has returned the outcome, and then finds it there.
+    """
     end = {**counted, "at": time.time(), "again": again, "outcome": kept(outcome)}
     # The result counts even if its end cannot be written down.
     with contextlib.suppress(Exception):
@@ -217,13 +222,19 @@ def _ended(
 
 
 def kept(outcome: str) -> str:
-    """What the record keeps of an outcome: all of a small one, and of another that it succeeded, or why it failed."""
+    """Return what the record keeps of an outcome.
+
+    A small one is kept whole; of a large one, that the replica succeeded, or why it failed.
+    """
     if len(outcome) <= _KEPT_CHARACTERS:
         return outcome
     whole = Outcome.from_json(outcome)
     why = None if whole.error is None else whole.error[: _KEPT_CHARACTERS // 4]
     if whole.exit_code == 0:
-        why = f"a result of {len(outcome)} characters is too long for the record, and only the record is left"
+        why = (
+            f"a result of {len(outcome)} characters is too long for the record, and only the "
+            "record is left"
+        )
     return replace(whole, result=None, error=why, traceback=None).to_json()
 
 
