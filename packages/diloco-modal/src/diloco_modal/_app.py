@@ -53,7 +53,7 @@ def build_app(
             "replica only, and only the runner starts one again: leave it out"
         )
     check_function("function", function)
-    modal = import_modal()  # slow
+    modal = import_modal()  # importing it is slow
     app = modal.App(name, include_source=False)
     chosen: dict[str, Any] = {
         "image": image,

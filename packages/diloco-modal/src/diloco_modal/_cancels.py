@@ -23,7 +23,7 @@ from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_
 
 
 class Cancels:
-    """End calls that have not ended, and no others. Safe to share between threads.
+    """Ends the calls that have not ended, and no others. Safe to share between threads.
 
     Args:
         client: Makes the calls to Modal.

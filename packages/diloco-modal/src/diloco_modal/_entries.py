@@ -70,7 +70,7 @@ class Entries:
         self, fetch: Fetch, source: str | None, begin: float, clock: Callable[[], float]
     ) -> None:
         self._fetch, self._source, self._begin, self._clock = fetch, source, begin, clock
-        self._given: dict[int, array[int]] = {}  # by the minute
+        self._given: dict[int, array[int]] = {}  # by minute
         self._newest = begin
         self.gap = (0, -1)
 

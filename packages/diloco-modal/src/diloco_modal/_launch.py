@@ -89,7 +89,7 @@ def _freed(run_id: str) -> str:
 
 
 class Launcher:
-    """Launch runs."""
+    """Launches runs."""
 
     def __init__(self, client: Client, options: ModalOptions, backoff: Backoff) -> None:
         self._client, self._options, self._backoff = client, options, backoff

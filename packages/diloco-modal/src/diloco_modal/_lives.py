@@ -121,7 +121,7 @@ def was_cancelled(record: Any, rank: int) -> bool:
     """
     try:
         return record.get(f"cancel-{rank}") is not None and comes_again() is False
-    except Exception:  # noqa: BLE001 - then Modal ends the container in any case
+    except Exception:  # noqa: BLE001 - if it was cancelled, Modal ends the container in any case
         return False
 
 

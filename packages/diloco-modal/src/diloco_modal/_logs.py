@@ -29,7 +29,7 @@ _MODAL = "system"
 
 
 class Lines:
-    """Put lines together from entries, which may be cut anywhere, without those of Modal itself.
+    """Puts lines together from entries, which may be cut anywhere, without those of Modal itself.
 
     Not thread-safe.
 

@@ -102,7 +102,7 @@ async def asked(call: Awaitable[T], seconds: float, what: str) -> T:
         return await bounded(call, seconds, what)
     except BackendError:
         raise
-    except Exception as error:  # noqa: BLE001 - raised as one of ours
+    except Exception as error:  # noqa: BLE001 - raised as an error of diloco
         raise meant(error, what) from shown_cause(error)
 
 

@@ -193,7 +193,7 @@ async def _remove_entry(record: Any, key: str) -> None:
 
 
 def _key(key: str) -> bytes:
-    import pickle  # to write, as Modal's client does
+    import pickle  # only to write, as Modal's client does
 
     return pickle.dumps(key, 4)
 

@@ -17,7 +17,9 @@ from ._options import ModalOptions
 
 
 class Withdrawal:
-    """The withdrawal of a launch; says at any time, even after Ctrl-C, which calls may live on.
+    """The withdrawal of a launch.
+
+    Which calls may live on is known at any time, even after a second Ctrl-C.
 
     Args:
         client: Makes the calls to Modal.

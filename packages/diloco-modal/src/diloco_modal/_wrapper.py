@@ -1,4 +1,4 @@
-"""The function that a call of Modal runs: one replica, once, whatever happens to containers."""
+"""The function that a call runs: one replica, once, whatever happens to calls and containers."""
 
 from __future__ import annotations
 

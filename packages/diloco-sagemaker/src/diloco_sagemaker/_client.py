@@ -119,7 +119,7 @@ class Client:
         """Name the user's settings that AWS's command line obeys and these clients do not."""
         if self._session is None:  # every client was handed in, and has its own settings
             return
-        profile = self._session._session.get_scoped_config()  # noqa: SLF001 - it has no other name
+        profile = self._session._session.get_scoped_config()  # noqa: SLF001 - it is public nowhere
         for (variable, setting), instead in _NOT_OBEYED.items():
             if variable in os.environ:
                 yield f"{variable}={os.environ[variable]} is not obeyed: {instead}"
@@ -438,7 +438,7 @@ def _check_certificates(client: Any, what: str) -> None:
 
     Every connection would fail, as if the network were at fault.
     """
-    held = client._endpoint.http_session._verify  # noqa: SLF001 - no setting has its only name
+    held = client._endpoint.http_session._verify  # noqa: SLF001 - several settings can name it
     if not isinstance(held, str) or not client.meta.endpoint_url.lower().startswith("https:"):
         return
     try:

@@ -122,7 +122,7 @@ class FailedLaunchError(BackendError):
 
 
 class Launcher:
-    """Create the jobs of runs."""
+    """Creates the jobs of runs."""
 
     def __init__(self, client: Client, jobs: Jobs, backoff: Backoff, patience: float) -> None:
         self._client = client

@@ -140,7 +140,7 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
         text = redact_text(value)
         try:
             split = shlex.split(text)
-        except ValueError:  # a quote without its second
+        except ValueError:  # a closing quote is missing
             split = text.split()
         raise InvalidRequestError(f"{name} must be a list of words, not text: write {shown(split)}")
     words = check_names(name, value)
@@ -360,7 +360,7 @@ class SageMakerOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         asked = {"region": self.region}
-        for name in ("sagemaker_client", "logs_client"):  # buckets may be elsewhere
+        for name in ("sagemaker_client", "logs_client"):  # buckets may be in other regions
             client = getattr(self, name)
             asked[name] = None if client is None else getattr(client.meta, "region_name", None)
         regions = {name: region for name, region in asked.items() if region is not None}

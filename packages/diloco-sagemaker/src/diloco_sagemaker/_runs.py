@@ -41,12 +41,12 @@ _FEW = 2
 """The most replicas that are described one by one; for more, the jobs of their run are listed."""
 _SECONDS_TO_GO = 120.0
 _SECONDS_TO_APPEAR = 30.0
-"""For how long a new job may not be visible everywhere; AWS states no number.
+"""Seconds for which a new job may not be visible everywhere; AWS states no number.
 
 Looks are tried again for longer than this.
 """
 _SECONDS_TO_BE_LISTED = 3600.0
-"""For how long a list is assumed to lack jobs that were created; AWS states no number."""
+"""Seconds for which a list is assumed to lack jobs that were created; AWS states no number."""
 
 
 class Runs:
@@ -323,7 +323,7 @@ class Runs:
         if (own := there.get(handle.metadata["job_name"])) is not None:
             return own if is_of(handle, own) else None
         if all(job.status == "Deleting" for job in jobs):
-            return jobs[0]  # of any launch: nothing is removed, but their deletion is waited for
+            return jobs[0]  # of any launch: the caller removes none, and waits for them
         oldest, created = jobs[0], created_of(handle)
         if created is None:
             own = next((job for job in jobs if is_of(handle, job)), None)

@@ -24,9 +24,9 @@ from ._many import outcomes
 from ._results import remove_checkpoints
 
 _SECONDS_TO_END = 600.0
-"""How long to wait: SageMaker gives a job 120 s after SIGTERM, and then uploads its files."""
+"""Seconds to wait: SageMaker gives a job 120 s after SIGTERM, and then uploads its files."""
 _SECONDS_TO_APPEAR = 60.0
-"""For how long a job may still appear.
+"""Seconds for which a job may still appear.
 
 It may not be visible yet, and a create whose answer was lost may still be under way.
 """
