@@ -12,7 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for the module that several of them share
 
 MODULES = (
-    "cohort", "command", "driver", "figures", "network", "page", "s3", "scaling", "table", "virtual_time", "weights",
+    "cohort", "command", "driver", "figures", "network", "page", "s3", "scaling", "table",
+    "virtual_time", "weights",
 )  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def pytest_configure():
 
 @pytest.fixture(scope="session")
 def scale():
-    """The modules of the harness; ``measured`` gives the figures of a steady sync, and ``measure`` does so once only."""
+    """The modules of the harness; ``measured`` gives a steady sync's figures, counted only once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parents[1] / "tools/bench")
         modules = SimpleNamespace(

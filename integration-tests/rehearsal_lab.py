@@ -1,4 +1,4 @@
-"""What the launches of every cloud train in these tests, and how good the model is that comes out."""
+"""What the launches of every cloud train in these tests, and how good the resulting model is."""
 
 import os
 import sys
@@ -39,7 +39,9 @@ from training import CLASSES, FEATURES, examples
 
 def make_model():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES)
+    )
 
 
 class Batches:
@@ -64,7 +66,9 @@ def train(syncs, step_seconds):
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = Batches(exchange.rank)
     report = lambda sync: print(sync.to_json(), flush=True)
-    outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
+    outer = DiLoCo(
+        model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report
+    )
     with outer:
         for _ in range(outer.batches_to_skip):
             next(batches)
@@ -143,7 +147,7 @@ def synced(executor, handle, count):
 
 
 def losses_beside_undisturbed(uri, syncs, folder, variables):
-    """The loss of a run's model, and that of the same run by processes of this machine that nothing disturbs."""
+    """The loss of a run's model, and of the same run by undisturbed processes on this machine."""
     undisturbed = str(folder / "undisturbed")
     local = LocalProcessExecutor(root=folder / "local", env=variables)
     handles = local.launch_replicas(4, RUN, elastic(undisturbed, syncs, 0.0), run_id="undisturbed")

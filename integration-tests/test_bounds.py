@@ -1,4 +1,4 @@
-"""Whatever a replica prints, returns or reports, a launcher reads it in bounded memory, and says what was wrong."""
+"""A launcher reads what replicas print, return or report in bounded memory, and names errors."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Real replicas are killed, stopped and cut off, and an outsider reads in the store what came of it."""
+"""Real replicas are killed, stopped and cut off; an outsider reads in the store what came of it."""
 
 import importlib
 import json
@@ -134,7 +134,7 @@ def test_a_short_run_that_overlaps_and_sends_int8(tmp_path, read, membership):
 @pytest.mark.slow
 @BOTH
 def test_a_short_run_that_publishes_int8(tmp_path, read, membership):
-    """The reader adds up what was published, and compares it with whole states and with the steps that it takes itself."""
+    """The reader adds up what was published, and compares it with whole states and its steps."""
     result = chaos(
         tmp_path,
         *membership,

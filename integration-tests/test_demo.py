@@ -1,4 +1,4 @@
-"""The demo as a user runs it: it ends with its files, and leaves no process behind, also when it is interrupted."""
+"""The demo as a user runs it: it ends with its files and leaves no process, even if interrupted."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Every code block of the pages in packages/*/docs, and of the READMEs' unnamed ones, is run; every name in them is there.
+"""Every code block in packages/*/docs and every unnamed one in the READMEs runs; all names exist.
 
 Python blocks of a page run one after the other in one namespace, in a folder of their own. One that
 begins with ``# name.py`` is a file of that name instead. Lines of sh blocks are run if they begin
@@ -159,7 +159,7 @@ def blocks(path):
 
 @pytest.fixture
 def no_lost_errors(monkeypatch):
-    """What a replica in a thread raises is raised: pages show what is printed, and not what became of every thread."""
+    """What a replica in a thread raises is raised: pages show only what is printed."""
     testing = importlib.import_module("diloco_core.testing")
     run_replicas = testing.run_replicas
 

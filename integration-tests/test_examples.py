@@ -1,4 +1,7 @@
-"""Every example runs and says what it is said to say; those of diloco-conformance are tests, which pytest finds by itself."""
+"""Every example runs and does what it claims.
+
+The examples of diloco-conformance are tests, which pytest finds by itself.
+"""
 
 import os
 import re
@@ -104,7 +107,7 @@ def test_an_example_of_core(name, capsys):
 
 
 def test_no_batch_is_learned_twice_in_the_elastic_example_however_long_a_incarnation_is():
-    """Inner state is saved every tenth sync: an incarnation that comes back after it is told to skip few batches, or none."""
+    """Inner state is saved every tenth sync: an incarnation that returns then skips few batches."""
     example = runpy.run_path(str(PACKAGES / "diloco-core/examples/elastic_run.py"))
     module = example["train"].__globals__
     batch, incarnations = module["batch"], {}

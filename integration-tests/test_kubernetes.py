@@ -1,4 +1,7 @@
-"""The whole launch on one machine: the real client, a Kubernetes API over HTTPS, pods that are processes, the demo's trainer."""
+"""The whole launch on one machine.
+
+The real client, a Kubernetes API over HTTPS, pods that are processes, and the demo's trainer.
+"""
 
 import json
 import os
@@ -71,7 +74,9 @@ from diloco_eks import EKSExecutor
 
 folder, variables = sys.argv[1], json.loads(sys.argv[2])
 with EKSExecutor("any/image:1", kubeconfig=f"{folder}/kubeconfig", env=variables) as executor:
-    handles = executor.launch_replicas(2, "small_trainer:square", {"folder": folder, "seconds": 6000})
+    handles = executor.launch_replicas(
+        2, "small_trainer:square", {"folder": folder, "seconds": 6000}
+    )
     text = json.dumps([handle.to_dict() for handle in handles])
     Path(folder, "partial").write_text(text)
     Path(folder, "partial").rename(f"{folder}/handles.json")
@@ -127,7 +132,8 @@ def training(tmp_path):
 
     def arguments(name, steps=30):
         kwargs = {
-            "data": str(tmp_path / "data"), "save": str(tmp_path / f"{name}.pt"), "alone": False, "steps": steps,
+            "data": str(tmp_path / "data"), "save": str(tmp_path / f"{name}.pt"), "alone": False,
+            "steps": steps,
             "sync_every": 10, "batch": 4, "lr": 6e-3, "outer_lr": 0.7, "seed": 0,
         }  # fmt: skip
         store = str(tmp_path / f"{name}-store")

@@ -1,4 +1,4 @@
-"""The whole launch on one machine: Modal's own client and entrypoint of containers, and replicas that meet in S3."""
+"""The whole launch on one machine: Modal's own client and container entrypoint, replicas, S3."""
 
 import json
 import os
@@ -46,7 +46,8 @@ from diloco_modal import ModalSpawnExecutor, _client, _many
 when, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 options = json.loads(sys.argv[4])
 spawn, hold = _client.Client.spawn, _client.Client.hold
-_many.AT_ONCE = 1  # so that the ranks before this one have their calls, and those after it have none
+# So that the ranks before this one have their calls, and those after it have none.
+_many.AT_ONCE = 1
 
 
 def dies():
@@ -137,7 +138,7 @@ MOMENTS = [(when, rank) for rank in range(3) for when in ("before", "in", "after
     ],
 )
 def test_a_launcher_that_is_killed_while_it_starts_calls(rehearsal, tmp_path, when, rank):
-    """Whoever launches the same run again has each rank trained once; the program refuses to be started twice."""
+    """A second launch of the same run trains each rank once; no program is started twice."""
     options = json.dumps(rehearsal.options)
     launcher = rehearsal.python(LAUNCHER, when, str(rank), str(tmp_path), options)
     try:

@@ -1,4 +1,4 @@
-"""What the planner foresees is what ``hatch run bench-scale`` counts; and what that writes into the documentation."""
+"""The planner foresees what ``hatch run bench-scale`` counts, and what it writes into the docs."""
 
 import xml.etree.ElementTree as ET
 
@@ -11,7 +11,7 @@ MIB = 2**20
 BYTES, REQUESTS, SECONDS = 0.05, 0.05, 0.15
 """How far off a plan may be."""
 CHORES = 0.5
-"""Requests that may come in one sync and not in another one: a beat, a look at the manifest, a listing early in the run."""
+"""Requests that only some syncs make: a beat, a look at the manifest, an early listing."""
 
 QUICK = [
     ("fixed", 4, 8e6),
@@ -46,7 +46,8 @@ def disagreements(found, plan):
         "LIST": (plan.lists, found.requests["LIST"], REQUESTS, CHORES),
         "DELETE": (plan.deletes, found.requests["DELETE"], REQUESTS, CHORES),
         "all requests": (
-            plan.gets + plan.puts + plan.lists + plan.deletes, sum(found.requests.values()), REQUESTS, 0,
+            plan.gets + plan.puts + plan.lists + plan.deletes, sum(found.requests.values()),
+            REQUESTS, 0,
         ),
         "bytes sent": (plan.bytes_sent, found.sent, BYTES, 0),
         "bytes received": (plan.bytes_received, found.received, BYTES, 0),
@@ -137,7 +138,7 @@ class TestPlanned:
 
     @pytest.mark.parametrize("kind", ["fixed", "sharded", "gather"])
     def test_where_the_prefix_takes_few_requests(self, scale, kind):
-        """Who is let through early looks for the others meanwhile, so the number of small requests is another one."""
+        """A replica let through early looks for the others, so it makes more small requests."""
         found, plan = scale.compared(kind, 8, 1e6, s3=scale.s3.S3(reads=100.0))
         assert disagreements(found, plan).keys() <= {"PUT", "LIST", "all requests", "dollars"}
         assert plan.seconds > 2 * scale.s3.S3().latency * plan.gets, "the rate decides"

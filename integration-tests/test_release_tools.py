@@ -1,4 +1,4 @@
-"""What builds a release is fixed by version and digest, and nothing else is executed where it is built."""
+"""A release's build tools are fixed by version and digest, and nothing else runs in the build."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The whole launch on one machine: a real client of AWS, training jobs that are processes, and replicas that meet in S3."""
+"""The whole launch on one machine: a real AWS client, training jobs that are processes, and S3."""
 
 import json
 import os

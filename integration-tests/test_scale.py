@@ -1,4 +1,4 @@
-"""What a sync may cost as replicas grow, counted by the harness of ``hatch run bench-scale``; and that this can count."""
+"""What a sync may cost as replicas grow, counted by the harness of ``hatch run bench-scale``."""
 
 import math
 from functools import partial
@@ -107,7 +107,7 @@ class TestTheModel:
         assert seconds == pytest.approx(3 * 0.03), "16 at a time"
 
     def test_what_is_asked_for_in_the_background_waits_for_its_turn(self, scale):
-        """A request that follows another one in the background begins when that has ended, and not before."""
+        """A request that follows another one in the background begins when that one has ended."""
 
         def act(network, store):
             times = []
@@ -177,7 +177,7 @@ class TestScaling:
 
     @pytest.mark.parametrize("kind", ["fixed", "sharded"])
     def test_as_many_requests_and_seconds(self, scale, kind, monkeypatch):
-        """In a world whose sizes are all 64 times smaller, the same model with all of its parameters and with an eighth."""
+        """The same model with all of its parameters and with an eighth, all 64 times smaller."""
         monkeypatch.setattr(scale.driver, "HEAD_BYTES", 1024)
         monkeypatch.setattr(scale.cohort, "CHUNK_BYTES", 2**20 // 64)
         s3 = scale.s3.S3(connection=90e6 / 64, network=1.25e9 / 64)
@@ -205,7 +205,7 @@ class TestScaling:
 SIZES = (3, 6, 12)
 
 MOST_GETS = {"fixed": (2, 3), "sharded": (2, 6), "gather": (1, 8)}
-"""At most a N + b GETs of a replica in a sync of a model whose contributions are one block each: (a, b).
+"""At most a N + b GETs by one replica in a sync, if each contribution is one block: (a, b).
 
 Fixed: one of them shows whether the rank has a newer incarnation. Gather: but for the sync after a
 publication, in which one replica sends 2 N + 4.

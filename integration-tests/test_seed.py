@@ -1,4 +1,4 @@
-"""Tests that draw their cases draw the same ones every time, and others with a seed; what fails says how to run it again."""
+"""Tests draw the same cases every time, others with a seed; a failure says how to run it again."""
 
 import os
 import re
@@ -29,7 +29,8 @@ def test_fails():
 def drawn(folder, *options):
     """What was drawn, and how the failed test says that it is run again."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci", *options],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci",
+         *options],
         cwd=folder, env=os.environ, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

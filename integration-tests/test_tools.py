@@ -1,4 +1,4 @@
-"""The release check finds what is missing in an sdist or wheel, and the site's builder what leads nowhere."""
+"""The release check finds what is missing in an sdist or wheel; the site's builder, dead links."""
 
 import importlib
 import inspect
@@ -34,7 +34,7 @@ def tool(folder, name):
 
 
 class Tiny:
-    """A package with all that a release needs; what is in its sdist and wheel may be changed before they are made."""
+    """A package with all that a release needs; a test may change its sdist and wheel beforehand."""
 
     def __init__(self, folder):
         self.top = folder
@@ -290,7 +290,7 @@ def test_a_name_that_the_site_lacks(tmp_path):
 
 
 def test_what_replaces_an_inner_state_may_be_gone_before_it_is_read(tmp_path, monkeypatch):
-    """The watcher of the chaos runs polls: it sees names, and of a replica that saves often it reads some in vain."""
+    """The watcher of the chaos runs polls, so it reads some names of a busy replica in vain."""
     history = tool("chaos", "history")
     store = tmp_path / "store"
     told = history.History(tmp_path / "copies", 1)

@@ -1,4 +1,4 @@
-"""Each built wheel works alone in a fresh environment, and brings none of the others' dependencies."""
+"""Each built wheel works alone in a fresh environment, without the others' dependencies."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the tests of all packages have in common: other cases on request, and how to run again what has failed."""
+"""Shared by the tests of all packages: other cases on request, and how to run a failure again."""
 
 import shlex
 import signal
@@ -10,8 +10,9 @@ from hypothesis import settings
 def hear_signals():
     """Let processes that tests start be interrupted, however the tests were started.
 
-    What a shell starts in the background, or with nohup, ignores some signals, and so does everything below it: tests that
-    interrupt a replica would wait for ever. A handler that does nothing is as good as ignoring, and is not inherited.
+    What a shell starts in the background, or with nohup, ignores some signals, and so does
+    everything below it: tests that interrupt a replica would wait for ever. A handler that does
+    nothing is as good as ignoring, and is not inherited.
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""What encoding and decoding cost, as ratios to a copy of the same values in the same run: ``hatch run bench-codecs``.
+"""The cost of encoding and decoding, as ratios to a copy in one run: ``hatch run bench-codecs``.
 
 One thread works through 64 chunks of 1 MiB of fp32 values in turn, more than any cache holds, as an
 exchange does. In each round each codec takes its turn, and before it a copy of the same chunks. Of

@@ -212,7 +212,7 @@ def _steps(task: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _memory(task: dict[str, Any]) -> int:
-    """Growth of the peak resident memory from before the model is made to after some outer steps with a delay."""
+    """Growth of peak resident memory from before the model is made, with a delay."""
 
     def outer_steps(name: str, model: torch.nn.ParameterList, fragments: int) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -239,7 +239,7 @@ def _peak_bytes() -> int:
 
 
 def _link(task: dict[str, Any]) -> list[float]:
-    """Seconds, and bytes on the link, of as many syncs as there are from one whole publication to the next, on a slow link."""
+    """Seconds, and bytes on a slow link, of the syncs from one whole publication to the next."""
     model = _model(task["parameters"], task["rank"])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     store = _throttled(open_store(task["folder"] + "/" + task["codec"]), task["bandwidth"])
@@ -267,7 +267,7 @@ def _link(task: dict[str, Any]) -> list[float]:
 
 
 def _throttled(store: Any, bandwidth: float) -> Any:
-    """The store at the other end of a link that carries so many bytes per second, and takes 5 ms for a request besides."""
+    """A store behind a link of so many bytes per second, with 5 ms more for each request."""
     sys.path.insert(0, str(PROOF))
     from proof.throttle import Link, ThrottledStore
 

@@ -1,4 +1,4 @@
-"""The outer step against its peers, as ratios from interleaved rounds in one run: ``hatch run bench``.
+"""The outer step against its peers, as ratios of interleaved rounds: ``hatch run bench``.
 
 Starts N worker processes (:mod:`worker`) on this machine, each with one thread. Every round runs
 every contender once, in turn, so that a noisy machine disturbs all alike; what is printed is the
@@ -157,7 +157,7 @@ def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
 
 
 def _print_copies(timings: dict[str, list[float]], parameters: int) -> None:
-    """How fast memory is, all replicas at once, and how often a value could be copied in the time of a contender."""
+    """How fast memory is for all replicas at once; copies of a value in the time of a contender."""
     copy = statistics.median(timings["plain copy"])
     passes = ", ".join(
         f"{name} {statistics.median(timings[name]) / copy:.1f}"
@@ -170,7 +170,7 @@ def _print_copies(timings: dict[str, list[float]], parameters: int) -> None:
 
 
 def _print_plan(replicas: int, timings: dict[str, list[float]], parameters: int) -> None:
-    """What the planner foresees for this folder: it moves bytes as the floor does, and nothing else takes time."""
+    """What the planner foresees here: bytes move as in the floor, and nothing else takes time."""
     moved = 4 * parameters * (1 + 2 * (replicas - 1) / replicas)  # by each replica, in the floor
     bandwidth = moved / statistics.median(timings["exchange floor, files reused"])
     folder = StoreModel(1e15, first_byte=0.0, put=0.0, poll=0.0, reads=None, writes=None)
@@ -203,7 +203,10 @@ def _import_milliseconds() -> float:
     }
 
     def once() -> float:
-        code = "import time; t = time.perf_counter(); import diloco_protocol; print(time.perf_counter() - t)"
+        code = (
+            "import time; t = time.perf_counter(); import diloco_protocol; "
+            "print(time.perf_counter() - t)"
+        )
         done = subprocess.run(
             [sys.executable, "-c", code],
             check=True,

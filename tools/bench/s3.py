@@ -1,4 +1,4 @@
-"""The drivers for S3 against a bare parallel client, as ratios from interleaved rounds in one run: ``hatch run bench-s3``.
+"""The S3 drivers against a bare parallel client, as ratios in one run: ``hatch run bench-s3``.
 
 The server is moto, in a process of its own on a loopback port. The bare client is the standard
 library's http.client: parts of 8 MiB, four at once up, as many down (the drivers have more under
@@ -40,7 +40,9 @@ SMALL = 1024
 SMALL_TIMES = 50
 # moto looks for a signature, and not at it.
 SIGNED = {
-    "Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request, Signature=0"
+    "Authorization": (
+        "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request, Signature=0"
+    )
 }
 
 SERVER = """
@@ -55,7 +57,7 @@ server.stop()
 
 
 class Bare:
-    """Requests with http.client and nothing around them, over as many connections as there are threads."""
+    """Requests with http.client and nothing around them, over one connection per thread."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -65,7 +67,7 @@ class Bare:
     def request(
         self, method: str, path: str, body: bytes | memoryview | None = None, **headers: str
     ) -> http.client.HTTPResponse:
-        """Send a request over an idle connection; the answer is to be read to its end, and given to :meth:`done`."""
+        """Send a request over an idle connection; read its answer, and call :meth:`done`."""
         connection = (
             self.connections.pop()
             if self.connections

@@ -41,7 +41,7 @@ def peak_bytes() -> int:
 
 
 def main() -> None:
-    """Run a small model, so that everything is imported and open, and then the one that is measured."""
+    """Run a small model, so that all is imported and open, and then the one that is measured."""
     uri, kind, (rank, replicas, parameters) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:])
     torch.set_num_threads(1)
     train(f"{uri}/warm", kind, rank, replicas, 1000, 1)

@@ -45,7 +45,7 @@ def make_model(parameters: int) -> torch.nn.ParameterList:
 
 
 class Gloo:
-    """Gloo without torch's default process group: a process that is in one may not sync over a store.
+    """Gloo without torch's default process group: a process in one may not sync over a store.
 
     Args:
         folder: Where its processes meet.
@@ -146,11 +146,11 @@ class Contenders:
         self._floor(1, reuse=True)
 
     def exchange_floor_values(self) -> None:
-        """The same, with values that are written from where they are, and means that are read to where they belong."""
+        """The same, with values written from where they are, and means read into place."""
         self._floor(1, reuse=True, values=memoryview(self.result.numpy()).cast("B"))
 
     def outer_floor(self) -> None:
-        """The bytes of an outer step (the published shard holds the momentum too), in fresh files."""
+        """The bytes of an outer step (the published shard has the momentum too), in new files."""
         self._floor(2, reuse=False)
 
     def outer_floor_reused(self) -> None:
@@ -179,7 +179,7 @@ class Contenders:
             offset += tensor.numel()
 
     def torch_save_step(self) -> None:
-        """The outer step as most write it first: state dicts through torch.save, all read, stacked and averaged."""
+        """The outer step as usually written first: state dicts by torch.save, read and averaged."""
         own = self.folder / f"naive-{self.rounds}-{self.rank}.pt"
         deltas = {
             str(i): c.detach() - t
@@ -204,7 +204,7 @@ class Contenders:
         own.unlink()
 
     def _floor(self, published: int, *, reuse: bool, values: memoryview | None = None) -> None:
-        """Contribution to the others' shards out, theirs to the own shard in; own shard out, the others' in.
+        """Send contributions to the others' shards, read theirs; send the own shard, read others'.
 
         Written from ``values`` and read into them, or from and into one buffer that stays in the
         processor's cache.
@@ -305,7 +305,7 @@ def times(
 def memory(
     folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any
 ) -> dict[str, list[int]]:
-    """Growth of the peak resident memory from before the model is made to after some outer steps."""
+    """Growth of peak resident memory from before the model is made to after some outer steps."""
 
     def outer_steps(name: str, model: torch.nn.ParameterList, steps: int) -> None:
         exchange = connect(str(folder / name), rank=rank, world_size=world, **options)

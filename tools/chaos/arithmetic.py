@@ -1,4 +1,4 @@
-"""Outer steps once more, in float64: the mean of contributions in rank order, and SGD as torch defines it."""
+"""Outer steps again, in float64: the mean of contributions in rank order, and torch's SGD."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 Vector = np.ndarray[Any, Any]
 
 _ROUNDINGS = 16
-"""How many units in the last place a published value may be off: sums, mean, momentum and step are rounded each."""
+"""Units in the last place by which a value may be off: every sum, mean and step is rounded."""
 
 
 @dataclass
@@ -40,7 +40,10 @@ def decode_int8(data: Vector) -> Vector:
 
 
 def int8_slack(decoded: Vector) -> Vector:
-    """By how much the values that were encoded may differ from these: half a step of 1/127 of the largest in the block of 256."""
+    """By how much the encoded values may differ: half a step of 1/127 of the block's largest.
+
+    A block has 256 values.
+    """
     largest = [
         np.full(len(block), np.abs(block).max(), np.float64)
         for block in (decoded[start : start + 256] for start in range(0, len(decoded), 256))
@@ -54,7 +57,7 @@ def outer_step(
     groups: Sequence[Mapping[str, Any]],
     settings: Mapping[str, str],
 ) -> tuple[State, list[Vector]]:
-    """The state after a sync, and for every group the size of the largest intermediate value of each element.
+    """The state after a sync, and for every group each element's largest intermediate value.
 
     What encoding has lost until now is added to the values, and nothing is lost again.
 

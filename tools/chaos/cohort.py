@@ -1,4 +1,4 @@
-"""The replicas of one run as processes: started, killed, stopped, woken beside their successors, and always ended."""
+"""The replicas of one run as processes: started, killed, stopped, woken later, and always ended."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Cohort:
         return len(self._incarnations)
 
     def start(self, rank: int) -> None:
-        """Begin an incarnation of a rank; the one before it, if it still lives, is a zombie from now on."""
+        """Begin an incarnation of a rank; if the one before it still lives, it is a zombie now."""
         before = self.current.get(rank)
         if before is not None and before.status is None:
             self.zombies.append(before)
@@ -167,7 +167,7 @@ class Cohort:
         self._signal(incarnation, signal.SIGKILL)
 
     def stop(self, incarnation: Incarnation, seconds: float, wake_after: int) -> None:
-        """SIGSTOP; and SIGCONT after so many seconds, when the incarnation that follows it has made ``wake_after`` syncs."""
+        """Send SIGSTOP; and SIGCONT later, once its successor has made ``wake_after`` syncs."""
         incarnation.wake_at = time.monotonic() + seconds
         incarnation.wake_after = wake_after
         self._signal(incarnation, signal.SIGSTOP)
@@ -207,7 +207,10 @@ class Cohort:
                 self._ended(incarnation, answer["status"])
 
     def settled(self) -> bool:
-        """Say whether all run, no zombie is left, and every rank has finished or synced in its present incarnation."""
+        """Say whether all run, no zombie is left, and every present incarnation has synced.
+
+        One that has finished counts, too.
+        """
         if self.zombies or any(
             incarnation.wake_at is not None for incarnation in self._incarnations
         ):

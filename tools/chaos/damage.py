@@ -1,4 +1,4 @@
-"""Damage at rest: an object of the newest complete state is flipped, cut or lost while nobody lives."""
+"""Damage at rest: while no replica lives, an object of the newest state is changed or lost."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class BucketShelf:
 
 @dataclass
 class Damage:
-    """Damages one object that can be made again from others: of the newest complete state, its sync's records included.
+    """Damages one repairable object of the newest complete state, its sync's records included.
 
     Attributes:
         shelf: Where the objects lie.

@@ -1,4 +1,4 @@
-"""Fixed membership: how replicas leave what nobody is sent, and how their store is read from outside.
+"""Fixed membership: how replicas leave what they send to no other, and how to read their store.
 
 A replica contributes to the shards that it updates itself without sending anything, so no reader of
 the store alone can recompute them. Here every replica writes its whole contribution to a folder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def leave_contributions(exchange: Any, folder: Path) -> None:
-    """Have an exchange write every contribution to a folder before it syncs, as all replicas count it.
+    """Have an exchange write each contribution to a folder before a sync, as all replicas count it.
 
     Args:
         exchange: What ``connect`` returned.
@@ -124,7 +124,7 @@ class FixedReader(Reader):
         contributions: Sequence[list[Vector]],
         before: State | None,
     ) -> list[list[Vector]] | None:
-        """The contributions without what was lost with those who made them, as the headers of the shards say."""
+        """The contributions without what was lost with their makers, as the shards' headers say."""
         table = self.fragments[fragment]
         counted = [list(groups) for groups in contributions]
         for shard in range(table["shards"]):
@@ -164,7 +164,7 @@ class FixedReader(Reader):
         return tensors(path.read_bytes(), path.name)[0]
 
     def _places(self, table: dict[str, Any], group: int) -> list[slice]:
-        """Where every shard lies in a group's flat vector; as in the first state, which has the same layout."""
+        """Where every shard lies in a group's flat vector; the first state has the same layout."""
         fragment = next(index for index, own in enumerate(self.fragments) if own is table)
         places, start = [], 0
         for shard in range(table["shards"]):

@@ -1,4 +1,4 @@
-"""What was ever written to a run's store and what was deleted: copies for the reader, and the promises that hold all along."""
+"""What was ever written to a run's store and deleted: copies, and promises that always hold."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class History:
             self._newest_inner[inner[1]] = max(own, self._newest_inner.get(inner[1], own))
 
     def _came_back(self, key: str, data: bytes) -> bool:
-        """Whether a shard was written with a rank's own part once, and without it once, and was deleted in between.
+        """Say if a shard was written once with a rank's part, once without, and deleted in between.
 
         In fixed runs an incarnation that was stopped holds its own part, and the one that took its
         place does not. Nobody uses what comes back: who has read it looks ahead in the log first.
@@ -271,7 +271,7 @@ class FolderWatcher:
 
 
 def read_whole(path: Path) -> bytes | None:
-    """A file as it is under this name, or None where it has gone: what is deleted may be written over."""
+    """A file as it is under this name, or None if it has gone: a name may be used again."""
     try:
         with path.open("rb") as file:
             before = path.stat()

@@ -1,4 +1,4 @@
-"""Follows the replicas of a run through their incarnations, by their logs: states agree, and inner state comes back."""
+"""Follows replicas through their incarnations, by their logs: states agree, inner state returns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class IncarnationReader:
             self._follow(rank, lines)
 
     def explains(self, rank: int, first: int, stop: int, delay: int) -> bool:
-        """Say whether the rank has told why the run counts none of the inner steps from ``first`` to before ``stop``.
+        """Say if the rank told why the run counts no inner step from ``first`` to before ``stop``.
 
         It began there (the steps before it were another incarnation's, and open in one fragment
         only), it dropped or reloaded there, or it was overtaken there by an earlier incarnation.
@@ -80,7 +80,7 @@ class IncarnationReader:
                 )
 
     def _follow(self, rank: int, lines: list[dict[str, Any]]) -> None:
-        """Check that inner state is what an earlier incarnation saved last, and that data goes on where the count ends."""
+        """Check that inner state is what was saved last, and data goes on where the count ends."""
         saves: dict[int, list[dict[str, Any]]] = defaultdict(list)
         entered: set[int] = set()
         for line in lines:

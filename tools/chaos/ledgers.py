@@ -58,7 +58,7 @@ class Ledgers:
             )
 
     def check_global(self, sync: int, groups: list[Vector], settings: dict[str, str]) -> None:
-        """With plain averaging the global ledger is the sum of what was counted, each batch once."""
+        """With plain averaging the global ledger is the sum of what counted, each batch once."""
         if float(settings["outer_lr"]) != 1.0 or float(settings["outer_momentum"]) != 0.0:
             return
         for ledger, values in self._ledgers(groups):

@@ -1,4 +1,4 @@
-"""Starts incarnations quickly: torch is imported once, and every incarnation is a fork of this process.
+"""Starts incarnations quickly: torch is imported once, and each is a fork of this process.
 
 Reads a line of JSON per command on stdin, ``{"start": number, "arguments": {…}, "errors": path}``;
 with ``"export": true`` it is an export of the run, not an incarnation. Answers on stdout with

@@ -1,4 +1,4 @@
-"""Objects of a run read from outside: safetensors files and JSON records, with nothing but json, numpy and xxhash."""
+"""A run's objects read from outside: safetensors and JSON, with only json, numpy and xxhash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy before S3 that lets requests fail in every way in which they fail in the world, and tells a history what happened.
+"""A proxy before S3 that makes requests fail in every known way, and tells a history of it.
 
 Path-style addressing, one bucket. All clients must go through it: it knows what was written when.
 """
@@ -91,7 +91,7 @@ class FaultProxy:
                 self._history.removed(own, commit)
 
     def a_second_ago(self, body: bytes, prefix: str) -> bytes:
-        """A listing without what was written in the last second, and with what was deleted in it."""
+        """A listing without the last second's new objects, and with those deleted in it."""
         limit = time.monotonic() - _STALE_SECONDS
         with self._lock:
             while self._changes and self._changes[0][0] < limit - _STALE_SECONDS:

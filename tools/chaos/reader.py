@@ -1,4 +1,4 @@
-"""Reads the store of a run from outside and says whether it tells one true story; knows the format, not the program.
+"""Reads a run's store from outside: does it tell one true story? Knows the format alone.
 
     python tools/chaos/reader.py STORE HISTORY
 
@@ -134,7 +134,7 @@ class Reader:
     def _contribution(
         self, key: str, table: dict[str, Any], before: State | None
     ) -> list[Vector] | None:
-        """Flat values of every group; those that the key does not name are as in the state before."""
+        """Flat values of every group; those that the key does not name are as before."""
         data = self.objects.read(key)
         if data is None:
             return None
@@ -218,7 +218,7 @@ class Reader:
             )
 
     def _check_done(self, commit: dict[str, Any], fragment: int) -> None:
-        """The record of a complete state says what its shards and the log say; so does the base of the next sync."""
+        """A complete state's record agrees with its shards and the log; so does the next base."""
         sync = commit["sync"]
         record = self.objects.record(f"state/{sync:08}/{fragment:03}.done.json")
         sums = [f"{value:016x}" for value in self._states.sums]

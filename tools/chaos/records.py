@@ -1,4 +1,4 @@
-"""The log of a run as an outsider reads it: the records form one chain, and count no inner step of a rank twice."""
+"""A run's log as an outsider reads it: one chain that counts no inner step of a rank twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from findings import Findings
 from objects import Broken, Objects
 
 DELTA = re.compile(
-    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
+    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)"
+    r"\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
     re.ASCII,
 )
 

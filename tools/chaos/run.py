@@ -1,4 +1,4 @@
-"""Disturb a run of real processes in every way that we know, and see whether its store tells one true story.
+"""Disturb a run of real processes in every way we know; see if its store tells one true story.
 
     python tools/chaos/run.py --seconds 60 --kill-every 4 --stop-every 8
     python tools/chaos/run.py --elastic --store obstore+s3 --seconds 60 --faults 1
@@ -230,7 +230,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
 def meeting_place(
     store: str, folder: Path, history: History, faults: Faults
 ) -> Iterator[tuple[str, dict[str, str], Shelf]]:
-    """Where the replicas meet: its URI, the environment that leads there, and its objects; at the end in ``folder/store``."""
+    """Where the replicas meet: its URI, environment and objects; at the end ``folder/store``."""
     if store == "folder":
         (folder / "store").mkdir()
         with FolderWatcher(folder / "store", history):

@@ -1,4 +1,4 @@
-"""Published states as an outsider reads them: the values of all shards, or what was added to those of the state before."""
+"""Published states as an outsider reads them: all shards' values, or additions to those before."""
 
 from __future__ import annotations
 

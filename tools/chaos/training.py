@@ -1,4 +1,4 @@
-"""What the replicas train: a small classifier whose parameters also keep a ledger of the batches that were learned."""
+"""What replicas train: a small classifier whose parameters keep a ledger of learned batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Model(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self(inputs), labels) - entries
 
     def optimizer(self) -> torch.optim.SGD:
-        """Momentum for the weights, so that there is inner state to follow; none for the ledgers, which count."""
+        """Momentum for the weights, so that inner state exists; none for ledgers, which count."""
         ledgers = [self.first.ledger, self.second.ledger]
         weights = [*self.first.linear.parameters(), *self.second.linear.parameters()]
         return torch.optim.SGD(

@@ -79,7 +79,10 @@ class Trouble:
         return not self._awaited
 
     def _may(self, cohort: Cohort, what: str) -> bool:
-        """Whether all ranks are there, so that a quorum is left; mostly well under way, so that the run makes progress."""
+        """Say if all ranks are there, so that a quorum is left; mostly, they are well under way.
+
+        So the run makes progress.
+        """
         there = [incarnation for incarnation in cohort.current.values() if self._awake(incarnation)]
         if len(there) < cohort.replicas or (what != "kill" and cohort.zombies):
             return False
@@ -96,7 +99,7 @@ class Trouble:
         cohort.kill(cohort.current[self.chance.randrange(cohort.replicas)])
 
     def _damage(self, cohort: Cohort) -> None:
-        """While all sleep, an object is damaged; then they are killed, and those who come after them have to read it."""
+        """While all sleep, damage an object; then kill them, and their successors must read it."""
         self._count("damages")
         for incarnation in list(cohort.current.values()):
             cohort.stop(incarnation, 1e9, 0)

@@ -1,4 +1,4 @@
-"""One incarnation of a replica: it trains until the run has made as many syncs as the stop file asks for.
+"""One incarnation of a replica: it trains until the run has made the syncs of the stop file.
 
 Exit statuses: 0, finished; 3, a newer incarnation of the rank has taken over; 4, another named
 error; 1, anything else.
@@ -77,7 +77,7 @@ class Settings:
 
 
 class Log:
-    """A line of JSON per event, each written by one call, so that two incarnations of a rank can share a file."""
+    """A line of JSON per event, each written by one call: incarnations can share a file."""
 
     def __init__(self, settings: Settings) -> None:
         self._own = {"rank": settings.rank, "incarnation": settings.incarnation, "pid": os.getpid()}
@@ -90,7 +90,7 @@ class Log:
 
 
 class Witness:
-    """Something stateful that sees when inner state is saved and restored, and whether it is the same."""
+    """Something stateful that sees inner state saved and restored, and if it is the same."""
 
     def __init__(self, batches: Batches, inner: torch.optim.Optimizer, log: Log) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""DiLoCo on a laptop: four local replicas and a folder, between one that trains alone and averaging at every step.
+"""DiLoCo on a laptop: four local replicas and a folder, beside training alone and averaging.
 
 ``hatch run demo``; with ``--kill 2``, replica 2 is killed with SIGKILL on the way, and comes back.
 """
@@ -27,7 +27,7 @@ from diloco_local import LocalProcessExecutor
 from diloco_protocol import DilocoError, ReplicaHandle, ReplicaState
 
 RUNS = ("diloco", "averaged", "lone")
-"""Four replicas with DiLoCo; one process with the batches of all four; and one with those of the first replica."""
+"""Four replicas with DiLoCo; one process with all four's batches; one with the first one's."""
 
 
 def _threads(number: int) -> dict[str, str]:
@@ -170,7 +170,7 @@ def _demo(settings: Settings, output: Path) -> None:
 
 
 def _end_all(executor: LocalProcessExecutor) -> None:
-    """Cancel whatever still runs, and wait until no process is left; a second Ctrl-C does not cut that short."""
+    """Cancel what still runs, and wait until all is ended; a second Ctrl-C changes nothing."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     handles = [handle for run_id in executor.list_runs() for handle in executor.attach(run_id)]

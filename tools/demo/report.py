@@ -57,7 +57,10 @@ def introduction(settings: Settings, sizes: dict[str, int], folder: Path) -> str
 def between(settings: Settings, name: str) -> str:
     """The next run, of one process, begins."""
     if name == "lone":
-        return f"\nnow one replica alone: {settings.steps} steps on the part of replica 0, and no sync\n"
+        return (
+            "\n"
+            f"now one replica alone: {settings.steps} steps on the part of replica 0, and no sync\n"
+        )
     return (
         f"\nnow one process with the batches of all {settings.replicas}: the same as averaging "
         "gradients at every step\n"
@@ -65,7 +68,7 @@ def between(settings: Settings, name: str) -> str:
 
 
 class Progress:
-    """Prints a line when all replicas have reported a sync; of a lone replica, which has none, every fourth report."""
+    """Prints a line when all replicas report a sync; for a lone replica, every fourth report."""
 
     def __init__(self, settings: Settings, replicas: int) -> None:
         self._replicas = replicas
@@ -89,7 +92,10 @@ class Progress:
         if "sync" in line:
             self._sent += sum(each["bytes_sent"] for each in here.values())
             wait = max(each["wait_seconds"] for each in here.values())
-            text = f"sync {line['sync']:>3}  {text}   sent {self._sent / MB:6.1f} MB   longest wait {wait:5.2f} s"
+            text = (
+                f"sync {line['sync']:>3}  {text}   sent {self._sent / MB:6.1f} MB   longest wait "
+                f"{wait:5.2f} s"
+            )
         elif step % (4 * period) and step + period <= steps:
             return
         print(text, flush=True)
@@ -173,7 +179,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def all_reduced(settings: Settings, model_bytes: int) -> float:
-    """MB that a replica sends to average gradients at every step, with the least traffic (a ring)."""
+    """MB that a replica sends to average gradients at each step, with least traffic (a ring)."""
     n = settings.replicas
     return settings.steps * 2 * (n - 1) / n * model_bytes / MB
 

@@ -20,7 +20,7 @@ def library_files() -> list[Path]:
 
 
 def prepare(folder: Path, replicas: int, seed: int) -> dict[str, int]:
-    """Write ``train-<rank>.bytes`` for every replica and ``valid.bytes``; no byte of a source file is in two of them.
+    """Write ``train-<rank>.bytes`` and ``valid.bytes``; no byte of a source file is in two of them.
 
     Every tenth file is held out for validation; the others are joined and cut into one part per
     replica.

@@ -59,7 +59,7 @@ def train(
     seed: int,
     save: str,
 ) -> float:
-    """Train on one part of the text for each replica; returns the loss on its share of the held-out windows.
+    """Train on each replica's part of the text; return the loss on its share of held-out windows.
 
     With ``parts``, train alone, and take ``batch`` windows from each of them at every step.
     """
@@ -83,7 +83,7 @@ def train(
         return torch.cat(drawn)
 
     def validate() -> float:
-        """After a sync all replicas hold the same model, so each looks at its share of the windows only."""
+        """After a sync all replicas hold the same model, so each looks at its windows only."""
         share = torch.arange(exchange.rank, HELD_OUT, exchange.world_size)
         with torch.no_grad():
             return model(windows(held_out, share * (len(held_out) // HELD_OUT))).item()
@@ -98,7 +98,7 @@ def train(
         optimizer.zero_grad()
 
     def measured(step: int) -> dict[str, float]:
-        """What a line of the log says besides the sync; the held-out text is looked at every fourth time."""
+        """What a log line says besides the sync; every fourth looks at the held-out text."""
         own = {"loss": sum(losses) / len(losses)} if losses else {}
         losses.clear()
         looks = step % (4 * sync_every) == 0 or step == steps

@@ -1,4 +1,7 @@
-"""Write what docs/reference of diloco-core has from docstrings, options and keys of objects: run this file for it."""
+"""Write the parts of diloco-core's docs/reference that come from docstrings, options and keys.
+
+Run this file for it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _SENTENCE = re.compile(r"(.*?\.)(?= [A-Z0-9`(]|$)")
 
 
 def table(described: Callable[..., Any] | type) -> str:
-    """Return a table in Markdown: each argument, its default, and the first sentence that the docstring has for it.
+    """Return a Markdown table: each argument, its default, and its first sentence of the docstring.
 
     A class without arguments for users, such as a report, has its attributes there instead, without
     defaults.

@@ -1,4 +1,4 @@
-"""Links: between pages of the repository, made to fit the site; and those of a built site, looked at."""
+"""Links: between the repository's pages, made to fit the site; and those of a built site."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Page(HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Links of a built site that lead nowhere in it, and what it would load from elsewhere; each in a sentence."""
+    """A built site's dead links, and what it would load from elsewhere; each in a sentence."""
     pages = {}
     for path in sorted(site.rglob("*.html")):
         page = pages[path] = _Page()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def public_names(path: Path) -> list[str]:
-    """The names in a module's ``__all__``; without one, its own functions and classes that have no underscore."""
+    """The names in a module's ``__all__``; without one, those of its own without underscore."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -21,7 +21,7 @@ def public_names(path: Path) -> list[str]:
 
 
 def modules(source: Path) -> dict[str, Path]:
-    """The public modules below a ``src`` folder and their files: no part of their names begins with an underscore."""
+    """The public modules below a ``src`` folder and their files: no underscore begins a name."""
     found = {}
     for path in sorted(source.rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts

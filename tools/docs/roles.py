@@ -1,4 +1,4 @@
-"""Docstrings name other things as Sphinx does, which says them best in the sources; here that becomes Markdown."""
+"""Sphinx roles in docstrings, which are best in the sources, become Markdown here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PUBLIC = {
 
 
 def in_markdown(text: str, module: str) -> str:
-    """A docstring of something in a top-level ``module`` as Markdown: roles are links, or code where there is no page."""
+    """A docstring from a top-level ``module`` as Markdown: roles are links, or only code."""
 
     def link(role: re.Match[str]) -> str:
         parts = role[1].split(".")

@@ -62,7 +62,7 @@ class Release:
 
 
 def complaints(release: Release, tag: str | None) -> list[str]:
-    """What is missing, wrong or too much, each in a sentence; nothing if the release is complete."""
+    """Say what is missing, wrong or too much, each in a sentence; nothing if all is there."""
     return [
         *_of_version(release, tag),
         *_of_metadata(release),

@@ -1,4 +1,4 @@
-"""Count the files of tests that import private modules of diloco-core, other than the named interfaces.
+"""Count test files that import private modules of diloco-core other than the named interfaces.
 
     python tools/shape/private_imports.py [FOLDER]
 

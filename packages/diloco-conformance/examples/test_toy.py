@@ -9,8 +9,9 @@ from diloco_conformance import ExecutorConformance, Harness, Resources, Step, To
 from diloco_protocol import ReplicaState
 
 FAULTS = {
-    "throttle": "Throttled", "server error": "ServerError", "refused": "Refused", "cut": "ConnectionCut",
-    "forbidden": "Forbidden", "conflict": "Conflict", "ambiguous": "Ambiguous", "unanswered": "Unanswered",
+    "throttle": "Throttled", "server error": "ServerError", "refused": "Refused",
+    "cut": "ConnectionCut", "forbidden": "Forbidden", "conflict": "Conflict",
+    "ambiguous": "Ambiguous", "unanswered": "Unanswered",
 }  # fmt: skip
 STATES = {"QUEUED": "pending", "TIMED_OUT": "failed", "STOPPED": "cancelled"}
 

@@ -101,7 +101,7 @@ class ToyCloud:
     # --- the API ---
 
     def create(self, name: str, body: dict[str, Any], uid: str) -> None:
-        """Create a job; its name must be new, unless it is there with this very uid: then only the answer was lost."""
+        """Create a job; its name must be new, or taken by this very uid, whose answer was lost."""
         with self._lock:
             ambiguous = self._call("launch")
             if missing := [ref for ref in body["secrets"].values() if ref not in self.secrets]:
@@ -122,7 +122,7 @@ class ToyCloud:
             return {name: copy.copy(job) for name, job in jobs.items()}
 
     def runs(self, after: int = -1, having: str = "run_id") -> tuple[list[str], int | None]:
-        """A page of the runs whose jobs were created with something of this name, and where the next page begins."""
+        """A page of runs whose jobs have something of this name, and where the next page begins."""
         with self._lock:
             self._call("observe")
             first: dict[str, int] = {}
@@ -197,7 +197,7 @@ class ToyCloud:
             job.log.append(Chunk(self.clock(), job.attempt, stream, piece))
 
     def preempt(self, name: str, output: Any = None) -> None:
-        """A job's machine is taken away, and what its program has just returned counts for nothing; it waits for another."""
+        """A job's machine is taken away; what has just returned is lost, and the job waits."""
         job = self.jobs[name]
         if output is not None:
             job.outputs[job.attempt] = json.dumps(output).encode()
@@ -214,7 +214,7 @@ class ToyCloud:
             job.removing |= job.body["run_id"] == run_id
 
     def succeed(self, name: str, output: Any) -> None:
-        """A job's program returns; where that is too much, what runs it in the job says so and fails."""
+        """A job's program returns; if that is too much, its runner says so and fails."""
         text = json.dumps(output, separators=(",", ":")).encode()
         if len(text) > OUTPUT_BYTES:
             error = f"the result is {len(text)} bytes of JSON, and this cloud keeps {OUTPUT_BYTES}"
@@ -225,7 +225,7 @@ class ToyCloud:
             self.end(name, "SUCCEEDED", 0)
 
     def end(self, name: str, status: str, exit_code: int, **why: str) -> None:
-        """An attempt ends: a failed one is followed by the next, as often as was asked for; in a gang the last ends all."""
+        """An attempt ends; a failed one is followed by the next if allowed. The last ends gangs."""
         job = self.jobs[name]
         failed = status in {"FAILED", "TIMED_OUT"} and not job.stopping
         if failed and job.failures < job.body["restarts"]:

@@ -72,7 +72,7 @@ def is_ours(job: Job) -> bool:
 
 
 def result_of(job: Job) -> Any:
-    """What a job that has succeeded returned; an attempt that was not the last one counts for nothing.
+    """The result of a job that has succeeded; only that of the last attempt counts.
 
     Raises:
         ResultLostError: It is gone, or cannot be read.

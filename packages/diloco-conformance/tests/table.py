@@ -1,4 +1,4 @@
-"""The tables that are made from the code, in the README and in docs/own-backend.md: run this file to write them anew."""
+"""Tables made from the code, in the README and docs/own-backend.md: run this file to renew them."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Nothing in the suite calls an executor but through ``within``, which notices what hangs or raises what no verb may raise."""
+"""The suite calls executors through ``within`` alone, which notices hangs and forbidden errors."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,10 @@ SOURCES = sorted(Path(diloco_conformance.__file__).parent.glob("*.py"))
 
 
 def direct_calls(source):
-    """The lines on which an executor is called at once. A lambda, a partial and a function within a function are called later."""
+    """The lines on which an executor is called at once.
+
+    A lambda, a partial and a function within a function are called later.
+    """
     found = []
 
     def look(node, *, later, depth):

@@ -1,4 +1,4 @@
-"""What a failure costs its author: no sequence is made shorter for minutes, and nobody waits for what is virtual."""
+"""The cost of a failure to its author: shortening takes no minutes, virtual time no waiting."""
 
 import threading
 from dataclasses import replace

@@ -10,14 +10,15 @@ from diloco_conformance import PROMISES, ExecutorConformance, PromiseBroken
 from diloco_conformance._lab import Lab
 from diloco_conformance._suite import STANDARD, run_machine
 
-#: The promises whose violations show in sequences of verbs; not plans, arguments, logs, sizes, threads, or errors in the
-#: middle of a collect.
+#: The promises whose violations show in sequences of verbs; not plans, arguments, logs, sizes,
+#: threads, or errors in the middle of a collect.
 OF_SEQUENCES = {
     *("S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "C1", "C2", "C3", "C4", "C6"),
     *("R1", "R2", "R3", "R4", "R5", "R7", "L1", "L3", "H2", "H3"),
 }
 
-#: What needs more than one such mistake in a row, a fault in the middle of it, or other words for the same.
+#: What needs more than one such mistake in a row, a fault in the middle of it, or other words for
+#: the same.
 TOO_RARE = {
     *("PurgeByPrefix", "CancelRunByPrefix", "EveryErrorIsLost"),
     "HangsOnLargeResults",
@@ -25,8 +26,8 @@ TOO_RARE = {
     "OrderOfKeysCounts",
 }
 
-#: What no rule of the machine does: purging what is being ended, other kinds of handles and times, looking at progress, changing
-#: what it got.
+#: What no rule of the machine does: purging what is being ended, other kinds of handles and times,
+#: looking at progress, changing what it got.
 NO_RULE = {
     "WhoIsBeingEndedIsPurged",
     *("CollectsListsAlone", "ReadsTheHandlesTwice", "NothingToCollectIsAnError"),
@@ -89,8 +90,9 @@ SHOWN_BY_SEQUENCES = [
 def test_sequences_catch(name):
     mutant = MUTANTS[name]
     with pytest.raises(PromiseBroken):
-        # It ends at the first sequence that breaks a promise, mostly within 40. Which sequences are tried depends on what else
-        # is imported, since hypothesis draws from the constants of modules: so many that no choice of them misses.
+        # It ends at the first sequence that breaks a promise, mostly within 40. Which sequences are
+        # tried depends on what else is imported, since hypothesis draws from the constants of
+        # modules: so many that no choice of them misses.
         run_machine(harness_of(mutant.cls, gang=mutant.gang), examples=500, steps=30, shrink=False)
 
 

@@ -160,8 +160,8 @@ class TestTheExecutor:
 
         said = self.made(lambda self, **options: Mine(self.cloud, backoff=self.backoff()))
         assert (
-            'Mine has backend_name = None: it must be str, declared on the class, such as backend_name = "'
-            in said
+            "Mine has backend_name = None: it must be str, declared on the class, such as "
+            'backend_name = "' in said
         )
 
     def test_capabilities_are_missing(self):
@@ -298,7 +298,8 @@ def test_puppets_end_with_the_process_that_holds_their_strings(tmp_path, killed)
     """Killed, it leaves a folder, and its lock is gone; otherwise it removes the folder."""
     program = (
         "import sys, pathlib, subprocess; from diloco_conformance import Puppets\n"
-        "puppets = Puppets(pathlib.Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
+        "puppets = Puppets(pathlib.Path(sys.argv[1])); print('locked', flush=True); "
+        "sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],

@@ -1,4 +1,4 @@
-"""Harnesses whose programs end otherwise, whose records are others', or whose lost answers are none, are told so."""
+"""The suite tells harnesses of wrong ends of programs, others' records, and answers not lost."""
 
 import dataclasses
 import inspect

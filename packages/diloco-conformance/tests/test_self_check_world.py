@@ -1,4 +1,4 @@
-"""Each method of a harness that does not do what it is for is named, with its line, and the executor is not blamed."""
+"""A harness method that does not do its task is named with its line; the executor is not blamed."""
 
 import dataclasses
 import inspect

@@ -33,7 +33,8 @@ from diloco_protocol import Reason, ReplicaState
 README = Path(__file__).parents[1] / "README.md"
 NAME = "test_c4_a_cancel_that_is_not_accepted_raises"
 
-#: The fixed tests that look at nothing without faults. Where secrets are shown, a fault is one case of many.
+#: The fixed tests that look at nothing without faults. Where secrets are shown, a fault is one case
+#: of many.
 OF_FAULTS = [
     name
     for name in STANDARD
@@ -251,7 +252,8 @@ class TestMessages:
                 run_machine(make_harness, examples=100, steps=30, shrink=shrink, seed=seed)
             return str(caught.value).partition("After:\n")[2].splitlines()
 
-        # How short it gets in a hundred tries is hypothesis's affair, so begin with one that can be made much shorter.
+        # How short it gets in a hundred tries is hypothesis's affair, so begin with one that can be
+        # made much shorter.
         seed, found = next(
             (seed, found) for seed in range(50) if len(found := steps(seed, shrink=False)) > 15
         )
@@ -286,7 +288,7 @@ class TestMessages:
 
 
 class SeenLate(ToyHarness):
-    """Replicas start when they are launched, and are seen to run some seconds later, as on a busy machine."""
+    """Replicas start when launched, and are seen to run seconds later, as on a busy machine."""
 
     starts_by_itself = True
 

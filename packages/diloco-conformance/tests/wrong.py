@@ -1,4 +1,7 @@
-"""Executors that are wrong, each in one way; most of the ways were found in real launchers. What they share."""
+"""Executors that are wrong, each in one way; most of the ways were found in real launchers.
+
+This module has what they share.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +31,10 @@ class Mutant:
 
 
 def mutant(test, *promises, gang=False):
-    """Register a wrong executor with the test that catches it, and the promises that it breaks, foremost first."""
+    """Register a wrong executor with the test that catches it, and the promises that it breaks.
+
+    The foremost promise comes first.
+    """
 
     def register(cls):
         assert cls.__name__ not in MUTANTS, f"there are two {cls.__name__}"

@@ -43,7 +43,7 @@ class FailuresAreRetriedInWords(Changing):
 
 @mutant("s2_terminal_states_are_never_left", "S2", "S4", "C2")
 class SuccessIsCancelledLater(Changing):
-    """Who is asked often enough says cancelled of what a cancel was asked for, although it had succeeded before."""
+    """After enough questions, says cancelled of a replica that had succeeded before its cancel."""
 
     def cancel(self, handle):
         super().cancel(handle)

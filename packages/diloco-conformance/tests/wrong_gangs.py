@@ -11,9 +11,10 @@ LATE = "s7_a_timeout_is_a_failure"
 
 
 class Counting(ToyExecutor):
-    """Of the ranks that are too late, the platform counts the first, and the others are gone with all that they said.
+    """The platform counts the first of several late ranks; the others are gone with all they said.
 
-    This one tells all that can be told: who has seen a rank run knows that it was too late. Base of those that do not.
+    This one tells all that can be told: who has seen a rank run knows that it was too late. Base of
+    those that do not.
     """
 
     def __init__(self, *args, **options):

@@ -1,4 +1,4 @@
-"""Answers from memory, and whatever is too much for some: S6, G5, G6, H6, E1, L3, L6; runs that are over too soon: C7."""
+"""Answers from memory, and amounts too large for some: S6, G5, G6, H6, E1, L3, L6; brief: C7."""
 
 import json
 import unicodedata

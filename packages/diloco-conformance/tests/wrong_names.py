@@ -1,4 +1,4 @@
-"""Wrong names: handles of purged runs, of other places, journals; several threads and several launchers."""
+"""Wrong names: handles of purged runs and other places, journals, several threads and launchers."""
 
 import contextlib
 import threading

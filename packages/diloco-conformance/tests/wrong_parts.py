@@ -1,4 +1,4 @@
-"""Wrong parts of a cohort, second launches, followers that stay, and times that are none: L8, L3, G3, R2."""
+"""Wrong parts of a cohort, second launches, followers that stay, wrong times: L8, L3, G3, R2."""
 
 import math
 import threading
@@ -171,7 +171,9 @@ class ProgressIsOfTheFirstLook(ToyExecutor):
 class ProgressKnowsNothing(ToyExecutor):
     def collect(self, handles, *, progress=None, **options):
         def tell(statuses):
-            progress({one: replace(said, state=ReplicaState.PENDING) for one, said in statuses.items()})  # fmt: skip
+            progress(
+                {one: replace(said, state=ReplicaState.PENDING) for one, said in statuses.items()}
+            )
 
         return super().collect(handles, progress=tell if progress else None, **options)
 

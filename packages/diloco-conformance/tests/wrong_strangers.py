@@ -1,4 +1,4 @@
-"""Wrong answers to handles that lead nowhere, to what is not diloco's, to journals of others, to lists that change."""
+"""Wrong answers to dead handles, to foreign objects, to journals of others, to changing lists."""
 
 from dataclasses import replace
 

@@ -57,7 +57,7 @@ class CancelsWhatWasNamedLast(ToyExecutor):
 
 
 class CountsWhatItSaw(ToyExecutor):
-    """Base of those that make an attempt of what they told before, in whichever order the answers came."""
+    """Base of those that number attempts by what they told before, in the order of the answers."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

@@ -1,4 +1,4 @@
-"""What shows only in use: callers who change what they got, other handles of a run, odd names and combinations."""
+"""Errors that only use shows: changed results, other handles of a run, odd names and mixtures."""
 
 import contextlib
 import json
@@ -249,7 +249,9 @@ class FollowsBothStreams(ToyExecutor):
 @mutant(APART, "G4")
 class SearchesBothStreamsAlone(ToyExecutor):
     def _logs(self, handle, query):
-        return super()._logs(handle, query if query.streams == "combined" else replace(query, regex=None))  # fmt: skip
+        return super()._logs(
+            handle, query if query.streams == "combined" else replace(query, regex=None)
+        )
 
 
 # --- what is found in place of a result ---

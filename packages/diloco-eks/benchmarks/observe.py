@@ -1,4 +1,4 @@
-"""How long one look at a run of 1000 replicas takes, beside what cannot be saved and what the client would do itself.
+"""How long one look at a run of 1000 replicas takes, beside the floor and the client's own work.
 
     python packages/diloco-eks/benchmarks/observe.py [replicas]
 

@@ -1,4 +1,4 @@
-"""What is true of a replica, from a Job and its pods as the API tells them; written anew here, not taken from the executor."""
+"""What is true of a replica, from its Job and pods in the API; written anew for the tests."""
 
 from diloco_conformance import Resources, Truth
 
@@ -95,7 +95,7 @@ def amount(text):
 
 
 def resources_of(pod):
-    """What a pod asks for, in the words of a launch: what is required of its node, and of the node's resources."""
+    """What a pod asks for, in the words of a launch: what it requires of its node and resources."""
     asked = pod["spec"]["containers"][0]["resources"]["requests"]
     node = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = node.get("requiredDuringSchedulingIgnoredDuringExecution", {})

@@ -42,7 +42,10 @@ def request_for():
 
 
 def job_json(completions=4, status=None, **values):
-    """A Job as a cluster tells it; ``values``: suspend, cancelled, deleting, restarts, deadline, first_rank, queue."""
+    """A Job as a cluster tells it.
+
+    ``values``: suspend, cancelled, deleting, restarts, deadline, first_rank, queue.
+    """
     annotations = {
         "diloco.dev/first-rank": str(values.get("first_rank", 0)),
         "diloco.dev/world-size": str(completions),
@@ -69,7 +72,10 @@ def job_json(completions=4, status=None, **values):
 
 
 def pod_json(index, phase="Running", state=None, **values):
-    """A pod as a cluster tells it; ``values``: name, created, failures, ignored, deleting, conditions, reason, message."""
+    """A pod as a cluster tells it.
+
+    ``values``: name, created, failures, ignored, deleting, conditions, reason, message.
+    """
     annotations = {"batch.kubernetes.io/job-completion-index": str(index)}
     for key, name in (("failures", "failure"), ("ignored", "ignored-failure")):
         if key in values:
@@ -198,7 +204,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def punctual_bench(tmp_path):
-    """For tests that name moments: the control plane has its usual delays, also where strict timing is asked for."""
+    """For tests that name moments: the control plane has its usual delays, strict timing or not."""
     yield from _made(KubernetesStandIn(strict_timing=0), tmp_path)
 
 

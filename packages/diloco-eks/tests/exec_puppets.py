@@ -24,7 +24,8 @@ ABSENT = 44  # exit code of a command that looks for a file that is not there
 PIECE = 32_768
 STDIN, STDOUT, STDERR, ERROR = range(4)
 NOT_FOUND = "container not found"
-#: What a cluster says when a container ends under an exec, or has ended, in whichever way the runtime noticed.
+#: What a cluster says when a container ends under an exec, or has ended, in whichever way the
+#: runtime noticed.
 ENDED = re.compile(
     f"{NOT_FOUND}|Internal error occurred: .*"
     "(CONTAINER_EXITED state|in a stopped state|error writing config to pipe.*broken pipe)",
@@ -38,7 +39,10 @@ def has_ended(message):
 
 
 def raw(answer):
-    """What the API said, whatever the client makes of it. An answer that nobody reads would keep its connection open."""
+    """What the API said, whatever the client makes of it.
+
+    An answer that nobody reads would keep its connection open.
+    """
     return json.loads(answer.data)
 
 
@@ -52,7 +56,10 @@ def newest(api, namespace, name, index):
 
 
 def executor_options():
-    """Options of an executor whose image has Python, a shell and diloco-protocol, but no puppet: it is written at the start."""
+    """Options for an image with Python, a shell and diloco-protocol, but no puppet.
+
+    The puppet is written at the start.
+    """
     program = 'import os; open("puppet.py", "w", encoding="utf-8").write(os.environ.pop("PUPPET"))'
     command = f"python -c '{program}' && exec python -m diloco_protocol.runner \"$@\""
     container = {
@@ -73,11 +80,13 @@ def executor_options():
 class ExecPuppets(Puppets):
     """Puppets whose pods were made with ``executor_options()``.
 
-    Files travel as base64, since the client takes all output for text; orders go by stdin, since a command line has a
-    limit; and the exit code of every command is looked at. A pod that has not come up, or has ended, is no error.
+    Files travel as base64, since the client takes all output for text; orders go by stdin, since a
+    command line has a limit; and the exit code of every command is looked at. A pod that has not
+    come up, or has ended, is no error.
 
     Args:
-        api: A CoreV1Api that nobody else uses: opening a stream puts another function into the client for a moment.
+        api: A CoreV1Api that nobody else uses: opening a stream puts another function into the
+            client for a moment.
         namespace: Of the pods.
     """
 
@@ -127,7 +136,7 @@ class ExecPuppets(Puppets):
         return newest(self.api, self.namespace, handle.metadata["job_name"], index_of(handle))
 
     def run(self, handle, command, text=""):
-        """What a command of the shell prints; None if the pod does not run, or the command exits with ``ABSENT``.
+        """What a shell command prints; None if the pod does not run or the exit code is ``ABSENT``.
 
         Raises:
             HarnessFault: The cluster does not allow it, or the command failed.
@@ -175,4 +184,5 @@ class ExecPuppets(Puppets):
             return connection.read_channel(STDOUT), connection.read_channel(STDERR), status
         finally:
             connection.close()
-            connection.sock.shutdown()  # ``close`` leaves it open where the cluster has closed the stream
+            # ``close`` leaves it open where the cluster has closed the stream.
+            connection.sock.shutdown()

@@ -1,4 +1,4 @@
-"""The standard suite's world on a cluster where pods really run: a rehearsal on this machine, or a cluster of yours."""
+"""The standard suite's world where pods really run: a rehearsal here, or a cluster of yours."""
 
 import tempfile
 import time
@@ -23,7 +23,7 @@ MOST_PODS = 12
 
 
 def sparing_executor(api, namespace, wait):
-    """An EKSExecutor that launches only what has room beside all pods of diloco-eks that are in the namespace.
+    """An EKSExecutor that launches only what has room beside all diloco-eks pods of the namespace.
 
     Args:
         api: An ApiClient to look with.
@@ -65,7 +65,8 @@ class RealClusterHarness(Harness):
         context: Of the kubeconfig; None for the current one.
         image: An image with Python and diloco-protocol.
         namespace: Where to work.
-        options: For the executor; they put ``Puppets.source`` on the replicas' import path, or are those of ``exec_puppets``.
+        options: For the executor; they put ``Puppets.source`` on the replicas' import path, or are
+            those of ``exec_puppets``.
         shared: A folder that the pods see under the same name; without it they are reached by exec.
         short_timeout: Long enough for a pod to come up.
     """
@@ -82,14 +83,19 @@ class RealClusterHarness(Harness):
     cannot = {
         **dict.fromkeys([*Operation, *Fault, Ability.CALLS, Ability.SENT], REAL),
         Step.OOM: "a puppet uses no memory",
-        Step.STOP: "who deletes a pod gets another one, and who deletes a Job takes its records along",
+        Step.STOP: (
+            "who deletes a pod gets another one, and who deletes a Job takes its records along"
+        ),
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
         Ability.AGE: "days do not pass here; the scripted world has them",
         Ability.ELSEWHERE: "there is one cluster; the scripted world has another",
         Ability.BETWEEN: "Kubernetes continues a list as it was at its first page",
         **dict.fromkeys(
             (Ability.LOSE, Ability.DAMAGE),
-            "what a pod has said at its end stays as long as the pod; the scripted world changes it",
+            (
+                "what a pod has said at its end stays as long as the pod; the scripted world "
+                "changes it"
+            ),
         ),
     }
 

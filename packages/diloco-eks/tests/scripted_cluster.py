@@ -1,4 +1,4 @@
-"""The standard suite's world for Kubernetes: a stand-in cluster over HTTP, whose pods the suite moves."""
+"""The standard suite's world for Kubernetes: a stand-in over HTTP, whose pods the suite moves."""
 
 import copy
 import math
@@ -47,8 +47,12 @@ class ClusterHarness(Harness):
     cannot = {
         Fault.REFUSED: "the stand-in would have to be stopped; a cut connection is what it has",
         Fault.CONFLICT: "the executor patches without a resource version, so nothing can conflict",
-        Ability.SENT: "the cluster keeps Jobs with its own defaults; test_manifest.py compares what is sent",
-        Step.STOP: "who deletes a pod gets another one, and who deletes a Job takes its records along",
+        Ability.SENT: (
+            "the cluster keeps Jobs with its own defaults; test_manifest.py compares what is sent"
+        ),
+        Step.STOP: (
+            "who deletes a pod gets another one, and who deletes a Job takes its records along"
+        ),
         Ability.RACE: "the controller ends pods within one of its steps",
         Ability.BETWEEN: "Kubernetes continues a list as it was at its first page",
     }
@@ -223,12 +227,13 @@ class ClusterHarness(Harness):
     def next_attempt(self, name, index):
         self.started.discard((name, index))
         self.attempts[name, index] = attempt = self.attempts.get((name, index), 1) + 1
-        # Its grace, and the pause before the next pod: 10 s, and twice as long after each further failure, up to 600 s.
+        # Its grace, and the pause before the next pod: 10 s, and twice as long after each further
+        # failure, up to 600 s.
         longest = 60.0 + min(10.0 * 2 ** (attempt - 2), 600.0)
         self.world.settle(within=longest, most=2 * longest)
 
     def write(self, handle, data, stream="stdout"):
-        """As a container runtime does, which reads each stream on its own and writes down whole lines."""
+        """As a container runtime does, which reads each stream by itself and writes whole lines."""
         pod = self.pod(handle.metadata["job_name"], index_of(handle))
         lines, newline, rest = (self.begun.pop((pod.uid, stream), b"") + data).rpartition(b"\n")
         pod.log(lines + newline)

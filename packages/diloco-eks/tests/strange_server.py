@@ -1,4 +1,4 @@
-"""A server that keeps what it is asked, and answers what a test says: an API server that is none, or a proxy."""
+"""A server that records requests and gives a test's answers: a proxy, or no API server at all."""
 
 import threading
 import time

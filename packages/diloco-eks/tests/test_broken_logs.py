@@ -1,4 +1,4 @@
-"""Followers of logs whose connections break, whatever the clocks say, and that end when the run does."""
+"""Log followers whose connections break, whatever the clocks say, and that end with the run."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ def at(seconds):
 
 
 class Cluster:
-    """One run with a log that breaks off the first time, and ends the second time; ``ahead`` is the clock of its node."""
+    """One run whose log breaks off once, then ends; ``ahead`` is the clock of its node."""
 
     def __init__(self, a_job, a_pod):
         self.a_job, self.a_pod = a_job, a_pod

@@ -12,7 +12,8 @@ def found(findings):
 def test_all_is_well(bench):
     findings = bench.executor(service_account_name="default").check(2, gpu="L4:4")
     assert found(findings) == {
-        "cluster": True, "rights": True, "service account": True, "manifest": True, "pods": True, "quota": True, "bad": [],
+        "cluster": True, "rights": True, "service account": True, "manifest": True, "pods": True,
+        "quota": True, "bad": [],
     }  # fmt: skip
     assert bench.executor().list_runs() == []
 

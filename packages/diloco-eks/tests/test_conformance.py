@@ -1,4 +1,4 @@
-"""The standard suite: over HTTP with pods that the suite moves, with pods that really run, and on a cluster of yours."""
+"""The standard suite: pods that it moves over HTTP, pods that really run, and a real cluster."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ class TestContinue(ExecutorConformance):
 
 
 def test_a_replica_that_is_preempted_again_and_again():
-    """The controller waits twice as long each time before it makes the next pod; the world of the suite waits with it."""
+    """The controller doubles its pause before each further pod; the suite's world waits with it."""
     lab = Lab(ClusterHarness())
     try:
         (replica,) = lab.up(1).replicas

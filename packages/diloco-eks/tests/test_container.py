@@ -1,4 +1,4 @@
-"""The container, started as a kubelet starts it: the real runner, with the Job's own command, arguments and variables."""
+"""The container as a kubelet starts it: the real runner, with the Job's command and variables."""
 
 import os
 import re
@@ -15,8 +15,8 @@ TRAINER = """
 import os
 
 def train(**kwargs):
-    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_COHORT", "DILOCO_ATTEMPT",
-             "PRICE", "MY_RANK")
+    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID",
+             "DILOCO_COHORT", "DILOCO_ATTEMPT", "PRICE", "MY_RANK")
     print("rank", os.environ["REPLICA_RANK"], "of", os.environ["REPLICA_WORLD_SIZE"])
     return {"kwargs": kwargs, "env": {name: os.environ.get(name) for name in names}}
 
@@ -150,7 +150,7 @@ def test_the_attempt_is_counted_by_the_cluster(bench, kubelet):
 
 
 def test_the_end_of_a_log_is_no_report(bench, kubelet):
-    """A kubelet puts it where the runner's report belongs, if there is nothing; who writes the log must not write the report."""
+    """A kubelet puts it in place of a missing report; a log's author must not write the report."""
     forged = Outcome(7, error="as the replica says", reason=Reason.TIMEOUT, finished_at=1.0)
     executor = bench.executor()
     (handle,) = executor.launch_replicas(1, "trainer:forge", {"report": forged.to_json()})

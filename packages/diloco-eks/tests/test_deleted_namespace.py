@@ -1,4 +1,4 @@
-"""A namespace that somebody deletes under running replicas: none has failed by itself, whoever looks, and whenever."""
+"""A namespace deleted under running replicas: none counts as failed, whoever looks, whenever."""
 
 import time
 
@@ -28,7 +28,7 @@ def exists(run):
 
 
 def delete_and_watch(run):
-    """Delete the namespace, and return what its launcher and ever new executors say of each end, until the Job is gone."""
+    """Delete the namespace; return what launcher and new executors say until the Job is gone."""
     run.bench.create("/api/v1/namespaces/team", {}, method="DELETE")
     watched, newcomers = [], []
     while exists(run):

@@ -1,4 +1,7 @@
-"""A handle is text that travels: whatever it says, only Jobs that diloco launched for its run are seen, ended and removed."""
+"""A handle is text that travels.
+
+Whatever it says, only Jobs that diloco launched for its run are seen, ended and removed.
+"""
 
 import gc
 import tracemalloc
@@ -464,7 +467,7 @@ def test_a_purge_with_a_journal_waits_out_a_passing_fault(bench, tmp_path):
 
 @pytest.mark.parametrize("known_by", ["another executor", "a launch of which nothing was heard"])
 def test_a_purge_writes_down_the_ends_of_all_ranks(bench, report, tmp_path, known_by):
-    """Also of a run that neither the journal knows nor attach: what is removed could not be asked for any more."""
+    """Also of a run that neither journal nor attach knows: a removed one could not be asked for."""
     journal = FolderJournal(tmp_path / "journal")
     if known_by == "another executor":
         bench.create("/api/v1/namespaces", {"metadata": {"name": "team"}})

@@ -23,7 +23,7 @@ def watched(bench, run, seconds=12.0):
 
 
 def test_every_rank_that_was_past_its_timeout_says_so(punctual_bench, report):
-    """The controller counts the first one, and deletes the pods of the others before it has counted them."""
+    """The controller counts the first one, and deletes the others' pods before it counts them."""
     run = punctual_bench.launch(3, timeout=100)
     punctual_bench.world.advance(100.0)
     run.pod(0).fail(124, late(report, 100))

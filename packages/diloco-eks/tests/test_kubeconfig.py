@@ -402,7 +402,7 @@ users: [{{name: {user}, user: {{token: sesamopenyou, {more["user"]}}}}}]
 
 
 class TestTypes:
-    """What kubectl refuses, since YAML takes it for something else than text, is refused; nothing is passed over."""
+    """Values that YAML does not read as text are refused, as by kubectl; none is passed over."""
 
     @pytest.fixture
     def refused(self, server, tmp_path):

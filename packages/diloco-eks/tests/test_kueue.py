@@ -133,7 +133,7 @@ def test_a_cancelled_run_that_somebody_lets_go_on(bench):
 
 
 def test_a_workload_that_only_carries_the_label_is_left_alone(bench, monkeypatch):
-    """It could be anybody's; and the run would be told as cancelled though Kueue may still start it."""
+    """It could be another user's; and the run would be cancelled while Kueue may start it."""
     run = queued(bench)
     cluster = run.executor._cluster
     real, stopped = cluster._json, []

@@ -234,7 +234,7 @@ class Interrupted(BaseException):
 
 
 def interrupt_the_answer(bench, monkeypatch):
-    """Have the main thread interrupted when the cluster has made the Job, and before its answer is read."""
+    """Interrupt the main thread after the cluster has made the Job, before its answer is read."""
     executor = bench.executor()
     create = executor._cluster.create_job
 
@@ -257,7 +257,7 @@ def test_an_interrupted_launch_leaves_nothing(bench, monkeypatch):
 
 
 def test_an_interrupted_launch_of_a_named_run_says_its_name(bench, monkeypatch):
-    """It may be the second launch of that name, and the first one's replicas are not ours to end."""
+    """It may be a second launch of that name, and the first one's replicas are not ours to end."""
     executor = interrupt_the_answer(bench, monkeypatch)
     with pytest.raises(KeyboardInterrupt) as caught:
         executor.launch_replicas(2, "trainer:train", run_id="run-1")

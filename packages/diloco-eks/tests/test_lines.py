@@ -33,7 +33,7 @@ def test_lines_come_whole_however_the_bytes_are_cut(lines, cuts, finished):
 
 
 def read_on(place, log, ends_after=None):
-    """What an answer brings that has the last lines or all, as the place asks for, and may break off."""
+    """An answer with the last lines or all, as the place asks for; it may break off."""
     asked_for = log if place.tail is None else log[-place.tail :]
 
     def answer():

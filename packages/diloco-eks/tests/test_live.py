@@ -1,4 +1,4 @@
-"""Replicas that really run: as processes of this machine, or (``-m live``) on the cluster of ``$KUBECONFIG``.
+"""Replicas that really run: as local processes, or (``-m live``) on the cluster of ``$KUBECONFIG``.
 
 ``live_cluster`` says which variables name the cluster. Nothing is left of it.
 """

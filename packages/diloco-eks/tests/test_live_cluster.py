@@ -31,8 +31,8 @@ def test_what_the_environment_names(monkeypatch):
     "words",
     [
         'container not found ("replica")',
-        "Internal error occurred: error executing command in container: failed to exec in container: "
-        "container is in CONTAINER_EXITED state",
+        "Internal error occurred: error executing command in container: failed to exec in "
+        "container: container is in CONTAINER_EXITED state",
         "Internal error occurred: failed to create exec: cannot exec in a stopped state: unknown",
         "Internal error occurred: error writing config to pipe: write init-p: broken pipe: unknown",
     ],
@@ -45,8 +45,10 @@ def test_a_container_that_ends_under_an_exec_is_no_fault(words):
     "words",
     [
         "command terminated with exit code 2",
-        "Internal error occurred: error executing command in container: failed to exec in container: failed to start exec: "
-        'OCI runtime exec failed: exec failed: unable to start container process: exec: "sh": executable file not found in $PATH',
+        "Internal error occurred: error executing command in container: failed to exec in "
+        "container: failed to start exec: "
+        'OCI runtime exec failed: exec failed: unable to start container process: exec: "sh": '
+        "executable file not found in $PATH",
     ],
 )
 def test_a_command_that_fails_has_not_ended_its_container(words):
@@ -54,7 +56,7 @@ def test_a_command_that_fails_has_not_ended_its_container(words):
 
 
 def test_a_launch_waits_for_room_beside_all_pods_of_ours(bench):
-    """Those of other runs, of a Job that is gone while its pods are still ending, and those that are to come."""
+    """Pods of other runs, of a Job that is gone while they still end, and pods to come."""
     api, waited = config.new_client_from_config(str(bench.kubeconfig)), []
 
     def wait(has_room, what):

@@ -1,4 +1,4 @@
-"""Logs: of the right attempt, by tail, time and pattern, followed, and never anything that is no log."""
+"""Logs: of the right attempt, by tail, time and pattern, followed, and never what is not a log."""
 
 import gc
 import io
@@ -264,7 +264,7 @@ def test_a_short_log_is_asked_for_once(bench):
 
 
 def test_no_words_of_the_kubelet_are_in_a_log(bench):
-    """While an evicted pod waits to be replaced, its container is gone, and the kubelet says so in place of the log."""
+    """An evicted pod that waits has no container, and the kubelet says so in place of the log."""
     run = bench.launch(1)
     run.pod(0).log("mine\n")
     lines = run.executor.log_iter(run.handles[0], follow=True)
@@ -418,7 +418,7 @@ def test_which_log_is_gone_says_the_pod(a_pod, phase, state, more, gone):
 
 
 def test_the_last_lines_before_many_of_a_result(bench, report):
-    """Also where nobody can say how many these are, since the runner was ended before it could report."""
+    """Also if their number is unknown, since the runner was ended before it could report."""
     _, lines = report("x" * 50_000)
     run = bench.launch(1)
     run.pod(0).log("one\ntwo\nthree\n" + "\n".join(lines * 60) + "\n")

@@ -1,4 +1,4 @@
-"""Looks of several threads: what is told is in order, whichever answer of the cluster comes first."""
+"""Looks of several threads: what is told is in order, in whichever order the answers come."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""What anybody may write into a Job, a pod or an answer costs no memory, hides no other rank, and is never recorded."""
+"""Text that strangers write into Jobs, pods or answers takes no memory and is never recorded.
+
+It hides no other rank either.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A cluster that throttles, fails, is away, or no longer takes the token: every verb waits, for as long as it says."""
+"""A cluster that throttles, fails, is away or refuses the token: verbs wait as they promise."""
 
 import json
 import time

@@ -236,7 +236,7 @@ def test_a_secret_in_a_key_is_not_shown(options_for):
 @pytest.mark.processes
 @pytest.mark.parametrize("blanks", [0, 70_000])
 def test_variables_from_elsewhere_are_no_pieces_of_the_spec(tmp_path, blanks):
-    """Whatever is in a ConfigMap that an overlay names, also one with the names of a spec's pieces."""
+    """Whatever a ConfigMap of an overlay holds, even one named like a spec's pieces."""
     foreign = {"DILOCO_SPEC_0": "e30=", "DILOCO_SPEC_1": "eA==", "JOB_COMPLETION_INDEX": "0"}
     foreign |= {"DILOCO_SPEC_9": "eA==", "DILOCO_SPEC_x": "eA=="}
     overlay = replica(envFrom=[{"configMapRef": {"name": "foreign"}}])

@@ -55,7 +55,7 @@ def test_what_it_reported_wins_over_the_clock(job, a_pod, report):
 def test_who_reported_its_timeout_was_late_for_everybody_as_long_as_its_pod_is_there(
     a_job, a_pod, report, told
 ):
-    """The cluster has counted another rank, which failed in the same second; this executor has seen neither before."""
+    """The cluster counted another rank, failed in the same second; neither was seen before."""
     at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T04:30:30Z"}
     job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
     message = report(exit_code=124, error="it ran for too long", reason=Reason.TIMEOUT)[0]
@@ -65,7 +65,7 @@ def test_who_reported_its_timeout_was_late_for_everybody_as_long_as_its_pod_is_t
 
 
 def test_an_end_that_was_seen_stays_its_own(a_job, a_pod):
-    """Times are whole seconds: of a pod that is told to end in the same one, only who saw it before knows."""
+    """Times are whole seconds: only a look before can order a pod's end and its deletion."""
     at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T04:30:30Z"}
     job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
     seen = None
@@ -106,7 +106,7 @@ def test_no_half_of_a_secret_is_left_where_a_result_is_cut(job, a_pod, report, b
 
 
 def gang(a_job, a_pod, **metadata):
-    """A rank of a run that ended at 12:48:17, as recorded: told to end, and the kubelet's last delete."""
+    """A rank of a run that ended at 12:48:17, as recorded: told to end, then the last delete."""
     at = {**ENDED, "type": "FailureTarget", "lastTransitionTime": "2026-11-21T12:48:17Z"}
     job = read_job(a_job(2, {"failedIndexes": "0", "conditions": [at, ENDED]}))
     state = {"exitCode": 143, "startedAt": "2026-11-21T12:48:01Z", "reason": "Error"}
@@ -138,7 +138,7 @@ def test_since_when_it_is_being_deleted_never_jumps(a_job, a_pod):
 
 
 def test_an_end_after_the_runs_is_not_its_own(a_job, a_pod):
-    """The others are gone by then, and their peers fail because of it; nobody has deleted this pod yet."""
+    """The others are gone by then, so their peers fail; this pod has not been deleted yet."""
     job, pod = gang(a_job, a_pod)
     status, _ = map_states(job, [pod], [1])[1]
     assert status.reason is Reason.GANG_FAILED
@@ -174,7 +174,8 @@ def test_who_comes_after_the_last_delete_tells_an_end_by_how_it_left(
     for status in (counted[0], other[0]):
         if status.reason is Reason.PLATFORM:
             assert status.exit_code is None
-            # Nobody knows more of an end by SIGKILL: the kernel may have killed it before it was deleted.
+            # Nobody knows more of an end by SIGKILL: the kernel may have killed it before it was
+            # deleted.
             how = ", or its program was ended by SIGKILL before" if code == 137 else ": by hand"
             assert f"was deleted{how}" in status.message
 

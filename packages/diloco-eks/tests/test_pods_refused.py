@@ -1,4 +1,4 @@
-"""A Job whose pods the cluster refuses: check says so before, and describe afterwards, in the cluster's own words."""
+"""A Job whose pods are refused: check before it, describe after it, in the cluster's own words."""
 
 import logging
 
@@ -12,17 +12,21 @@ LIMITS = {
     "spec": {"limits": [{"type": "Container", "max": {"cpu": "1"}}]},
 }
 RESTRICTED = (
-    'PodSecurity "restricted:latest": allowPrivilegeEscalation != false (container "replica" must set '
-    'securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container "replica" must set '
-    'securityContext.capabilities.drop=["ALL"]), runAsNonRoot != true (pod or container "replica" must set '
-    'securityContext.runAsNonRoot=true), seccompProfile (pod or container "replica" must set '
-    'securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost")'
+    'PodSecurity "restricted:latest": allowPrivilegeEscalation != false (container "replica" must '
+    "set securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container "
+    '"replica" must set securityContext.capabilities.drop=["ALL"]), runAsNonRoot != true (pod or '
+    'container "replica" must set securityContext.runAsNonRoot=true), seccompProfile (pod or '
+    'container "replica" must set securityContext.seccompProfile.type to "RuntimeDefault" or '
+    '"Localhost")'
 )
 OBSTACLES = {
     "quota": (
         lambda bench: bench.create("/api/v1/namespaces/default/resourcequotas", QUOTA),
         {},
-        "exceeded quota: small, requested: requests.cpu=4, used: requests.cpu=0, limited: requests.cpu=10m",
+        (
+            "exceeded quota: small, requested: requests.cpu=4, used: requests.cpu=0, limited: "
+            "requests.cpu=10m"
+        ),
     ),
     "limits": (
         lambda bench: bench.create("/api/v1/namespaces/default/limitranges", LIMITS),
@@ -187,7 +191,10 @@ HINT = "has the Role that is needed"
     ("message", "hint"),
     [
         (
-            'jobs.batch is forbidden: User "u" cannot create resource "jobs" in API group "batch" in the namespace "a"',
+            (
+                'jobs.batch is forbidden: User "u" cannot create resource "jobs" in API group '
+                '"batch" in the namespace "a"'
+            ),
             HINT,
         ),
         (
@@ -199,7 +206,10 @@ HINT = "has the Role that is needed"
             "a policy of the cluster refuses this",
         ),
         (
-            'jobs.batch "run" is forbidden: unable to create new content in namespace a because it is being terminated',
+            (
+                'jobs.batch "run" is forbidden: unable to create new content in namespace a '
+                "because it is being terminated"
+            ),
             "The namespace is being deleted",
         ),
     ],

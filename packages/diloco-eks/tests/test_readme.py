@@ -66,17 +66,26 @@ def test_the_example(bench, report, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        f"where that is more than {_arguments._MOST_INSIDE >> 10} KiB (and up to {_arguments._MOST_BYTES >> 20} MiB",
+        (
+            f"where that is more than {_arguments._MOST_INSIDE >> 10} KiB (and up to "
+            f"{_arguments._MOST_BYTES >> 20} MiB"
+        ),
         f"one list of its pods ({_cluster.PAGE} per page)",
         f"waits for {_events.STUCK_SECONDS:g} s, the message has the cluster's events",
-        f"A result of up to {_verdict._MESSAGE_BYTES >> 10} KiB is in the pod's termination message",
+        (
+            f"A result of up to {_verdict._MESSAGE_BYTES >> 10} KiB is in the pod's termination "
+            "message"
+        ),
         f"A larger one (up to {OutcomeMessage.max_result_bytes >> 20} MiB of JSON)",
         f"a runtime's pieces have less than {_logs._LEAST_PIECE >> 10} KiB",
         f"of at most {_overlay_shape._MOST_LEVELS} levels",
         f"a list of more than {_cluster._OBJECTS:,} objects or {_cluster._PAGES} pages",
         f"has more than {MAX_REPLICAS:,} completions",
         f"a line of a log is cut at {LINE_BYTES >> 20} MiB",
-        f"is read up to {_client._ANSWER_BYTES >> 20} MiB, a refusal up to {_client._REFUSAL_BYTES >> 20} MiB",
+        (
+            f"is read up to {_client._ANSWER_BYTES >> 20} MiB, a refusal up to "
+            f"{_client._REFUSAL_BYTES >> 20} MiB"
+        ),
         f"There are {TWELVE[MOST_PODS]} small pods at a time at most",
     ],
 )
@@ -104,6 +113,6 @@ def test_it_tells_irsa_from_pod_identity():
     text = " ".join(README.read_text(encoding="utf-8").split())
     assert "IRSA sets `AWS_ROLE_ARN` and `AWS_WEB_IDENTITY_TOKEN_FILE`" in text
     assert (
-        "Pod Identity sets `AWS_CONTAINER_CREDENTIALS_FULL_URI` and `AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE`"
-        in text
+        "Pod Identity sets `AWS_CONTAINER_CREDENTIALS_FULL_URI` and "
+        "`AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE`" in text
     )

@@ -1,4 +1,4 @@
-"""Pods that fit on no node, whose image cannot be pulled, or whose node dies: told in the cluster's own words."""
+"""Pods without a node or an image, and nodes that die: told in the cluster's own words."""
 
 import pytest
 

@@ -109,7 +109,7 @@ def test_a_result_that_may_not_be_read_holds_up_nobody(bench, report):
 
 
 def test_each_run_is_asked_once_and_results_are_kept_apart(bench, report):
-    """One read of the Job and one list of pods per run and look, however many ranks are collected."""
+    """One read of the Job and one list of pods per run and look, for any number of ranks."""
     one = bench.launch(3, run_id="one")
     two = bench.launch(3, run_id="two", executor=one.executor)
     for run in (one, two):

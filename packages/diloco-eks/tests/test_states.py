@@ -63,18 +63,21 @@ EXPECTED = {
     "all succeeded": [S] * 4,
     "backoffLimit=0, index 2 exits 3: pod Failed, Job still shows nothing": [R] * 4,
     "backoffLimit=0, index 2 exits 3: FailureTarget, others being deleted, failed=4": [ENDING] * 4,
-    "backoffLimit=0, index 2 exits 3: Failed (only after all pods ended); failedIndexes absent; 3 pods are gone": [
-        GANG, GANG, ERROR, GANG,
-    ],
+    "backoffLimit=0, index 2 exits 3: Failed (only after all pods ended); failedIndexes absent; "
+    "3 pods are gone": [GANG, GANG, ERROR, GANG],
     "same with index 0 succeeded before: final": [S, GANG, ERROR, GANG],
     "backoffLimitPerIndex=0, index 1 exits 7: the others go on": [R, ERROR, R, R],
-    "backoffLimitPerIndex=0, index 1 exits 7: final: Failed/FailedIndexes once every index ended": [S, ERROR, S, S],
+    "backoffLimitPerIndex=0, index 1 exits 7: final: Failed/FailedIndexes once every index ended": [
+        S, ERROR, S, S,
+    ],
     "backoffLimitPerIndex=0 + maxFailedIndexes=0: FailureTarget": [ENDING, ERROR, ENDING, ENDING],
     "backoffLimitPerIndex=0 + maxFailedIndexes=0: final": [GANG, ERROR, GANG, GANG],
     "backoffLimitPerIndex=0 + backoffLimit=0: final": [GANG, ERROR, GANG, GANG],
     "activeDeadlineSeconds=6, index 0 done before: FailureTarget": [S, ENDING, ENDING, ENDING],
     "activeDeadlineSeconds=6, index 0 done before: final": [S, TIMEOUT, TIMEOUT, TIMEOUT],
-    "deleting with Foreground: status keeps its numbers, deletionTimestamp and finalizer set": [ENDING] * 4,
+    "deleting with Foreground: status keeps its numbers, deletionTimestamp and finalizer set": (
+        [ENDING] * 4
+    ),
     "deleting with Foreground: a second later": [ENDING] * 4,
     "deleting with no policy (orphans)": [ENDING] * 2,
     "created suspended": ["pending/queued"] * 2,
@@ -178,7 +181,7 @@ def test_an_eviction_is_a_new_attempt(a_job, a_pod):
 
 
 def test_a_pod_that_vanishes_is_not_decided_in_one_look(a_job, a_pod):
-    """The Job is read first: a pod that is gone a moment later may have been counted as failed in between."""
+    """The Job is read first: a pod gone a moment later may have been counted as failed since."""
     running = a_job(1, {"active": 1})
     seen = {0: Seen(ReplicaState.RUNNING, 1)}
     ((status, remembered),) = map_states(read_job(running), [], [0], seen).values()
@@ -213,7 +216,8 @@ def test_a_preempted_queue_is_a_new_attempt(a_job, a_pod):
         seen = {0: last}
         told.append((str(status.state), status.attempt, status.stopping))
     assert told == [
-        ("pending", 1, False), ("running", 1, False), ("running", 1, True), ("pending", 2, False), ("running", 2, False),
+        ("pending", 1, False), ("running", 1, False), ("running", 1, True), ("pending", 2, False),
+        ("running", 2, False),
     ]  # fmt: skip
 
 
@@ -389,7 +393,7 @@ SEEN = st.dictionaries(
     SEEN,
 )
 def test_nothing_is_invented(status, pods, cancelled, suspend, deleting, seen):
-    """For any JSON: an end is said only where the Job says it, and every answer is well-formed and in order."""
+    """For any JSON: only the Job's word is an end, and every answer is well-formed and in order."""
     annotations = {"diloco.dev/cancelled": "now"} if cancelled else {}
     metadata = {
         "annotations": annotations,

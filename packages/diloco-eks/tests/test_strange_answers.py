@@ -281,7 +281,7 @@ _NO_LOG = b"unable to retrieve container logs for containerd://abc"
 
 
 class TestLogs:
-    """Of a result that is in the log, only the cluster itself says that it is lost: a journal keeps that for ever."""
+    """Only the cluster may say that a result in the log is lost: a journal keeps that for ever."""
 
     @pytest.fixture
     def read(self, executor, a_pod, report):

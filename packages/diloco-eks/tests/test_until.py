@@ -1,4 +1,4 @@
-"""A log that is followed up to a time: it ends then, whatever the pod does, and holds what was written before."""
+"""A log followed up to a time: it ends then, whatever the pod does, with all written before."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whatever happens in the cluster, and in whatever order: what is told is in order, and true once all is quiet."""
+"""Whatever happens in the cluster: answers are in order, and true once all is quiet."""
 
 import threading
 
@@ -37,7 +37,8 @@ class Observer:
         for handle in self.handles:
             status = self.executor.describe(handle)
             note(
-                f"{handle.rank}: {status.state} {status.attempt} {status.reason} {'stopping' * status.stopping}"
+                f"{handle.rank}: {status.state} {status.attempt} {status.reason} "
+                f"{'stopping' * status.stopping}"
             )
             before = self.seen.get(handle)
             if before is not None and before.state.terminal:

@@ -1,4 +1,4 @@
-"""Launch replicas on this machine, read a log, let one fail, and collect what became of all of them."""
+"""Launch replicas on this machine, read a log, let one fail, and collect all outcomes."""
 
 import os
 import sys

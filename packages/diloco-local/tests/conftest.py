@@ -1,4 +1,4 @@
-"""What the tests with real processes share: a trainer module, executors, and the proof that nothing survives."""
+"""Shared by tests with real processes: a trainer, executors, and proof that nothing survives."""
 
 import os
 import signal
@@ -42,7 +42,8 @@ def environment():
 
 
 def where():
-    return {"cwd": os.getcwd(), "python": sys.executable, "group": os.getpgrp(), "session": os.getsid(0)}
+    return {"cwd": os.getcwd(), "python": sys.executable, "group": os.getpgrp(),
+            "session": os.getsid(0)}
 
 
 def big(size):
@@ -116,13 +117,16 @@ def leaver(folder):
 
 
 def family(folder):
-    """Has a child in its group, one in a session of its own, and an orphan that cleared its environment."""
-    program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    """Has a child in its group, one in its own session, and an orphan without environment."""
+    program = ("import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); "
+               "time.sleep(600)")
     def child(name):
         return [sys.executable, "-S", "-c", program, str(Path(folder, name))]
     subprocess.Popen(child("pid-group"))
     subprocess.Popen(child("pid-session"), start_new_session=True)
-    subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", *child("pid-orphan")]).wait()
+    subprocess.Popen(
+        ["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", *child("pid-orphan")]
+    ).wait()
     for name in ("pid-group", "pid-session", "pid-orphan"):
         while not (Path(folder, name).exists() and Path(folder, name).read_text()):
             time.sleep(0.01)
@@ -130,10 +134,11 @@ def family(folder):
 
 
 def slips_away(folder, when):
-    """Leaves an orphan that cleared its environment, and kills its runner: at once, or when it is told to end."""
+    """Leaves an orphan without environment, and kills its runner: at once, or when told to end."""
     def leave(*_):
         pid = Path(folder, "pid-orphan")
-        program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+        program = ("import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); "
+                   "time.sleep(60)")
         child = [sys.executable, "-S", "-c", program, str(pid)]
         subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", *child])
         while not (pid.exists() and pid.read_text()):
@@ -164,7 +169,8 @@ def until_attempt(number):
 '''
 
 
-#: What of the standard suite is tried with real processes at every change; the slow lane tries all of it.
+#: What of the standard suite is tried with real processes at every change; the slow lane tries all
+#: of it.
 SAMPLE = {
     "test_any_sequence_keeps_every_promise",
     "test_c3_cancel_has_the_declared_scope",
@@ -218,7 +224,7 @@ def until():
 
 @pytest.fixture
 def nothing_survives(monkeypatch):
-    """Everything a test has started, and everything that started, goes by itself once the test is over."""
+    """All that a test has started, directly or not, ends by itself once the test is over."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(TEST_MARK, value)
     yield lambda: _marked(value)
@@ -234,7 +240,7 @@ def nothing_survives(monkeypatch):
 
 @pytest.fixture
 def make(tmp_path, nothing_survives):
-    """Makes executors whose replicas find the trainer module; ends all runs of the test afterwards."""
+    """Makes executors whose replicas find the trainer module; ends all runs afterwards."""
     (tmp_path / "trainer.py").write_text(TRAINER)
     roots = set()
 
@@ -265,7 +271,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def waiting(make, folder):
-    """Launches replicas that run until the file ``go`` appears in ``signs``, and waits until all are up or have ended."""
+    """Launches replicas that run until the file ``go`` is in ``signs``; waits until all are up.
+
+    Replicas that have ended are not waited for.
+    """
 
     def launch(n=1, function="wait", executor=None, signs=folder, **options):
         executor = executor or make()
@@ -295,7 +304,8 @@ def waiting(make, folder):
 def overrunning(waiting, folder):
     """Launches a replica that will run into its timeout, but not before ``ready(run)`` was true.
 
-    How long a program takes to start is the machine's affair, so a timeout that was too short for it is tried longer.
+    How long a program takes to start is the machine's affair, so a timeout that was too short for
+    it is tried longer.
     """
 
     def launch(ready=lambda run: True, **options):

@@ -11,8 +11,9 @@ from diloco_local._rundir import Root
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.backend import status_to_data
 
-#: Seconds after which a test that waits for real processes fails instead of hanging. Nothing passes sooner or later
-#: because of it, so it is long enough for any load of the machine, and shorter than pytest's ``faulthandler_timeout``.
+#: Seconds after which a test that waits for real processes fails instead of hanging. Nothing passes
+#: sooner or later because of it, so it is long enough for any load of the machine, and shorter than
+#: pytest's ``faulthandler_timeout``.
 PATIENCE = 240.0
 
 
@@ -36,7 +37,7 @@ def locate(handle):
 
 
 def ended_run(root, run_id="ended", result=3, ranks=1, uid=None):
-    """The handle of the first replica of a run in which all have returned ``result``, made without starting anything."""
+    """The first replica's handle of a run that returned ``result`` everywhere; starts nothing."""
     record = RunRecord(
         uid=uid or f"uid-of-{run_id}",
         run_id=run_id,

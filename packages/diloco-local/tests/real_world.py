@@ -21,7 +21,10 @@ MARK = "DILOCO_LOCAL_WORLD"
 
 
 def seconds_of_a_start():
-    """How long the smallest program takes to start and end now. A replica takes ten times as long until it is up."""
+    """How long the smallest program takes to start and end now.
+
+    A replica takes ten times as long until it is up.
+    """
     began = time.monotonic()
     subprocess.run([sys.executable, "-S", "-c", ""], check=True)
     return time.monotonic() - began
@@ -37,7 +40,8 @@ class RealHarness(Harness):
     gpus = ASKED
     resolution = 0.6  # the supervisor looks at the sizes of logs every half second
     overrun = 0.2
-    slack = PATIENCE  # how late this machine is says nothing of the executor; the scripted world knows better
+    # How late this machine is says nothing of the executor; the scripted world knows better.
+    slack = PATIENCE
     patience = PATIENCE
     cannot = {
         **CANNOT,
@@ -45,7 +49,9 @@ class RealHarness(Harness):
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
         Ability.AGE: "days do not pass here; the scripted world has them",
         Ability.ELSEWHERE: "there is one machine; the scripted world gives it another name",
-        Ability.SENT: "orders go to the supervisor through a pipe; the scripted world compares them",
+        Ability.SENT: (
+            "orders go to the supervisor through a pipe; the scripted world compares them"
+        ),
     }
 
     def __init__(self):
@@ -172,7 +178,8 @@ class RealHarness(Harness):
         if alive or not (self.files(handle) / "final.json").exists():
             stopping = self.cancelled(handle)
             return Truth("running", True, self.attempts.get(handle, 1), stopping)
-        # If it was not driven, the executor has ended it: for a cancel, or for its timeout. Which came first, only it can tell.
+        # If it was not driven, the executor has ended it: for a cancel, or for its timeout. Which
+        # came first, only it can tell.
         ended = "cancelled" if self.cancelled(handle) else "failed"
         if ended == "cancelled" and self.late(handle):
             ended = json.loads((self.files(handle) / "final.json").read_text())["state"]

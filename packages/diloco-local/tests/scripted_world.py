@@ -1,4 +1,4 @@
-"""A machine without processes: a supervisor in memory that writes what the real one writes, when the test says so."""
+"""A machine without processes: a supervisor in memory that writes like the real one, when told."""
 
 import contextlib
 import json
@@ -30,12 +30,15 @@ CANNOT = {
     Ability.CALLS: NO_API,
     Ability.EXPIRE: "runs stay until they are purged",
     Ability.BETWEEN: "runs are listed by one look at a folder",
-    Ability.REMOVE: "a run goes out of sight by one rename, so that nobody sees a removal under way",
+    Ability.REMOVE: (
+        "a run goes out of sight by one rename, so that nobody sees a removal under way"
+    ),
     Ability.SECRETS: "this machine has no store of secrets",
     Step.PREEMPT: "nobody takes the machine away on which the launcher itself runs",
 }
 
-#: What the executors share out, and what can be asked of them then: nobody tells the models of these.
+#: What the executors share out, and what can be asked of them then: nobody tells the models of
+#: these.
 GPUS = ["0", "1", "2", "3"]
 ASKED = ("2", "any:1")
 
@@ -200,7 +203,8 @@ class ScriptedHarness(Harness):
         files = {name: attempt.log(name) for name in ("stdout", "stderr")}
         sizes = {name: file.stat().st_size if file.exists() else 0 for name, file in files.items()}
         sizes[stream] += len(data)
-        # The time first: without one, who follows meanwhile takes that of the file, which is real and not scripted.
+        # The time first: without one, who follows meanwhile takes that of the file, which is real
+        # and not scripted.
         with attempt.times.open("a") as times:
             times.write(json.dumps([self.clock(), *sizes.values()]) + "\n")
         with files[stream].open("ab") as log:

@@ -28,7 +28,11 @@ def check(tmp_path):
     (tmp_path / "good_trainer.py").write_text(MODULE)
     (tmp_path / "broken_trainer.py").write_text("import a_module_nobody_has\n")
     (tmp_path / "talking_trainer.py").write_text(
-        "import os\nfor _ in range(64):\n    os.write(1, b'x' * (1 << 20))\n    os.write(2, b'x' * (1 << 20))\nos._exit(7)\n"
+        "import os\n"
+        "for _ in range(64):\n"
+        "    os.write(1, b'x' * (1 << 20))\n"
+        "    os.write(2, b'x' * (1 << 20))\n"
+        "os._exit(7)\n"
     )
     (tmp_path / "exiting_trainer.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "dying_trainer.py").write_text(
@@ -45,7 +49,8 @@ def check(tmp_path):
     (tmp_path / "starting_trainer.py").write_text(
         "import subprocess, sys\n"
         "for session in (False, True):\n"
-        "    subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], start_new_session=session)\n"
+        "    subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], "
+        "start_new_session=session)\n"
         "import how_it_ends\n"
     )
     (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(600)\n")
@@ -157,7 +162,8 @@ def test_an_interruption_while_the_interpreter_is_started_leaves_no_process(
 def test_the_check_leaves_no_process_that_has_cleared_its_environment(check, tmp_path):
     (tmp_path / "clearing_trainer.py").write_text(
         "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], env={})\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], "
+        "env={})\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
     )
     check("clearing_trainer:subprocess.run")

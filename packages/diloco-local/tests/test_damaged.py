@@ -1,4 +1,4 @@
-"""Whatever the files of a run hold, verbs answer or raise an error of ours: a replica can write there too."""
+"""Whatever a run's files hold, verbs answer or raise our errors: a replica can write there too."""
 
 import json
 import os
@@ -42,7 +42,10 @@ def run(tmp_path_factory):
 
 
 def answers(run, *, ended=True):
-    """Calls every verb; what they raise is one of ours. ``purge`` comes last and is kept from doing anything."""
+    """Calls every verb; what they raise is one of ours.
+
+    ``purge`` comes last and is kept from doing anything.
+    """
     executor, handle, _ = run
     final = run_of(handle).replica(0).final
     kept = final.read_bytes()
@@ -94,7 +97,13 @@ def test_other_bytes(run, file, data, ended):
 def places(value, above=()):
     """All places in a JSON value, from the outside to the inside."""
     yield above
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()  # fmt: skip
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, each in inside:
         yield from places(each, (*above, key))
 
@@ -135,10 +144,10 @@ def test_a_launch_under_the_name_of_a_damaged_run_is_refused(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("world_size", 10_001), ("ranks", [0, 0]),
-     ("uid", "\ud800"), ("uid", "\0"), ("uid", ""),
-     ("grace", float("nan")), ("grace", -1), ("timeout", 0), ("timeout", -1), ("timeout", float("nan")), ("timeout", 10**400),
-     ("created_at", 10**400), ("created_at", float("inf"))],
+    [("run_id", "another"), ("world_size", 0), ("world_size", 1 << 40), ("world_size", 10_001),
+     ("ranks", [0, 0]), ("uid", "\ud800"), ("uid", "\0"), ("uid", ""), ("grace", float("nan")),
+     ("grace", -1), ("timeout", 0), ("timeout", -1), ("timeout", float("nan")),
+     ("timeout", 10**400), ("created_at", 10**400), ("created_at", float("inf"))],
 )  # fmt: skip
 def test_a_record_that_leads_elsewhere_is_refused(tmp_path, field, value):
     ended_run(tmp_path, "another")

@@ -40,7 +40,7 @@ LAUNCHER = {
     ],
 )
 def test_what_is_inherited(policy, expected):
-    """A launcher that is itself a replica, or a process of torchrun, does not hand its own rank and rendezvous on unasked."""
+    """A launcher that is a replica, or under torchrun, does not pass on its own rank unasked."""
     assert set(inherited(LAUNCHER, policy)) == expected
 
 
@@ -77,7 +77,7 @@ def test_an_empty_entry_of_the_path_is_none(own):
 
 
 def test_a_relative_entry_of_the_inherited_path_is_none():
-    """It is of the launcher's folder; the replica runs in another one, into which anybody may have put modules."""
+    """It is relative to the launcher's folder; the replica's may hold anyone's modules."""
     made = compose({"PYTHONPATH": ".:/base:src"}, [], ["/a"], None)
     assert made == {"PYTHONPATH": "/a:/base"}
     assert compose({"PYTHONPATH": "."}, [{"PYTHONPATH": "src"}], [], None) == {"PYTHONPATH": "src"}
@@ -95,8 +95,9 @@ def test_a_relative_entry_of_the_inherited_path_is_none():
 def test_replicas_ignore_what_the_launcher_s_interpreter_ignores(flag, expected):
     """But for a variable that is named."""
     program = (
-        "import sys; sys.path[:0] = sys.argv[1].split(':'); from diloco_local._environment import *; "
-        "print(*inherited({'PYTHONUSERBASE': '', 'A': ''}, True), *inherited({'PYTHONHOME': ''}, ['PYTHONHOME']), *SAFE_PATH)"
+        "import sys; sys.path[:0] = sys.argv[1].split(':'); from diloco_local._environment import "
+        "*; print(*inherited({'PYTHONUSERBASE': '', 'A': ''}, True), *inherited({'PYTHONHOME': "
+        "''}, ['PYTHONHOME']), *SAFE_PATH)"
     )
     command = [sys.executable, flag, "-c", program, ":".join(filter(None, sys.path))]
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == expected

@@ -1,4 +1,4 @@
-"""Handles of other roots, folders that others can fill, and links: no verb reads, changes or ends anything there."""
+"""Handles of other roots, folders that others fill, and links: no verb touches anything there."""
 
 import contextlib
 import json
@@ -72,7 +72,7 @@ def test_a_root_that_no_path_can_be_is_not_looked_for(tmp_path, monkeypatch):
 
 @pytest.mark.processes
 def test_a_forged_handle_ends_no_process(tmp_path):
-    """Whoever writes it can also write a root, in which a replica consists of whatever he wants to be ended."""
+    """Its author can also name a root, whose replica names any process to be ended."""
     handle = ended_run(tmp_path / "theirs")
     replica = run_of(handle).replica(0)
     replica.final.unlink()

@@ -80,7 +80,7 @@ def test_from_what_names_no_gpu_on_nothing_is_visible(visible):
 
 
 def test_no_program_of_the_current_folder_is_started(tmp_path, monkeypatch):
-    """An empty entry of PATH means that folder to a shell, and anybody may have put programs there."""
+    """An empty entry of PATH means that folder to a shell, and anyone's programs may be there."""
     for name in ("nvidia-smi", "python3"):
         program = tmp_path / name
         program.write_text("#!/bin/sh\n: > started; echo 'GPU 0: theirs'\n")

@@ -1,4 +1,4 @@
-"""A replica that puts other things in the place of its files: it reports what it likes of itself, and stops nobody else."""
+"""A replica that replaces its files: it reports what it likes of itself, and stops no other."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a launched process has: its environment, its folder, its GPUs, its session, and its version of the supervisor."""
+"""What a launched process has: environment, folder, GPUs, session and supervisor version."""
 
 import os
 import shutil
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.processes
 
 
 def test_rank_offset_and_world_size(make, monkeypatch):
-    # The launcher is itself one of eight processes: a replica that took itself for one of them would wait for the others.
+    # The launcher is itself one of eight processes: a replica that took itself for one of them
+    # would wait for the others.
     for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "8")
     executor = make()
@@ -118,7 +119,7 @@ def test_gpus_are_shared_out_among_the_replicas(make):
 
 @pytest.fixture
 def planted(tmp_path):
-    """A folder with modules that leave a mark when they are imported, in the place of some that everybody imports."""
+    """A folder of modules that leave a mark when imported, named like some that are common."""
     folder = tmp_path / "planted"
     folder.mkdir()
     for name in ("argparse", "json", "diloco_protocol", "traceback"):
@@ -150,7 +151,7 @@ def test_a_chosen_folder_is_a_place_for_modules(make, tmp_path):
 
 
 def test_what_the_launcher_finds_in_its_folder_the_replicas_find(make, tmp_path):
-    """A launcher at the prompt, or started with -c or -m, imports from the folder in which it runs."""
+    """A launcher at the prompt, or started with -c or -m, imports from its working folder."""
     make()
     folder = tmp_path / "chosen"
     folder.mkdir()

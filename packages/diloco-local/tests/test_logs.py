@@ -167,7 +167,7 @@ def read_tail(replica):
 
 @pytest.mark.parametrize("read", [read_all, read_followed, read_tail])
 def test_a_line_without_end_takes_bounded_memory(tmp_path, read, monkeypatch):
-    """Each of its 256 MiB is looked at once, or a quarter of them twice for a tail, and about one of them is held."""
+    """Each of its 256 MiB is looked at once, or a quarter twice for a tail; one or so is held."""
     replica = attempt_of(tmp_path)
     size = 1 << 28
     with replica.attempt(1).log("stdout").open("wb") as log:

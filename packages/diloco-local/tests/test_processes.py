@@ -28,7 +28,10 @@ def test_this_process_is_in_the_table():
 def tree(tmp_path):
     """A process with a child in a session of its own that has cleared its environment."""
     marker = f"{uuid.uuid4().hex}/0"
-    program = "import subprocess, time; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600']); time.sleep(600)"
+    program = (
+        "import subprocess, time; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600']); "
+        "time.sleep(600)"
+    )
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, MARKER: marker})
     yield marker, process
     for entry in members(marker, [ProcessId.of(process.pid)]).values():

@@ -1,4 +1,4 @@
-"""A name that is used again: what was meant for the run that was purged neither reads nor changes the new one."""
+"""A reused name: what was meant for the purged run neither reads nor changes the new one."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from diloco_protocol import BackendError, ReplicaNotFoundError, ReplicaState
 
 @pytest.fixture
 def relaunched(tmp_path, monkeypatch):
-    """A handle, whose run is purged and launched anew right after a verb has found it; and the handle of the new one."""
+    """A handle whose run is relaunched after a verb has found it, and the new one's handle."""
     root = tmp_path / "state"
     old = ended_run(root)
     shutil.move(run_of(old).path, tmp_path / "old")

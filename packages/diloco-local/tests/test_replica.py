@@ -120,7 +120,7 @@ def test_every_attempt_is_told_its_number_and_all_else_as_ordered(machine, tmp_p
 
 
 def test_what_the_runner_left_behind_is_ended_first(machine, tmp_path, until):
-    """The runner dies; a stubborn child of it lives until SIGKILL, and only then the replica has ended."""
+    """The runner dies; its stubborn child lives until SIGKILL, and then the replica has ended."""
     child = tmp_path / "child"
     stubborn = (
         f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -152,7 +152,8 @@ def test_what_was_never_started_says_so(tmp_path):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
 def test_an_end_that_finds_no_room_is_written_down_later(tmp_path, monkeypatch, number):
     replica = Replica(
-        ReplicaDir(tmp_path / "r"), "test/0", Rules(1, None, 0), None, lambda pid: None, OomWatch(lambda: None), lambda table: {},
+        ReplicaDir(tmp_path / "r"), "test/0", Rules(1, None, 0), None, lambda pid: None,
+        OomWatch(lambda: None), lambda table: {},
     )  # fmt: skip
     (tmp_path / "r").mkdir()
 
@@ -169,7 +170,7 @@ def test_an_end_that_finds_no_room_is_written_down_later(tmp_path, monkeypatch, 
 
 
 def test_a_program_that_cannot_be_known_is_ended_at_once(tmp_path, monkeypatch, nothing_survives):
-    """A supervisor that lacks file descriptors could not tell it from a later process with its pid."""
+    """A supervisor without file descriptors could not tell it from a later process with its pid."""
 
     def lacking(_):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -200,7 +201,8 @@ def test_a_clock_that_is_set_forward_ends_nothing_that_is_adopted(
 
     def replica(order):
         return Replica(
-            ReplicaDir(tmp_path), "test/0", Rules(1, 600.0, 0), order, lambda pid: None, OomWatch(lambda: None), lambda table: {},
+            ReplicaDir(tmp_path), "test/0", Rules(1, 600.0, 0), order, lambda pid: None,
+            OomWatch(lambda: None), lambda table: {},
         )  # fmt: skip
 
     first = replica(order)

@@ -349,7 +349,7 @@ def test_collect_ends_nothing_when_its_time_is_up(waiting):
     ],
 )
 def test_every_kind_of_end_is_told_truly(make, function, kwargs, exit_code, name, words):
-    """Exceptions, exits and signals have their exit code, name and words, and a traceback where there is one."""
+    """Exceptions, exits and signals have their exit code, name, words, and any traceback."""
     executor = make()
     handles = executor.launch_replicas(1, f"trainer:{function}", kwargs)
     (result,) = results_of(executor, handles)

@@ -1,4 +1,4 @@
-"""The watchdog with real processes: it, its guardian, the runner and the entrypoint are killed in every order."""
+"""The watchdog with real processes: it, its guardian, runner and entrypoint die in every order."""
 
 import errno
 import json
@@ -213,7 +213,7 @@ def test_without_both_a_cancel_brings_a_new_supervisor(waiting, watch, until):
 
 
 def test_what_is_left_of_all_three_is_running_until_it_is_gone(waiting, watch, until):
-    """Supervisor, guardian and runner killed at once: the entrypoint still works, so "failed" would be a lie."""
+    """Supervisor, guardian and runner killed: the entrypoint works, so "failed" is a lie."""
     run = waiting()
     around = watch(run.handle)
     around.kill(around.guardian, around.supervisor, around.runner)
@@ -330,7 +330,9 @@ def test_what_a_launcher_has_closed_ignored_or_blocked_is_its_own(
         {habit}
         from diloco_local import LocalProcessExecutor
         executor = LocalProcessExecutor(root=sys.argv[1], pythonpath=[sys.argv[2]], grace=0.5)
-        (handle,) = executor.launch_replicas(1, "trainer:wait", {{"folder": sys.argv[3]}}, timeout=120)
+        (handle,) = executor.launch_replicas(
+            1, "trainer:wait", {{"folder": sys.argv[3]}}, timeout=120
+        )
         with open(sys.argv[2] + "/handle", "w") as file:
             file.write(handle.to_json())
     """
@@ -488,7 +490,7 @@ def test_a_stubborn_replica_is_killed_when_the_grace_is_over(waiting):
 
 
 def test_stubborn_replicas_share_one_grace(make, waiting, until):
-    """Ending n replicas that ignore SIGTERM does not take n times the grace: all are told before it is over for any."""
+    """n replicas that ignore SIGTERM end within one grace: all are told before any is over."""
     run = waiting(4, "deaf", executor=make(grace=600.0))
     for handle in run.handles:
         run.executor.cancel(handle)

@@ -21,7 +21,8 @@ def test_a_sample_per_growth(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["[Infinity,5,5]", "[-Infinity,5,5]", "[NaN,5,5]", "[-1,5,5]", "[1e12,5,5]", "[1,-5,5]", "[1,5]", "[" * 9000],
+    ["[Infinity,5,5]", "[-Infinity,5,5]", "[NaN,5,5]", "[-1,5,5]", "[1e12,5,5]", "[1,-5,5]",
+     "[1,5]", "[" * 9000],
 )  # fmt: skip
 def test_what_no_sampler_writes_is_no_sample(text):
     assert read_sample(text) is None

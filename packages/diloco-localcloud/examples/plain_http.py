@@ -1,4 +1,7 @@
-"""A Kubernetes API on this machine, asked with nothing but the standard library: create a Job, move its pods, look again."""
+"""A Kubernetes API on this machine, asked with the standard library alone.
+
+Create a Job, move its pods, look again.
+"""
 
 import json
 import sys

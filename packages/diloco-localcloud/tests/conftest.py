@@ -134,7 +134,7 @@ def stand_in():
 
 @pytest.fixture
 def connect():
-    """A function from a kubeconfig (object or path) to an ApiClient, whose connections are closed at the end."""
+    """Makes ApiClients from kubeconfigs (object or path); closes their connections at the end."""
     opened = []
 
     def make(kubeconfig: Any, **more: Any) -> client.ApiClient:

@@ -48,7 +48,7 @@ def test_files_in_the_folder_are_not_run(tmp_path):
 
 @pytest.mark.processes
 def test_files_of_that_name_are_in_nobodys_way(tmp_path):
-    """What Python itself imports before comes from the folder, as everybody is told who asks for help."""
+    """Python's own earlier imports come from the folder, as the advice for users says."""
     plant(tmp_path, PLANTED)
     done = started_in(tmp_path, "-m", "diloco_localcloud", "--help")
     is_clean(done)

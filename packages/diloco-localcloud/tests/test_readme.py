@@ -1,4 +1,4 @@
-"""The example in the README is run as it stands, and so are the fixtures; and it names every folder of the source."""
+"""The README's example and fixtures are run as they stand; it names every folder of the source."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a program has put in the place of a file that a stand-in reads: nobody waits for it, and it takes no memory."""
+"""Programs that replace a file that a stand-in reads: it does not wait, and takes no memory."""
 
 from __future__ import annotations
 

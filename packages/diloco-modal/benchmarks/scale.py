@@ -1,4 +1,4 @@
-"""How long a launch and a look of many ranks take, beside a bare asyncio loop of the same calls of Modal's client.
+"""Time of a launch and a look of many ranks, beside an asyncio loop of the same client calls.
 
     python packages/diloco-modal/benchmarks/scale.py [ranks] [rounds]
 

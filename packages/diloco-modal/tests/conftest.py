@@ -69,8 +69,9 @@ class Lab:
         self.call(handle).end(self.outcome(result, **options))
 
 
-# Tests of the standard suite that make thousands of calls of Modal's client, each of which takes two milliseconds of processor
-# time. In the default lane the other backends have them; the slow lane runs all.
+# Tests of the standard suite that make thousands of calls of Modal's client, each of which takes
+# two milliseconds of processor time. In the default lane the other backends have them; the slow
+# lane runs all.
 LONG = {
     "test_t1_what_another_thread_ends_meanwhile_is_all_that_it_ends",
     "test_g3_what_is_written_last_is_not_lost",
@@ -87,7 +88,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT raises KeyboardInterrupt, also where it is ignored, as shells do for what runs in the background."""
+    """SIGINT raises KeyboardInterrupt, even if ignored, as shells do for background programs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What is true of a replica, from Modal's records as the stand-in keeps them; written anew, not taken from the executor."""
+"""What is true of a replica, from the stand-in's records; written anew, not by the executor."""
 
 import json
 import pickle
@@ -7,7 +7,10 @@ from diloco_conformance import Resources, Truth
 
 
 def entries_of(stand_in, run_id):
-    """The entries of a run's Dict, or nothing. To look at them is no use, so that they fade as they would have."""
+    """The entries of a run's Dict, or nothing.
+
+    To look at them is no use, so that they fade as they would have.
+    """
     workspace = stand_in._workspace
     with workspace.lock:
         place = workspace.environments[0]
@@ -100,5 +103,5 @@ def resources_of(call):
 
 
 def told(status):
-    """What a look has said, without its times: state, reason, attempt, and whether it is being stopped."""
+    """What a look has said, without times: state, reason, attempt, and if it is being stopped."""
     return status.state.value, status.reason, status.attempt, status.stopping

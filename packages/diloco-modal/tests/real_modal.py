@@ -1,4 +1,4 @@
-"""The standard suite's world where calls really run: Modal's own entrypoint of containers, in processes of this machine."""
+"""The standard suite's world of real calls: Modal's container entrypoint, in local processes."""
 
 import codecs
 import json
@@ -21,7 +21,7 @@ PATIENCE = 600.0
 
 
 class NamingExecutor(ModalSpawnExecutor):
-    """Whoever makes a Secret of Modal knows the variables in it; the suite names them only when it launches."""
+    """A Secret's maker knows its variables; the suite names them only when it launches."""
 
     def __init__(self, harness, **options):
         self._harness = harness
@@ -36,7 +36,8 @@ class RealModalHarness(Harness):
     """Real calls, real time; the truth is that of the stand-in and of a client of its own.
 
     Args:
-        stand_in: A ``ModalProcesses`` that runs, and whose containers have ``Puppets.source`` on their import path.
+        stand_in: A ``ModalProcesses`` that runs, and whose containers have ``Puppets.source`` on
+            their import path.
         folder: Where puppets are told what to do.
     """
 
@@ -60,7 +61,10 @@ class RealModalHarness(Harness):
         Ability.BETWEEN: REAL,
         **dict.fromkeys(
             (Ability.LOSE, Ability.DAMAGE),
-            "what a call returns is both the record that it has succeeded and its result: Modal loses them together",
+            (
+                "what a call returns is both the record that it has succeeded and its result: "
+                "Modal loses them together"
+            ),
         ),
     }
 
@@ -154,7 +158,7 @@ class RealModalHarness(Harness):
                 self.deadlines[handle] = self.clock() + timeout
 
     def recorded(self, handle):
-        """The attempts that the record has; those of a container that starts, and further ones in it."""
+        """The attempts that the record has: those of a new container, and further ones in it."""
         entries = self.record(handle) or {}
         lives = [
             value["attempt"]
@@ -271,7 +275,7 @@ class RealModalHarness(Harness):
         return self.ended("succeeded" if code == 0 else "failed", handle, alive, code)
 
     def alive(self, handle, call):
-        """Whether its program or the runner of it is there, or its container has still to say that they are gone."""
+        """Say if its program or runner is there, or its container has yet to say they are gone."""
         told = call.has_container and self.puppets.report(handle, self.attempts.get(handle, 1))
         if not told:
             return call.has_container
@@ -280,7 +284,7 @@ class RealModalHarness(Harness):
         return call.has_container and not self.said_to_be_over(handle)
 
     def said_to_be_over(self, handle):
-        """Whether the newest container of a replica has written down its end, which on a busy machine takes a while."""
+        """Say if its newest container has written its end; a busy machine takes a while."""
         entries, lives = self.record(handle) or {}, 0
         while f"life-{handle.rank}-{lives + 1}" in entries:
             lives += 1

@@ -41,7 +41,8 @@ CALLS = {
 }
 #: Dicts in one page of a list, for Modal's client.
 _PAGE = 100
-#: Variables that the suite gives to secrets; a Secret of Modal has its value under the name of the variable.
+#: Variables that the suite gives to secrets; a Secret of Modal has its value under the name of the
+#: variable.
 KEYS = ("S", "API_KEY", "OTHER", "OF_THE_STORE", "CONF_SECRET")
 
 # Between its tries Modal's client waits up to a second of real time, and this cannot be set.
@@ -50,7 +51,7 @@ object.__setattr__(transport._DEFAULT_RETRY, "max_delay", 0.001)
 
 
 class ModalHarness(Harness):
-    """Calls on a stand-in; what ``run_replica`` and the runner do (claims, lives, timeouts, outcomes) is played here."""
+    """Calls on a stand-in; plays ``run_replica`` and the runner (claims, timeouts, outcomes)."""
 
     entrypoint = "trainer:train"
     gpus = ("L4", "H100:8", "A10G:4")
@@ -59,10 +60,16 @@ class ModalHarness(Harness):
         Fault.CONFLICT: "nothing that the executor changes has a version that could conflict",
         **dict.fromkeys(
             (Ability.LOSE, Ability.DAMAGE),
-            "what a call returns is both the record that it has succeeded and its result: Modal loses them together",
+            (
+                "what a call returns is both the record that it has succeeded and its result: "
+                "Modal loses them together"
+            ),
         ),
         Ability.RACE: "Modal marks a call as terminated at once, whatever its program does then",
-        Ability.RESTART: "the runner starts the program again at once, in the same container; test_wrapper.py has these",
+        Ability.RESTART: (
+            "the runner starts the program again at once, in the same container; test_wrapper.py "
+            "has these"
+        ),
     }
 
     def __init__(self):
@@ -187,7 +194,8 @@ class ModalHarness(Harness):
             call.stop()
             self.advance(2.0)
         if step in {Step.OOM, Step.STOP}:
-            # Modal tells nobody when it was, so it is dated by who looks first: whoever collects does so every few seconds.
+            # Modal tells nobody when it was, so it is dated by who looks first: whoever collects
+            # does so every few seconds.
             with contextlib.suppress(DilocoError):
                 self.make_executor().describe(handle)
 
@@ -336,7 +344,8 @@ class ModalHarness(Harness):
         if known["gpu"]:
             options["gpu"] = f"{known['gpu']}:{known['gpu_count']}"
         options |= {name: known[name] for name in ("cpu", "memory") if known[name]}
-        # Of a launch that there is not yet, a plan knows neither the id nor the time, nor the name of the default environment.
+        # Of a launch that there is not yet, a plan knows neither the id nor the time, nor the name
+        # of the default environment.
         unknown = {"launch": "", "start_by": 0.0, "environment_name": None}
         sent = {**payload, "spec": json.loads(payload["spec"]), **unknown}
         return {"app": call.app, "function": call.function, "options": options, "payload": sent}

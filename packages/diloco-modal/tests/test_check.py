@@ -1,4 +1,4 @@
-"""What stands in the way of a launch: what is there, what is missing, and what nobody could tell."""
+"""What stands in the way of a launch: what is there, what is missing, and what is unknown."""
 
 import pytest
 

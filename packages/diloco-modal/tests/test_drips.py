@@ -1,4 +1,4 @@
-"""Servers that send a byte now and then, each in time: no call waits for the whole, which would take hours."""
+"""Servers that drip bytes, each in time: no call waits for the whole, which would take hours."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Modal's environments and workspaces: an executor is for one of them, and says nothing of what is in others."""
+"""Modal's environments and workspaces: an executor is for one, and says nothing of the others."""
 
 from dataclasses import replace
 
@@ -12,7 +12,10 @@ from diloco_protocol import AuthError, BackendError, FolderJournal, InvalidReque
 def test_a_handle_of_another_environment_is_refused(lab):
     (handle,) = lab.launch(1)
     lab.world.add_environment("other")
-    words = "is of Modal's environment 'main', and this executor is for 'other': .*environment_name='main'"
+    words = (
+        "is of Modal's environment 'main', and this executor is for 'other': "
+        ".*environment_name='main'"
+    )
     with pytest.raises(InvalidRequestError, match=words):
         lab.executor(environment_name="other").describe(handle)
     theirs = replace(handle, metadata={**handle.metadata, "environment": "other"})
@@ -37,7 +40,7 @@ def test_the_default_environment_is_the_one_of_its_name(lab):
 
 @pytest.mark.parametrize("profile", ["", "dev"])
 def test_an_executor_stays_in_the_environment_of_its_first_call(lab, monkeypatch, profile):
-    """Modal's client reads the profile again for each object: the same launch would be another run there."""
+    """Modal's client reads the profile for each object: the same launch would be another run."""
     for name in ("dev", "prod"):
         lab.world.add_environment(name)
         lab.world.deploy("diloco", ["replica"], environment=name)

@@ -99,7 +99,7 @@ def test_cancelled_between_two_lives_it_is_the_next_attempt(lab):
     ("again", "attempt"), [(True, 2), (False, 1), (None, 1)], ids=["between", "within", "unknown"]
 )
 def test_stopped_from_outside_the_attempt_is_that_which_the_container_has_told(lab, again, attempt):
-    """The container sees whether Modal will run its call again; who looks later cannot tell when the call was stopped."""
+    """Only the container sees if Modal runs its call again; a later look cannot date the stop."""
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
     lab.begin(handle)
@@ -130,7 +130,7 @@ def test_a_clock_that_is_ahead_does_not_make_a_cancel_come_after_the_end_that_it
 @pytest.mark.parametrize("lives", [0, 1])
 @pytest.mark.parametrize("outside", [False, True])
 def test_a_container_that_begins_while_somebody_looks_is_not_gone(lab, monkeypatch, lives, outside):
-    """The record was read, the container began, and then the call was ended: cancelled is what has no container any more."""
+    """Record read, container begun, call ended: only what has no container left is cancelled."""
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
     if lives:
@@ -186,7 +186,7 @@ def test_a_refused_cancel_changes_nothing(lab):
 
 @pytest.mark.parametrize("verb", ["DictPop", "DictUpdate"])
 def test_a_refused_cancel_leaves_no_mark_if_its_removal_or_its_answer_is_lost(lab, verb):
-    """Each call of the client is tried four times; a mark that was left would show the replica as stopping for ever."""
+    """The client tries each call four times; a mark left behind would say stopping for ever."""
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
     lab.begin(handle)
@@ -217,7 +217,10 @@ def test_what_modal_does_not_end_because_it_has_ended_is_no_failure(lab, monkeyp
 
 @pytest.mark.parametrize("verb", ["cancel", "cancel_run"])
 def test_a_cancel_that_came_to_nothing_is_not_the_time_of_the_next_one(lab, verb):
-    """Who cancelled was killed before Modal was asked: the container is there until 40 s after the cancel that was accepted."""
+    """The canceller was killed before it asked Modal: the container is there 40 s more.
+
+    They count from the cancel that was accepted.
+    """
     executor = lab.executor()
     (handle,) = lab.launch(1, executor)
     lab.begin(handle)

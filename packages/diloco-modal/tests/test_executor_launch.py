@@ -65,7 +65,7 @@ def test_a_launch_that_fails_leaves_nothing(lab):
 
 
 def test_a_launch_that_fails_leaves_alone_what_another_process_has_started(lab, monkeypatch):
-    """Both launch the same run at the same time; the other one's call holds a rank, and has to be found."""
+    """Both launch the same run at once; the other one's call holds a rank, and must be found."""
     plain = Client.hold
 
     async def hold(self, record, key, value):
@@ -110,7 +110,7 @@ def test_a_launch_that_another_process_has_begun_and_that_fails_can_be_repeated(
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("stuck", [False, True])
 def test_ctrl_c_ends_what_was_started(lab, monkeypatch, stuck):
-    """And what cannot be ended is named in a note; nobody claims the ranks that were not started."""
+    """A note names what cannot be ended; ranks that were not started stay unclaimed."""
     if stuck:
         lab.stand_in.faults.add("forbidden", verb="FunctionCallCancel", times=None)
     plain = Client.spawn

@@ -165,7 +165,7 @@ def test_a_log_is_followed_until_a_time_to_come(lab):
 
 
 def test_of_a_dense_stretch_no_more_is_read_than_may_be_held(lab, monkeypatch):
-    """Modal's client would read all of it at once; it is read in parts, whose number the requests show."""
+    """Modal's client would read it at once; it is read in parts, as the requests show."""
     (handle,) = lab.launch(1)
     lab.begin(handle)
     for number in range(200):

@@ -180,7 +180,10 @@ def test_a_launch_whose_ranks_are_void_names_what_an_earlier_try_of_it_has_left(
 
 @pytest.mark.parametrize("ended", ["cancelled", "failed", "succeeded"])
 def test_a_run_of_which_a_rank_was_ended_or_has_failed_is_not_completed(lab, ended):
-    """The other ranks would wait for it. One that was quick may be that of a launcher which is still at work."""
+    """The other ranks would wait for it.
+
+    One that was quick may be that of a launcher which is still at work.
+    """
     first = lab.launch(4)[:2]
     for number in (2, 3):
         lab.record().pop(f"call-{number}")
@@ -272,7 +275,8 @@ def test_what_cannot_be_written_down_is_ended_all_the_same(lab):
     with pytest.raises(BackendError):
         lab.launch(4)
     assert {call.status for call in lab.world.calls()} <= {"terminated"}
-    # Whether anybody has claimed the ranks that were not started is not known: the record is needed to find out.
+    # Whether anybody has claimed the ranks that were not started is not known: the record is needed
+    # to find out.
     assert lab.executor().list_runs() == ["run"]
 
 
@@ -351,7 +355,7 @@ def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
 
 
 def test_a_second_ctrl_c_leaves_no_call_that_was_being_started(lab, monkeypatch):
-    """It does not wait for what is under way, which comes to know that the launch was taken back."""
+    """It does not wait for what is under way, which learns that the launch was taken back."""
     plain, delete, at_once = Client.spawn, Client.delete_record, many.at_once
     taken_back, threads = threading.Event(), []
 
@@ -385,7 +389,7 @@ def test_a_second_ctrl_c_leaves_no_call_that_was_being_started(lab, monkeypatch)
 
 
 def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):
-    """A call that claims its rank before the record is removed would train, and nobody could find it."""
+    """A call that claims its rank before the record is removed would train and not be found."""
     handles = lab.launch(2)
     lab.record().pop("call-1")
     lab.begin(handles[0])
@@ -404,7 +408,7 @@ def test_a_purge_lets_nobody_claim_a_rank_behind_it(lab, monkeypatch):
 
 
 def test_ranks_that_are_started_later_have_their_whole_time_to_get_a_container(lab):
-    """A launcher was killed, and hours later the launch is repeated: nobody has waited for these containers yet."""
+    """A killed launcher's launch is repeated hours later; its containers were never awaited."""
     first = lab.launch(2, lab.executor(pending_timeout=600))
     lab.record().pop("call-1")
     lab.world.advance(7200)

@@ -1,4 +1,7 @@
-"""What can be seen of Modal itself, for a few cents; and the same on this machine. The image needs nothing but this package."""
+"""What can be seen of Modal itself, for a few cents; and the same on this machine.
+
+The image needs nothing but this package.
+"""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Logs that arrive late, in pieces, in great numbers: nothing is lost, and nothing is given twice."""
+"""Logs that arrive late, in pieces, in great numbers: nothing is lost, and nothing comes twice."""
 
 import weakref
 from bisect import bisect_left, bisect_right
@@ -100,7 +100,7 @@ ARRIVALS = st.lists(
 
 @given(ARRIVALS)
 def test_whatever_arrives_when_is_followed_once(told):
-    """The same text at the same time, too, and what is hours older than what was there before it; not Modal's own words."""
+    """The same text at the same time, too, and lines hours older; not Modal's own words."""
     log = Log(
         (START + when, entry(START + when - late, f"{text}\n", source, container))
         for when, late, text, source, container in told
@@ -137,7 +137,7 @@ def test_what_is_followed_is_what_is_read_later(pieces):
 
 
 def test_a_look_reads_no_more_of_a_long_log_than_of_a_short_one():
-    """A line every five seconds for an hour: each is read in the looks of half a minute, and once at the end."""
+    """A line every five seconds for an hour: read in looks of half a minute, and at the end."""
     count = 720
     log = Log((START + 5 * n, entry(START + 5 * n, f"{n}\n")) for n in range(count))
     assert list(log.lines(follow=True)) == [str(n) for n in range(count)]

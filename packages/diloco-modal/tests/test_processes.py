@@ -1,4 +1,4 @@
-"""Calls that are processes in Modal's own entrypoint of containers, from a launch to the results."""
+"""Calls that are processes in Modal's own container entrypoint, from launch to results."""
 
 import os
 import subprocess
@@ -21,7 +21,8 @@ PROGRAM = """
     def train(folder, wait=False):
         rank, attempt = os.environ["REPLICA_RANK"], int(os.environ["DILOCO_ATTEMPT"])
         print(f"rank {rank} attempt {attempt}", flush=True)
-        with open(pathlib.Path(folder, f"{rank}-{attempt}"), "x") as mark:  # fails if it is trained twice
+        # Fails if it is trained twice.
+        with open(pathlib.Path(folder, f"{rank}-{attempt}"), "x") as mark:
             mark.write(str(os.getpid()))
         if wait and attempt == 1:
             time.sleep(600)

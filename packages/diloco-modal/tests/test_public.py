@@ -32,7 +32,7 @@ def test_the_app_has_the_function(lab):
 
 
 def test_every_call_has_a_container_of_its_own_and_modal_starts_nothing_again(monkeypatch):
-    """Or a cancel would end other replicas, too, and a replica that has failed would be trained again."""
+    """Or a cancel would end other replicas, too, and a failed replica would be trained again."""
     chosen = {}
 
     def function(_, **options):

@@ -29,7 +29,8 @@ from diloco_protocol import (
 
 RIGHT = {
     "launch": {
-        "id": "1", "fingerprint": "2", "ranks": [0, 1], "world_size": 2, "app": "a", "function": "f", "environment": "",
+        "id": "1", "fingerprint": "2", "ranks": [0, 1], "world_size": 2, "app": "a",
+        "function": "f", "environment": "",
         "grace": 10.0, "at": 1.0,
     },
     "call-0": {"call": "fc-1"},
@@ -140,7 +141,7 @@ def test_of_a_damaged_entry_no_half_of_a_secret_is_shown(before):
 
 @pytest.mark.parametrize("at", [-7200.0, 7200.0, 1e9])
 def test_a_cancel_of_a_time_that_cannot_be_is_named(lab, at):
-    """With one in the future a replica would be stopping for ever; with an early one its container would count as gone."""
+    """A future time would mean stopping for ever; an early one, that the container is gone."""
     (handle,) = lab.launch(1)
     lab.begin(handle)
     lab.record().put("cancel-0", {"by": "executor", "at": lab.world.now() + at})
@@ -184,7 +185,7 @@ def test_a_life_without_the_one_before_it_is_named_and_can_be_ended(lab):
 
 
 def test_what_was_written_while_a_record_was_read_is_no_damage(lab, monkeypatch):
-    """Modal gives entries one after another, and may give one without another that was written before it."""
+    """Modal gives entries in turn, and may give one without another that was written before it."""
     (handle,) = lab.launch(1)
     lab.begin(handle)
     executor, plain, reads = lab.executor(), Client.read, []
@@ -261,7 +262,7 @@ def test_a_damaged_call_hides_no_other_rank(lab, caplog):
 
 @pytest.mark.parametrize("key", ["call-0", "launch"])
 def test_a_run_with_a_damaged_record_is_purged_by_hand(lab, key):
-    """As the error says: end what the record knows, look at what it does not, and remove the Dict."""
+    """As the error says: end the known, look at the unknown, and remove the Dict."""
     handles = lab.launch(2)
     lab.record().put(key, "damaged")
     executor = lab.executor()

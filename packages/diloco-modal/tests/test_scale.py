@@ -82,7 +82,10 @@ def test_a_record_is_read_again_after_a_minute(lab):
 
 @pytest.mark.parametrize("empty", [False, True])
 def test_a_record_that_was_made_anew_under_the_same_name_is_found(lab, monkeypatch, empty):
-    """By whoever had found the former one: it has another id. Modal may also say of that one that it is empty."""
+    """By whoever had found the former one: it has another id.
+
+    Modal may also say of that one that it is empty.
+    """
     dicts = lab.stand_in._workspace.dicts
     by_id = dicts.by_id
 

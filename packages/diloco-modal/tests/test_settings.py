@@ -17,24 +17,27 @@ from diloco_localcloud import ModalStandIn
 from diloco_modal import ModalSpawnExecutor
 from diloco_protocol import AuthError
 
-# How each setting of Modal's client is obeyed. All of them are, since everything goes through that client; what is new there has
-# to be looked at, and put into one of these.
+# How each setting of Modal's client is obeyed. All of them are, since everything goes through that
+# client; what is new there has to be looked at, and put into one of these.
 OF_THE_CONNECTION = {
-    "server_url", "token_id", "token_secret", "oauth_refresh_token", "oauth_client_id", "oauth_client_secret", "oauth_jwt_key",
-    "disable_api_proxy", "override_headers", "max_throttle_wait", "traceback",
+    "server_url", "token_id", "token_secret", "oauth_refresh_token", "oauth_client_id",
+    "oauth_client_secret", "oauth_jwt_key", "disable_api_proxy", "override_headers",
+    "max_throttle_wait", "traceback",
 }  # fmt: skip
 OF_LOGGING = {"loglevel", "log_format", "log_pattern", "async_warnings"}
 OF_OBJECTS = {"environment", "payload_format"}
 OF_A_DEPLOY = {
-    "dev_suffix", "build_validation", "image_builder_version", "force_build", "ignore_cache", "default_cloud", "serve_timeout",
-    "strict_parameters", "function_runtime", "function_runtime_debug", "runtime_perf_record", "logs_timeout",
+    "dev_suffix", "build_validation", "image_builder_version", "force_build", "ignore_cache",
+    "default_cloud", "serve_timeout", "strict_parameters", "function_runtime",
+    "function_runtime_debug", "runtime_perf_record", "logs_timeout",
 }  # fmt: skip
 OF_WHAT_WE_DO_NOT_USE = {
-    "sandbox_v2", "sandbox_channel_idle_timeout", "use_control_plane_sidecar_create", "volume_block_read_timeout", "streams_url",
+    "sandbox_v2", "sandbox_channel_idle_timeout", "use_control_plane_sidecar_create",
+    "volume_block_read_timeout", "streams_url",
 }  # fmt: skip
 OF_CONTAINERS = {
-    "sync_entrypoint", "heartbeat_interval", "worker_id", "task_id", "image_id", "cuda_checkpoint_path", "restore_state_path",
-    "snapshot_debug",
+    "sync_entrypoint", "heartbeat_interval", "worker_id", "task_id", "image_id",
+    "cuda_checkpoint_path", "restore_state_path", "snapshot_debug",
 }  # fmt: skip
 
 
@@ -175,14 +178,15 @@ from diloco_modal import ModalSpawnExecutor, build_app
 from diloco_protocol import DilocoError, ReplicaHandle
 executor, said = ModalSpawnExecutor(retry_timeout=0), []
 metadata = {
-    "app": "diloco", "function": "replica", "environment": "main", "function_call_id": "fc-1", "launch": "x",
-    "launched_at": "2026-01-01T00:00:00+00:00",
+    "app": "diloco", "function": "replica", "environment": "main", "function_call_id": "fc-1",
+    "launch": "x", "launched_at": "2026-01-01T00:00:00+00:00",
 }
 handle = ReplicaHandle(0, executor.backend_name, metadata, run_id="run", world_size=1)
 for verb in (
     lambda: executor.launch_replicas(1, "t:t"), executor.list_runs, lambda: executor.attach("run"),
-    lambda: executor.exists("run"), lambda: executor.cancel_run("run"), lambda: executor.describe(handle),
-    lambda: executor.cancel(handle), lambda: executor.purge(handle), lambda: executor.stream_logs(handle), build_app,
+    lambda: executor.exists("run"), lambda: executor.cancel_run("run"),
+    lambda: executor.describe(handle), lambda: executor.cancel(handle),
+    lambda: executor.purge(handle), lambda: executor.stream_logs(handle), build_app,
 ):
     try:
         verb()

@@ -76,7 +76,7 @@ class TestTrace:
         ],
     )
     def test_an_entry_that_is_missing_is_named(self, there, lacks):
-        """Without it a replica that runs would look as if it waited, or an attempt as if it were an earlier one."""
+        """Without it a running replica would seem to wait, or an attempt would seem earlier."""
         *_, last = there
         with pytest.raises(DamagedRecordError, match=f"has an entry '{last}' and lacks '{lacks}'"):
             trace_of({"launch": {}, **there}, 3)

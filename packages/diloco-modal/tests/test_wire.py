@@ -505,7 +505,7 @@ def test_what_modals_client_keeps_to_itself_is_where_it_was(lab):
 
 
 def test_a_record_that_names_the_call_of_another_app(lab):
-    """Whoever writes into a Dict has no calls ended that they could not end themselves, nor are these told as ours."""
+    """Writing into a Dict ends no call that its writer could not end, nor makes it ours."""
     lab.world.deploy("other", ["function"])
     theirs = modal.Function.from_name("other", "function", client=lab.client).spawn().object_id
     handles = lab.launch(2)

@@ -1,4 +1,4 @@
-"""What becomes of a replica whose container is told to end: whether it is run again, and what is written down."""
+"""A replica whose container is told to end: if it is run again, and what is written down."""
 
 import os
 import signal

@@ -42,7 +42,7 @@ PROGRAM = """
 
 
 class Held(dict):
-    """What the wrapper uses of a ``modal.Dict``; its entries are JSON, and shown as what they say."""
+    """What the wrapper uses of a ``modal.Dict``; its entries are JSON, shown as what they say."""
 
     def put(self, key, text, *, skip_if_exists=False):
         if skip_if_exists and key in self:

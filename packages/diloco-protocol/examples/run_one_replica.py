@@ -15,7 +15,7 @@ from diloco_protocol import Outcome, ReplicaSpec
 
 
 def greet(name):
-    """The entrypoint: any function that can be imported, with arguments and a result that are JSON."""
+    """The entrypoint: any importable function whose arguments and result are JSON."""
     rank, size = os.environ["REPLICA_RANK"], os.environ["REPLICA_WORLD_SIZE"]
     return f"hello {name}, from rank {rank} of {size}"
 
@@ -24,7 +24,8 @@ def run(spec, folder):
     """Run one replica; how it ended."""
     (folder / "spec.json").write_text(spec.to_json())
     subprocess.run(
-        [sys.executable, "-m", "diloco_protocol.runner", "--spec", "spec.json", "--outcome", "outcome.json"],
+        [sys.executable, "-m", "diloco_protocol.runner", "--spec", "spec.json", "--outcome",
+         "outcome.json"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         check=False,  # the outcome says more than the exit status

@@ -10,8 +10,8 @@ import pytest
 from diloco_protocol import Outcome, ReplicaSpec, spec_to_arguments, spec_to_environment
 from diloco_protocol._processes import members
 
-#: Seconds after which a test that waits for something real fails instead of hanging. Nothing passes sooner or later
-#: because of it, so it is long enough for any load of the machine.
+#: Seconds after which a test that waits for something real fails instead of hanging. Nothing passes
+#: sooner or later because of it, so it is long enough for any load of the machine.
 PATIENCE = 600.0
 
 MODULE = """
@@ -23,8 +23,8 @@ def returns(**kwargs):
     return kwargs
 
 def environment():
-    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "MY_RANK",
-             "WORLD_SIZE")
+    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID",
+             "DILOCO_ATTEMPT", "MY_RANK", "WORLD_SIZE")
     return {name: os.environ.get(name) for name in names}
 
 def large(megabytes):
@@ -93,8 +93,11 @@ def sleeps(mark, stubborn=False, finish=False):
     time.sleep(600)
 
 def has_children(mark, own_session, wait):
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=own_session, stdout=subprocess.PIPE)
+    code = ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            "print(1, flush=True); time.sleep(600)")
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=own_session, stdout=subprocess.PIPE
+    )
     child.stdout.readline()
     open(mark, "w").write(str(child.pid))
     if wait:
@@ -105,12 +108,13 @@ def leaves_politely(mark, how="sys.exit"):
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0) if how == "sys.exit" else os._exit(0))
     open(mark + ".new", "w").write(str(os.getpid()))
-    # Only now, when no file is left to be closed: what a handler raises inside a destructor is ignored.
+    # Only now, when no file is left to be closed: errors of a handler in a destructor are ignored.
     os.rename(mark + ".new", mark)
     time.sleep(600)
 
 def fails_and_leaves_a_child(mark):
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    code = ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            "print(1, flush=True); time.sleep(600)")
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     child.stdout.readline()
     open(mark, "w").write(str(child.pid))
@@ -139,7 +143,8 @@ def moves(folder):
     return os.getcwd()
 
 def sees():
-    return {name: value for name, value in os.environ.items() if name.startswith(("DILOCO_", "RENDEZVOUS"))}
+    return {name: value for name, value in os.environ.items()
+            if name.startswith(("DILOCO_", "RENDEZVOUS"))}
 
 def imported():
     return sorted(sys.modules)
@@ -252,7 +257,7 @@ def read_pid(mark):
 
 
 def overrun(replica, tmp_path, function, **arguments):
-    """The outcome of a replica that was ready for signals (it leaves its mark) before its timeout passed."""
+    """The outcome of a replica that was ready for signals (its mark is there) before a timeout."""
     for timeout in (0.7, 3.0, 20.0, 200.0):
         outcome = end(
             replica(function, timeout=timeout, mark=str(tmp_path / "pid"), **arguments), tmp_path

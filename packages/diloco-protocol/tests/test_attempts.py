@@ -1,4 +1,4 @@
-"""Attempts in one place: which failures are followed by another, and what is counted over interruptions."""
+"""Attempts in one place: which failures lead to another, and what counts over interruptions."""
 
 import json
 

@@ -157,7 +157,7 @@ class TestJournal:
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"version": 99}', "", "\0"])
     def test_a_damaged_end_concerns_its_rank_alone(self, tmp_path, caplog, text):
-        """The backend is asked about that one; and if it has forgotten it, nobody says how it ended."""
+        """The backend is asked about it; if that has forgotten it, its end is unknown."""
         executor = Memory({}, journal=FolderJournal(tmp_path))
         handles = executor.launch_replicas(3, "m:f", run_id="mine")
         executor.world.update(dict.fromkeys(handles, DONE))
@@ -237,9 +237,9 @@ class TestPastItsEnd:
     def test_without_a_journal_it_is_said_what_would_help(self, verb):
         said = self.said(Memory({}), verb)
         assert said == (
-            "memory has no record of rank 7 of run 'gone' (host='here'). It was purged, or was never launched where this "
-            "executor looks. list_runs() names the runs that are there; a journal would remember how it ended: "
-            "give one to the constructor"
+            "memory has no record of rank 7 of run 'gone' (host='here'). It was purged, or was "
+            "never launched where this executor looks. list_runs() names the runs that are there; "
+            "a journal would remember how it ended: give one to the constructor"
         )
 
     def test_of_metadata_only_the_begin_is_said(self, monkeypatch):

@@ -76,7 +76,7 @@ def test_what_leads_to_it_without_from_shows_none_either():
 
 
 def test_python_itself_prints_none():
-    """It does so by itself where nobody catches the error, and asks no method of the error for its cause."""
+    """Python does so for an uncaught error, and asks no method of the error for its cause."""
     lines = [
         "from diloco_protocol import BackendError",
         "class ApiError(Exception): pass",

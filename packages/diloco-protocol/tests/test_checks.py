@@ -160,7 +160,8 @@ def test_a_variable_that_no_program_can_be_started_with_is_refused(value):
     """Linux counts the bytes of name, = and value, and a NUL behind them."""
     assert check_variables("env", {"A": value}) == {"A": value}
     with refused(
-        "env['A'] has 131072 bytes with its name, and Linux takes 131071: pass it in a file, or as an argument of the entrypoint"
+        "env['A'] has 131072 bytes with its name, and Linux takes 131071: pass it in a file, or as "
+        "an argument of the entrypoint"
     ):
         check_variables("env", {"A": value + "y"})
 
@@ -219,7 +220,8 @@ def test_functions_journals_and_backoffs(tmp_path):
     methods = "record_launch, record_end, runs, handles, end"
     for value in [5, FolderJournal]:
         with refused(
-            f"journal must be a RunJournal or None, not {value!r}: a journal has the methods {methods}"
+            f"journal must be a RunJournal or None, not {value!r}: a journal has the methods "
+            f"{methods}"
         ):
             check_journal("journal", value)
 

@@ -1,4 +1,4 @@
-"""The wait loop: one question per run and tick, a shared deadline, nothing ended, the same answer every time."""
+"""The wait loop: one question per run and tick, one deadline, nothing ended, the same answers."""
 
 import pytest
 
@@ -370,7 +370,8 @@ def test_a_run_that_cannot_be_asked_for_does_not_hide_another():
         world.collect([a, b], progress=lambda known: seen.append(dict(known)))
     assert seen[-1] == {b: succeeded()}
     assert caught.value.__notes__ == [
-        "rank 0 of run 'a' cannot be asked for: 1 of 2 handles are affected; collect the others without them"
+        "rank 0 of run 'a' cannot be asked for: 1 of 2 handles are affected; collect the others "
+        "without them"
     ]
 
 

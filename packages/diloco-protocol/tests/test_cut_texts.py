@@ -1,4 +1,4 @@
-"""Texts of records that are cut: no part of a secret is left of which nobody can tell any more that it is one."""
+"""Texts of records that are cut: they keep no part of a secret that no longer looks like one."""
 
 import pytest
 from hypothesis import given

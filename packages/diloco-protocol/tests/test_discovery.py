@@ -1,4 +1,4 @@
-"""Installed backends are found by their entry points; those that cannot be loaded are shown, not hidden."""
+"""Installed backends are found by entry points; those that cannot be loaded are shown, too."""
 
 import sys
 
@@ -9,12 +9,14 @@ from diloco_protocol import InvalidRequestError, executors, get_executor, load_e
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Two more backends, as an installer would leave them: one works, one needs a package that is not there."""
+    """Two more backends, as an installer leaves them: one works, one lacks a package."""
     folder = tmp_path / "diloco_extra-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: diloco-extra\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(
-        "[diloco.executors]\ngood = extra_good_backend:Executor\nbroken = extra_broken_backend:Executor\n"
+        "[diloco.executors]\n"
+        "good = extra_good_backend:Executor\n"
+        "broken = extra_broken_backend:Executor\n"
     )
     (tmp_path / "extra_good_backend.py").write_text("class Executor:\n    backend_name = 'good'\n")
     (tmp_path / "extra_broken_backend.py").write_text(

@@ -236,7 +236,8 @@ def test_a_launch_is_one_small_file(tmp_path):
     journal = FolderJournal(tmp_path)
     many = [
         ReplicaHandle(
-            rank, "sagemaker", {"job_name": f"run-{rank:05}", "region": "eu-west-1", "account": "123456789012"},
+            rank, "sagemaker",
+            {"job_name": f"run-{rank:05}", "region": "eu-west-1", "account": "123456789012"},
             run_id="a", world_size=2000,
         )
         for rank in range(2000)

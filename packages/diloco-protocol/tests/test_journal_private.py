@@ -67,7 +67,9 @@ def test_what_it_makes_is_this_users_alone(tmp_path, umask):
 def test_a_folder_that_others_can_write_to_is_refused(journal, verb, below, right):
     folder = journal.folder / below
     folder.chmod(0o700 | right)
-    with pytest.raises(InvalidRequestError, match=rf"others can write to the folder {folder}.*chmod go-w"):  # fmt: skip
+    with pytest.raises(
+        InvalidRequestError, match=rf"others can write to the folder {folder}.*chmod go-w"
+    ):
         verb(journal)
 
 
@@ -77,7 +79,9 @@ def test_a_folder_that_others_can_write_to_is_refused(journal, verb, below, righ
 def test_another_users_folder_is_refused(journal, verb, below):
     folder = journal.folder / below
     os.chown(folder, OTHER, -1)
-    with pytest.raises(InvalidRequestError, match=f"the folder {folder} belongs to the user with the id {OTHER}"):  # fmt: skip
+    with pytest.raises(
+        InvalidRequestError, match=f"the folder {folder} belongs to the user with the id {OTHER}"
+    ):
         verb(journal)
 
 

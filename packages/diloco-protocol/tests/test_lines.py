@@ -61,7 +61,7 @@ def test_a_line_is_begun_in_one_piece_and_ended_in_another():
 
 
 def test_a_line_without_end_takes_bounded_memory_and_linear_time():
-    """256 MiB of one line: about 1 MiB of it is held, however it is cut into pieces, and each byte is looked at once."""
+    """256 MiB of one line: about 1 MiB is held, however it is cut; each byte is looked at once."""
     piece = b"x" * (1 << 16)
     tracemalloc.start()
     try:

@@ -45,7 +45,7 @@ def test_nothing_is_kept_once_no_older_look_is_under_way(order):
 
 
 def test_an_executor_puts_the_looks_of_its_threads_in_order():
-    """The older look has seen the replica wait, and comes back after the newer one has told that it runs."""
+    """The older look saw the replica wait, and returns after the newer one says that it runs."""
     seen, told = threading.Event(), threading.Event()
 
     class Slow(Memory):

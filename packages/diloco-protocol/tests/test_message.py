@@ -135,7 +135,7 @@ def test_other_text_is_refused(text):
 
 
 def changed(**fields):
-    """A message of which some fields, of it or of its outcome, are other JSON text; returns it whole and in lines."""
+    """A message with other JSON text in some fields, of it or its outcome; whole and in lines."""
     outcome = json.loads(Outcome(0, reason=Reason.COMPLETED).to_json())
     message = {"outcome": outcome, "result_lines": 0, "result_sha256": ""}
     for name in fields:

@@ -1,4 +1,4 @@
-"""Texts and numbers that are too long or odd have a named error, and no other, wherever they are given."""
+"""Texts and numbers that are too long or odd have a named error wherever they are given."""
 
 import contextlib
 import json
@@ -48,7 +48,9 @@ def test_no_check_raises_anything_else(value):
 
 
 @odd
-@pytest.mark.parametrize("field", ["rank", "world_size", "metadata", "run_id", "backend_name", "version"])  # fmt: skip
+@pytest.mark.parametrize(
+    "field", ["rank", "world_size", "metadata", "run_id", "backend_name", "version"]
+)
 def test_no_field_of_a_handle_raises_anything_else(field, value):
     data = {**ReplicaHandle(0, "memory", run_id="a").to_dict(), field: value}
     try:
@@ -80,8 +82,8 @@ def test_a_handle_larger_than_any_is_not_parsed():
 @odd
 @pytest.mark.parametrize(
     "name",
-    ["timeout", "run_id", "run_prefix", "cpu", "memory", "env", "secrets", "labels", "spot", "gpu", "max_restarts", "rank_offset",
-     "world_size", "cohort"],
+    ["timeout", "run_id", "run_prefix", "cpu", "memory", "env", "secrets", "labels", "spot", "gpu",
+     "max_restarts", "rank_offset", "world_size", "cohort"],
 )  # fmt: skip
 def test_no_argument_of_a_launch_raises_anything_else(name, value):
     with contextlib.suppress(InvalidRequestError):

@@ -109,9 +109,13 @@ def test_a_field_that_no_runner_writes_is_refused_by_name(field, value):
 @pytest.mark.parametrize("reason", sorted(set(Reason) - REPORTED))
 def test_a_reason_that_needs_the_platforms_evidence_is_no_report(reason):
     data = {**json.loads(Outcome(1).to_json()), "reason": reason}
-    with pytest.raises(InvalidRequestError, match=f"the reason '{reason}', and a replica reports only"):  # fmt: skip
+    with pytest.raises(
+        InvalidRequestError, match=f"the reason '{reason}', and a replica reports only"
+    ):
         Outcome.from_json(json.dumps(data))
-    with pytest.raises(InvalidRequestError, match=f"the reason '{reason}', and a replica reports only"):  # fmt: skip
+    with pytest.raises(
+        InvalidRequestError, match=f"the reason '{reason}', and a replica reports only"
+    ):
         Outcome(1, reason=reason).to_json()
 
 
@@ -122,9 +126,13 @@ def test_a_reason_that_needs_the_platforms_evidence_is_no_report(reason):
 def test_a_success_is_the_exit_code_0_and_completed(code, reason, signal):
     fields = {"exit_code": code, "reason": reason, "signal": signal}
     data = {**json.loads(Outcome(1).to_json()), **fields}
-    with pytest.raises(InvalidRequestError, match="a success, and nothing else, has the exit code 0"):  # fmt: skip
+    with pytest.raises(
+        InvalidRequestError, match="a success, and nothing else, has the exit code 0"
+    ):
         Outcome.from_json(json.dumps(data))
-    with pytest.raises(InvalidRequestError, match="a success, and nothing else, has the exit code 0"):  # fmt: skip
+    with pytest.raises(
+        InvalidRequestError, match="a success, and nothing else, has the exit code 0"
+    ):
         Outcome(code, reason=Reason(reason), signal=signal).to_json()
 
 
@@ -147,7 +155,11 @@ def test_halves_of_surrogate_pairs_in_texts_are_escaped():
     """An exception may quote the name of a file; its message must not be lost for that."""
     said = Outcome(1, error="no file \udcff", error_type="\ud800", traceback="at \udc80")
     read = Outcome.from_json(said.to_json())
-    assert (read.error, read.error_type, read.traceback) == ("no file \\udcff", "\\ud800", "at \\udc80")  # fmt: skip
+    assert (read.error, read.error_type, read.traceback) == (
+        "no file \\udcff",
+        "\\ud800",
+        "at \\udc80",
+    )
 
 
 @pytest.mark.parametrize("name", sorted({*Outcome.__slots__} - {"version"}))

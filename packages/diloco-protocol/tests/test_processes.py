@@ -27,7 +27,9 @@ from diloco_protocol._processes import (
 TREE = """
 import subprocess, sys
 code = "import sys; print(1, flush=True); sys.stdin.read()"
-child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen(
+    [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+)
 child.stdout.readline()
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -128,7 +130,7 @@ def test_what_has_ended_does_not_count():
     "number", [errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EMFILE, errno.EIO]
 )
 def test_only_a_process_that_is_gone_or_hidden_is_none(monkeypatch, number):
-    """One that cannot be looked at may live: whoever lacks file descriptors for a moment knows nothing."""
+    """One that cannot be looked at may live: a moment without file descriptors proves nothing."""
 
     def refuse(*_, **__):
         raise OSError(number, os.strerror(number))

@@ -17,21 +17,20 @@ def words_of(text):
 SECRET_NAMES = words_of(
     "HF_TOKEN AWS_SECRET_ACCESS_KEY DB_PASSWORD PGPASSWD PGPASSWORD pgpass "
     "GOOGLE_APPLICATION_CREDENTIALS WANDB_API_KEY apikey ACCESSKEY PRIVATE_KEY DB_PWD Pwd "
-    "authorization tokens DB_PASS AUTH BASIC_AUTH WANDB_KEY OPENAI_KEY SSH_KEY STRIPE_KEY "
-    "WEBHOOK SLACK_WEBHOOK_URL COOKIE SESSION_COOKIE AccountKey SharedAccessSignature x-api-key "
+    "authorization tokens DB_PASS AUTH BASIC_AUTH WANDB_KEY OPENAI_KEY SSH_KEY STRIPE_KEY WEBHOOK "
+    "SLACK_WEBHOOK_URL COOKIE SESSION_COOKIE AccountKey SharedAccessSignature x-api-key "
     "X-Auth-Token accessKeyId AWS_SESSION_TOKEN GITHUB_PAT authToken GITHUBTOKEN client_secret "
-    "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE X-Amz-Signature "
-    "DB_PASS_PROD DB_PASS_OLD DB_PASS_B64 WANDB_KEY_PROD wandbKeyTeam KAGGLE_KEY_BASE64 TLS_KEY_PEM PASS_DEV "
-    "HF_TOKEN_OLD GITHUB_PAT_TEST WANDB_KEY_2_OLD hf_tokens_prod DB_PW pw LDAP_BIND_PW ROOTPW DB_PW_STAGING PWD"
+    "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE X-Amz-Signature DB_PASS_PROD DB_PASS_OLD "
+    "DB_PASS_B64 WANDB_KEY_PROD wandbKeyTeam KAGGLE_KEY_BASE64 TLS_KEY_PEM PASS_DEV HF_TOKEN_OLD "
+    "GITHUB_PAT_TEST WANDB_KEY_2_OLD hf_tokens_prod DB_PW pw LDAP_BIND_PW ROOTPW DB_PW_STAGING PWD"
 )
 OTHER_NAMES = words_of(
-    "PATH AWS_REGION KEYBOARD keyboard monkey OMP_NUM_THREADS tokenizer TOKENISER "
-    "max_tokens n_tokens tokens_per_step token_ids token_count bos_token eos_token_id "
-    "KEY_FRAMES keyframe key keys primary_key public_key topologyKey KmsKeyId resource_key "
-    "state_dict_keys author AUTHOR authority pathway passenger passive bypass compass "
-    "forward_pass secretName secretKeyRef imagePullSecrets TOKEN_TYPE design assign signature "
-    "key_value_heads KEY_FILE KEY_FILE_OLD PASS_COUNT sort_key_new cache_key_dev forward_pass_test key_old "
-    "tokens_test pw_conv conv_pw"
+    "PATH AWS_REGION KEYBOARD keyboard monkey OMP_NUM_THREADS tokenizer TOKENISER max_tokens "
+    "n_tokens tokens_per_step token_ids token_count bos_token eos_token_id KEY_FRAMES keyframe key "
+    "keys primary_key public_key topologyKey KmsKeyId resource_key state_dict_keys author AUTHOR "
+    "authority pathway passenger passive bypass compass forward_pass secretName secretKeyRef "
+    "imagePullSecrets TOKEN_TYPE design assign signature key_value_heads KEY_FILE KEY_FILE_OLD "
+    "PASS_COUNT sort_key_new cache_key_dev forward_pass_test key_old tokens_test pw_conv conv_pw"
 )
 
 
@@ -58,7 +57,10 @@ def test_the_folder_of_a_shell_is_shown(name):
     for folder in ("/home/me", "~/runs"):
         text = f'{name}={folder} {name}="{folder}" {name}: {folder}'
         assert redact_text(text) == text
-        assert redact_json({name: folder, "a": [f"{name}={folder}"]}) == {name: folder, "a": [f"{name}={folder}"]}  # fmt: skip
+        assert redact_json({name: folder, "a": [f"{name}={folder}"]}) == {
+            name: folder,
+            "a": [f"{name}={folder}"],
+        }
     assert redact_text(f"Server=h;UID=u;{name}=hunter2;") == f"Server=h;UID=u;{name}={REDACTED};"
 
 
@@ -124,19 +126,36 @@ def test_commands_and_what_is_json_in_a_text():
         *("run", "--password", REDACTED, "--token", "--lr", "3"),
         *(f"--api-key={REDACTED}", f"DB_PASS={REDACTED}"),
     ]
-    assert redact_json(["--password", 123, "--token", ["x"]]) == ["--password", REDACTED, "--token", [REDACTED]]  # fmt: skip
-    assert redact_json(["curl", "-u", "me:x", "-u", "1:2"]) == ["curl", "-u", f"me:{REDACTED}", "-u", "1:2"]  # fmt: skip
+    assert redact_json(["--password", 123, "--token", ["x"]]) == [
+        "--password",
+        REDACTED,
+        "--token",
+        [REDACTED],
+    ]
+    assert redact_json(["curl", "-u", "me:x", "-u", "1:2"]) == [
+        "curl",
+        "-u",
+        f"me:{REDACTED}",
+        "-u",
+        "1:2",
+    ]
     assert redact_json([["x-api-key", "x"], (b"Authorization", b"y z"), ["a", "b"]]) == [
         *(["x-api-key", REDACTED], (b"Authorization", REDACTED.encode()), ["a", "b"])
     ]
-    assert redact_json({"tokens": 4096, "all": {"tokens": [1, 2]}}) == {"tokens": 4096, "all": {"tokens": [1, 2]}}  # fmt: skip
+    assert redact_json({"tokens": 4096, "all": {"tokens": [1, 2]}}) == {
+        "tokens": 4096,
+        "all": {"tokens": [1, 2]},
+    }
     assert redact_json({"tokens": 10**5000, "credentials": {"pins": 1234}}) == {
         "tokens": REDACTED,
         "credentials": {"pins": REDACTED},
     }
     assert redact("TOKENS", "1024") == "1024"
     assert redact_json({"password": ["-x", "y"]}) == {"password": [REDACTED, REDACTED]}
-    assert redact_json({"password": 12345, "use_auth": True}) == {"password": REDACTED, "use_auth": True}  # fmt: skip
+    assert redact_json({"password": 12345, "use_auth": True}) == {
+        "password": REDACTED,
+        "use_auth": True,
+    }
     assert redact("CONFIG", '{"credentials": ["x", {"a": "y"}], "b": 1}') == (
         f'{{"credentials": ["{REDACTED}", {{"a": "{REDACTED}"}}], "b": 1}}'
     )

@@ -1,4 +1,4 @@
-"""The runner, with real processes: it tells the truth about every end, and leaves nothing behind."""
+"""The runner, with real processes: it is truthful about every end, and leaves nothing behind."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def package(tmp_path):
 class TestOutcomes:
     @pytest.mark.parametrize(("function", "code"), [("returns", 0), ("leaves", 5)])
     def test_an_interpreter_that_is_told_to_stay(self, replica, tmp_path, function, code):
-        """With PYTHONINSPECT, Python takes the exit code of a program for a mistake, and ends with 1."""
+        """With PYTHONINSPECT, Python takes a program's exit code for a mistake, and ends with 1."""
         around = {"PYTHONINSPECT": "1"}
         outcome = end(replica(function, around=around, code=code), tmp_path)
         assert (outcome.exit_code, outcome.result) == (code, None if code else {"code": 0})
@@ -127,7 +127,7 @@ class TestOutcomes:
     def test_its_folder_is_a_place_for_modules_unless_the_runner_was_kept_from_it(
         self, tmp_path, options, exit_code
     ):
-        """A launcher that starts the runner with -P does so since anybody may have put modules there."""
+        """A launcher starts the runner with -P because anyone may have put modules there."""
         (tmp_path / "lying_here.py").write_text("def main(): return 'found'")
         (tmp_path / "spec.json").write_text(ReplicaSpec("lying_here:main", {}, 0, 1).to_json())
         where = ["--spec", "spec.json", "--outcome", "outcome.json"]

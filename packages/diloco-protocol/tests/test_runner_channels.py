@@ -1,4 +1,4 @@
-"""The runner's further channels: a spec among strings, a message of failures only, restarts and attempts in a file."""
+"""The runner's other channels: a spec among strings, messages of failures, attempts in a file."""
 
 import json
 import os

@@ -140,7 +140,8 @@ class TestAsPid1:
         wait_for(mark.exists, "the replica")
         assert mark.read_text() == "the parent is 1"
         (runner,) = [process for process in processes() if process.parent == unshare.pid]
-        # The orphan may still live; once it has ended, it stays among them until the runner reaps it.
+        # The orphan may still live; once it has ended, it stays among them until the runner reaps
+        # it.
         children_of_runner = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
         wait_for(
             lambda: len(children_of_runner.read_text().split()) == 1, "the orphan to be reaped"

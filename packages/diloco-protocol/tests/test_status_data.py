@@ -43,8 +43,9 @@ def test_what_the_writer_takes_the_reader_takes(status, name, value):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("attempt", 0), ("attempt", 2**31), ("attempt", 10**400), ("exit_code", -1), ("exit_code", 256), ("exit_code", 4242),
-     ("signal", "5"), ("started_at", -1.0), ("finished_at", float("nan")), ("finished_at", 1e300), ("state", "over"),
+    [("attempt", 0), ("attempt", 2**31), ("attempt", 10**400), ("exit_code", -1),
+     ("exit_code", 256), ("exit_code", 4242), ("signal", "5"), ("started_at", -1.0),
+     ("finished_at", float("nan")), ("finished_at", 1e300), ("state", "over"),
      ("reason", "because"), ("stopping", 1)],
 )  # fmt: skip
 def test_values_that_no_status_has(field, value):

@@ -26,14 +26,16 @@ def test_what_is_readable_stays_so(text):
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("a\nb\tc", "a\nb\tc"), ("a\r\nb", "a\nb"), ("a\rb", r"a\rb"), ("é 雪 🙂", "é 雪 🙂"), (BAD, GOOD)],
+    [("a\nb\tc", "a\nb\tc"), ("a\r\nb", "a\nb"), ("a\rb", r"a\rb"), ("é 雪 🙂", "é 雪 🙂"),
+     (BAD, GOOD)],
 )  # fmt: skip
 def test_texts(text, shown):
     assert readable(text) == shown
 
 
 FAILED = ReplicaStatus(
-    ReplicaState.FAILED, reason=Reason.ERROR, exit_code=1, signal=BAD, message=BAD, native=BAD, url=BAD
+    ReplicaState.FAILED, reason=Reason.ERROR, exit_code=1, signal=BAD, message=BAD, native=BAD,
+    url=BAD
 )  # fmt: skip
 
 

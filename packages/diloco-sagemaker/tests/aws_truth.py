@@ -1,4 +1,4 @@
-"""What is true of a replica, from a training job as DescribeTrainingJob tells it; written anew, not taken from the executor."""
+"""What is true of a replica, from DescribeTrainingJob's answer; written anew for the tests."""
 
 import re
 
@@ -27,7 +27,8 @@ def of_handle(job, handle):
         if told != ours:
             return None
         created = at
-    # boto3 rounds to microseconds before the executor rounds to milliseconds, so that the two may differ by one.
+    # boto3 rounds to microseconds before the executor rounds to milliseconds, so that the two may
+    # differ by one.
     return job if abs(int(created) - job["CreationTime"] * 1000) <= 1 else None
 
 

@@ -1,4 +1,4 @@
-"""A network between boto3 and a stand-in that resets, cuts, answers in its own words and throttles, as a seed says."""
+"""A network between boto3 and a stand-in that resets, cuts, misreports and throttles, by a seed."""
 
 import http.client
 import random
@@ -9,7 +9,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FATES = ("reset", "lost", "cut", "error", "gateway", "throttle")
-"""Reset before the request arrives; its answer lost; the answer cut; an error of the service; of a proxy; throttled."""
+"""Request reset; answer lost; answer cut; an error of the service; of a proxy; throttled."""
 SHARE = 0.3  # of the requests
 LONGEST_STORM = 8  # requests of one kind, one after another, that are throttled
 _JSON = "application/x-amz-json-1.1"
@@ -17,7 +17,7 @@ _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"
 
 
 class BadNetwork:
-    """A proxy on loopback; what becomes of a request depends on the seed, on what it asks for, and on how often that was asked.
+    """A proxy on loopback; a request's fate depends on the seed, its kind, and how often it came.
 
     So the order in which requests of several threads arrive changes nothing.
     """
@@ -106,14 +106,23 @@ def _handler(network):
             name = re.search(rb'"(?:TrainingJobName|logStreamName)": *"([^"]*)"', body)
             if target:
                 return f"{target} {'' if name is None else name[1].decode()}"
-            return f"{self.command} {self.path if 'x-id' in self.path or len(self.path) > 1 else 'sts'}"
+            return (
+                f"{self.command} "
+                f"{self.path if 'x-id' in self.path or len(self.path) > 1 else 'sts'}"
+            )
 
         def throttle(self, what):
             if what.startswith(("GET", "PUT", "DELETE", "HEAD")):
-                text = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+                text = (
+                    b"<Error><Code>SlowDown</Code><Message>Reduce your request "
+                    b"rate.</Message></Error>"
+                )
                 self.answer(503, "application/xml", text)
             elif what.startswith("POST"):
-                text = b"<ErrorResponse><Error><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>"
+                text = (
+                    b"<ErrorResponse><Error><Code>Throttling</Code><Message>Rate "
+                    b"exceeded</Message></Error></ErrorResponse>"
+                )
                 self.answer(400, "text/xml", text)
             else:
                 text = b'{"__type": "ThrottlingException", "message": "Rate exceeded"}'

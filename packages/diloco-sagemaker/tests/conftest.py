@@ -11,7 +11,8 @@ from diloco_sagemaker import SageMakerExecutor
 sys.path.insert(0, str(Path(__file__).parent))
 from small_aws import SmallAWS
 
-# Every test has sessions of its own; reading the services' models anew for each would take most of the time.
+# Every test has sessions of its own; reading the services' models anew for each would take most of
+# the time.
 LOADER = botocore.loaders.create_loader()
 botocore.loaders.create_loader = lambda *_: LOADER
 

@@ -8,7 +8,7 @@ NEEDED = ("DILOCO_LIVE_ROLE_ARN", "DILOCO_LIVE_IMAGE", "DILOCO_LIVE_S3_PATH")
 
 
 def live_options():
-    """What an executor needs to know; the tests are skipped where the environment names none, or not all of it."""
+    """What an executor needs to know; skips the tests if the environment names not all of it."""
     missing = [name for name in NEEDED if not os.environ.get(name)]
     if missing:
         pytest.skip(f"the live tests need {', '.join(missing)}; the README says what for")

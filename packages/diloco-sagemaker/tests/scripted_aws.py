@@ -1,4 +1,4 @@
-"""The standard suite's world for SageMaker: a stand-in over HTTP, whose training jobs the suite moves."""
+"""The standard suite's world for SageMaker: a stand-in over HTTP, whose jobs the suite moves."""
 
 import json
 import math
@@ -22,7 +22,8 @@ from diloco_protocol import (
 from diloco_protocol.backend import variables_from_strings
 from diloco_sagemaker import SageMakerExecutor
 
-# Every executor has a session of its own; reading the services' models anew for each would take most of the time.
+# Every executor has a session of its own; reading the services' models anew for each would take
+# most of the time.
 LOADER = botocore.loaders.create_loader()
 BUCKET, PREFIX = "bucket", "runs"
 OPTIONS = {
@@ -73,8 +74,13 @@ class AWSHarness(Harness):
         Fault.REFUSED: "the stand-in would have to be stopped; a cut connection is what it has",
         Fault.CONFLICT: "nothing that the executor changes has a version that could conflict",
         Ability.SECRETS: "SageMaker hands no secrets to training jobs",
-        Ability.RESTART: "a restart in the same job is in its records only when it has ended; test_lives.py has these",
-        Ability.RACE: "whatever the program of a job does that is being stopped, the job ends as stopped",
+        Ability.RESTART: (
+            "a restart in the same job is in its records only when it has ended; test_lives.py has "
+            "these"
+        ),
+        Ability.RACE: (
+            "whatever the program of a job does that is being stopped, the job ends as stopped"
+        ),
     }
 
     def __init__(self, **options):

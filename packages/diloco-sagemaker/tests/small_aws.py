@@ -1,4 +1,4 @@
-"""A small AWS on this machine: what SageMaker, CloudWatch Logs, S3 and STS answer to the calls of the executor, by script."""
+"""A small AWS on this machine: SageMaker, CloudWatch Logs, S3 and STS answer by script."""
 
 import json
 import re
@@ -21,7 +21,7 @@ class SmallAWS:
         self.logs = {}
         self.calls = []
         self.faults = []
-        """Each (operation, code, message, HTTP status, whether it is done all the same); used up once."""
+        """Each (operation, code, message, HTTP status, done all the same or not); used up once."""
         self.lists_lag = False
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
@@ -261,11 +261,14 @@ def form(operation):
     if operation == "SimulatePrincipalPolicy":
         decision = "<EvalActionName>any</EvalActionName><EvalDecision>allowed</EvalDecision>"
         return (
-            f'<{operation}Response xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><{operation}Result>'
-            f"<EvaluationResults><member>{decision}</member></EvaluationResults></{operation}Result>{metadata}</{operation}Response>"
+            f'<{operation}Response xmlns="https://iam.amazonaws.com/doc/2010-05-08/">'
+            f"<{operation}Result>"
+            f"<EvaluationResults><member>{decision}</member></EvaluationResults>"
+            f"</{operation}Result>{metadata}</{operation}Response>"
         ).encode()
     return (
-        f'<{operation}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{operation}Result>'
-        f"<Arn>arn:aws:iam::{ACCOUNT}:user/somebody</Arn><UserId>A</UserId><Account>{ACCOUNT}</Account>"
-        f"</{operation}Result>{metadata}</{operation}Response>"
+        f'<{operation}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+        f"<{operation}Result>"
+        f"<Arn>arn:aws:iam::{ACCOUNT}:user/somebody</Arn><UserId>A</UserId>"
+        f"<Account>{ACCOUNT}</Account></{operation}Result>{metadata}</{operation}Response>"
     ).encode()

@@ -103,11 +103,16 @@ OF_A_PROXY = {
     "not found, in JSON": (404, _JSON, b'{"message": "no such route"}'),
     "forbidden": (403, _PAGE, b"<html><body>Forbidden</body></html>"),
     "bad": (400, _JSON, b'{"message": "bad request"}'),
-    "words of AWS, and no id": (400, _JSON, b'{"__type": "ResourceNotFound", "message": "Requested resource not found."}'),
-    "as of S3": (404, "application/xml", b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"),
+    "words of AWS, and no id": (
+        400, _JSON,
+        b'{"__type": "ResourceNotFound", "message": "Requested resource not found."}',
+    ),
+    "as of S3": (404, "application/xml",
+                 b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"),
     "as if it had ended": (
-        400, _JSON, b'{"__type": "ValidationException", "message": "The request was rejected because the training job is in'
-        b' status Stopped."}',
+        400, _JSON,
+        b'{"__type": "ValidationException", "message": "The request was rejected because the '
+        b'training job is in status Stopped."}',
     ),
     "a list with 404": (404, _JSON, b"[]"),
     "a number for a code": (400, _JSON, b'{"__type": 5}'),
@@ -116,18 +121,23 @@ OF_A_PROXY = {
 }  # fmt: skip
 OF_A_GATEWAY = {  # of AWS as well, so that it has ids
     "an object": (200, _JSON, b"{}", _ID),
-    "null": (200, _JSON, b'{"TrainingJobSummaries": null, "TrainingJobName": null, "events": null}', _ID),
+    "null": (200, _JSON, b'{"TrainingJobSummaries": null, "TrainingJobName": null, "events": null}',
+             _ID),
     "other types": (
-        200, _JSON, b'{"TrainingJobSummaries": [5], "TrainingJobName": 5, "TrainingJobArn": [], "Tags": [null],'
+        200, _JSON,
+        b'{"TrainingJobSummaries": [5], "TrainingJobName": 5, "TrainingJobArn": [], "Tags": [null],'
         b' "logStreams": {"a": 1}, "events": [{"message": 5}]}', _ID,
     ),
     "no times": (
-        200, _JSON, b'{"TrainingJobSummaries": [{"TrainingJobName": "a", "CreationTime": 1e300}], "TrainingJobArn": "a",'
-        b' "logStreams": [{"logStreamName": "a", "creationTime": 1e5}], "TrainingJobName": "a", "CreationTime": "soon"}', _ID,
+        200, _JSON,
+        b'{"TrainingJobSummaries": [{"TrainingJobName": "a", "CreationTime": 1e300}], '
+        b'"TrainingJobArn": "a", "logStreams": [{"logStreamName": "a", "creationTime": 1e5}], '
+        b'"TrainingJobName": "a", "CreationTime": "soon"}', _ID,
     ),
     "of another job": (
-        200, _JSON, b'{"TrainingJobName": "diloco-run-1-00007", "TrainingJobArn": "a", "TrainingJobStatus": "Completed",'
-        b' "CreationTime": 1750000000}', _ID,
+        200, _JSON,
+        b'{"TrainingJobName": "diloco-run-1-00007", "TrainingJobArn": "a", '
+        b'"TrainingJobStatus": "Completed", "CreationTime": 1750000000}', _ID,
     ),
 }  # fmt: skip
 ASKED = {  # what for, and how the job stands then
@@ -286,7 +296,8 @@ def test_times_before_all_jobs_are_left_out(aws, executor, tmp_path):
     times = dict.fromkeys(("TrainingStartTime", "TrainingEndTime"), -5.0)
     aws.move(name, "Failed", "Failed", **times)
     aws.jobs[name].update(
-        LastModifiedTime=-1.0, SecondaryStatusTransitions=[{"Status": "Training", "StartTime": -9, "EndTime": -8}],
+        LastModifiedTime=-1.0,
+        SecondaryStatusTransitions=[{"Status": "Training", "StartTime": -9, "EndTime": -8}],
     )  # fmt: skip
     journal = FolderJournal(tmp_path / "journal")
     status = executor(journal=journal).describe(handle)

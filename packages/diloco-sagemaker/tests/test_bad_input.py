@@ -134,7 +134,8 @@ ODD = [
     ("command", "run --auth Basic hunter2Canary9", r"write \[.*redacted.*\]$"),
     ("command", "PASSWORD = hunter2Canary9", r"write \[.*redacted.*\]$"),
     *((name, 10**5000, "a number of that size") for name in ("role_arn", "spot", "instance_type")),
-    *((name, Unshowable(), "cannot be shown") for name in ("role_arn", "spot", "instance_type", "region")),
+    *((name, Unshowable(), "cannot be shown")
+      for name in ("role_arn", "spot", "instance_type", "region")),
     *(("request_overlay", {"VpcConfig": nested(levels)}, "nested") for levels in (900, 100_000)),
     ("request_overlay", {"Tags": [{"Key": [], "Value": "x"}]}, "which are text"),
     ("request_overlay", {"VpcConfig": {"Subnets": ["\ud800"]}}, "half of a surrogate pair"),

@@ -1,4 +1,4 @@
-"""No answer is changed by a network that resets, cuts, throttles and answers with errors of its own."""
+"""No answer is changed by a network that resets, cuts, throttles and answers with own errors."""
 
 import random
 
@@ -39,7 +39,7 @@ class Schedule:
         self.network.calm()
 
     def ask(self, step, call):
-        """What a call gives through the bad network; if that is a documented error, what it gives afterwards."""
+        """What a call gives through the bad network; after a documented error, what comes then."""
         self.network.disturb(f"{self.seed} {step}")
         try:
             return call(self.shaken)
@@ -106,7 +106,7 @@ class Schedule:
         assert self.looks("purged", handles[:1])[0] == ["ReplicaNotFoundError"]
 
     def looks(self, when, handles, *, whole=False):
-        """Ask for what can be asked: with ``whole`` for every replica, otherwise for one of them and one thing besides.
+        """Ask for what can be asked; unless ``whole``, for one replica, and one thing besides.
 
         Everything at every look would be twice as many requests, and most of them the same.
         """

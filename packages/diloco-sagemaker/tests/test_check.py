@@ -46,7 +46,8 @@ def test_what_cannot_be_found_out_is_not_well(world):
         world.stand_in.faults.add("forbidden", verb=operation, times=None)
     findings = world.make_executor().check()
     assert found(findings) == {
-        "credentials": True, "training jobs": True, "pass role": None, "quota": None, "image": None, "bucket": None,
+        "credentials": True, "training jobs": True, "pass role": None, "quota": None, "image": None,
+        "bucket": None,
     }  # fmt: skip
     assert "not known" in told(findings, "pass role")
 
@@ -58,7 +59,8 @@ def test_what_is_missing(world):
     habits.missing_images = {"trainer:1"}
     findings = world.make_executor(output_s3_path="s3://nobodys/runs").check(2)
     assert found(findings) == {
-        "credentials": True, "training jobs": True, "pass role": False, "quota": False, "image": False, "bucket": False,
+        "credentials": True, "training jobs": True, "pass role": False, "quota": False,
+        "image": False, "bucket": False,
     }  # fmt: skip
     assert "launcher_policy.json" in told(findings, "pass role")
     assert "is 1, and the launch needs 2" in told(findings, "quota")

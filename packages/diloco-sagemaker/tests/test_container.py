@@ -1,4 +1,4 @@
-"""What a job starts is started here, with ``/opt/ml`` somewhere else: the runner takes what is sent, and leaves what is read."""
+"""A job's command, started here with another ``/opt/ml``: what the runner takes and leaves."""
 
 import json
 import os

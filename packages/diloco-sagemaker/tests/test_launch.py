@@ -21,8 +21,8 @@ from diloco_protocol import (
 from diloco_sagemaker._client import Client
 
 QUOTA = (
-    "The account-level service limit 'ml.g5.2xlarge for training job usage' is 2 Instances, with current utilization of 2 "
-    "Instances and a request delta of 1 Instances."
+    "The account-level service limit 'ml.g5.2xlarge for training job usage' is 2 Instances, with "
+    "current utilization of 2 Instances and a request delta of 1 Instances."
 )
 
 
@@ -157,7 +157,7 @@ def test_what_a_killed_launcher_has_created_is_named_when_its_launch_fails_again
 def test_survivors_of_an_earlier_life_of_a_launch_are_not_those_of_a_later_one(
     aws, executor, tmp_path, journal
 ):
-    """A launch fails beside what a killed launcher has created; all of it is ended and purged, and that comes again."""
+    """A launch fails beside a killed launcher's jobs; all are ended and purged; it comes again."""
     ours = executor(journal=FolderJournal(tmp_path / "journal") if journal else None)
 
     def refused(_):
@@ -208,7 +208,7 @@ def test_a_job_that_another_launch_has_created_is_none_of_ours_though_an_answer_
 
 
 def test_a_job_that_comes_late_is_not_that_of_a_later_launch(aws, executor):
-    """The first create and its answer were lost, AWS was away, and the survivor was never seen again."""
+    """The first create and its answer were lost, AWS was away, the survivor never seen again."""
     ours = executor(retry_timeout=1)
 
     def away(*_):
@@ -240,7 +240,7 @@ def harness():
 
 
 def test_a_job_of_another_launcher_is_left_alone_after_a_throttled_look(harness, monkeypatch):
-    """Its name was taken, so it is none that this launcher has created, whatever the next look says."""
+    """Its name was taken, so this launcher has not created it, whatever the next look says."""
     create, describe = Client.create, Client.describe
     throttled = [ThrottledError("slow down")]
 
@@ -426,7 +426,7 @@ def test_a_job_that_has_just_been_created_may_appear_later(aws, executor):
 
 
 def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executor):
-    """The create of job 1 and its answer were lost, and AWS was away when the launch was taken back."""
+    """The create of job 1 and its answer were lost, and AWS was away at the launch's undoing."""
     ours = executor(retry_timeout=1)
 
     def away(*_):
@@ -543,7 +543,7 @@ def test_an_interrupt_after_the_last_create_leaves_nothing_alive(aws, executor):
 @pytest.mark.parametrize("late", [1, 8, 40])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_creates_that_come_late_leave_nothing_alive(aws, executor, late, rank):
-    """Several are sent for one job, all answers are lost, and each of them is done some seconds later."""
+    """Several are sent for one job, all answers are lost, and each is done some seconds later."""
     create, sleep, due = aws.CreateTrainingJob, aws.sleep, []
 
     def lost(body):
@@ -574,7 +574,7 @@ def test_creates_that_come_late_leave_nothing_alive(aws, executor, late, rank):
 @pytest.mark.parametrize("status", ["Stopping", "Stopped", None])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_job_that_its_own_launch_takes_back_is_not_returned(aws, executor, rank, status):
-    """Two processes launch the same; the one that has created a job is interrupted, and the other one had met it."""
+    """Two processes launch the same; a job's creator is interrupted after the other has met it."""
     launch(executor())
     for number in {0, 1, 2} - {rank}:
         del aws.jobs[f"diloco-run-1-{number:05d}"]
@@ -631,7 +631,7 @@ def test_a_run_of_which_some_has_ended_is_not_completed(aws, executor, status):
 def test_a_run_of_which_some_has_ended_is_not_completed_where_the_list_lags(
     aws, executor, rank, status
 ):
-    """A launcher was killed when it had stopped its job, and had not deleted it; a create finds that."""
+    """A launcher was killed after it stopped its job, before it deleted it; a create finds that."""
     remains(aws, executor, rank)
     aws.move(f"diloco-run-1-{rank:05d}", status, status)
     aws.lists_lag = True

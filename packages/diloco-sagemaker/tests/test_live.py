@@ -1,4 +1,7 @@
-"""What can be seen of AWS itself, for less than a dollar; and the same on this machine. The image needs only diloco-protocol."""
+"""What can be seen of AWS itself, for less than a dollar; and the same on this machine.
+
+The image needs only diloco-protocol.
+"""
 
 import functools
 import os

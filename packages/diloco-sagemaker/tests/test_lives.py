@@ -128,7 +128,10 @@ def test_a_failure_without_word_of_the_runner(aws, executor, run):
 
 def test_no_capacity(aws, executor):
     (handle,) = executor().launch_replicas(1, "trainer:train", run_id="run-1", gpu="H100:8")
-    text = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+    text = (
+        "CapacityError: Unable to provision requested ML compute capacity. Please retry using a "
+        "different ML instance type."
+    )
     aws.move(name(handle), "Failed", "Failed", FailureReason=text)
     found = executor().describe(handle)
     assert found.reason is Reason.PLATFORM
@@ -232,7 +235,7 @@ def away_for(aws, monkeypatch, seconds):
 def test_whose_credentials_these_are_is_asked_only_where_it_matters(
     aws, executor, monkeypatch, tmp_path
 ):
-    """What is found tells its account itself; of what is not there, another account would say the same."""
+    """What is found tells its account; another account would say the same of what is not there."""
     few, many = (
         executor().launch_replicas(n, "trainer:train", run_id=f"run-{n}", timeout=60)
         for n in (1, 4)
@@ -335,7 +338,7 @@ def test_an_interrupted_purge_is_gone_on_with_by_every_handle(aws, executor):
 
 
 def test_a_purge_waits_for_what_is_going(aws, executor):
-    """Its own job has gone first, and the answer to that was lost; the others need no more than time."""
+    """Its own job went first, and the answer to that was lost; the others need only time."""
     ours = executor()
     handles = ours.launch_replicas(3, "trainer:train", run_id="run-1")
     for handle in handles:

@@ -1,4 +1,4 @@
-"""The bundled policies allow each call that is made, and nothing of what others keep in the bucket and the account."""
+"""The bundled policies allow each call that is made, and nothing of what others keep there."""
 
 import json
 import sys
@@ -16,13 +16,14 @@ from diloco_sagemaker import SageMakerExecutor
 
 GROUP = "arn:aws:logs:us-east-1:123456789012:log-group:/aws/sagemaker/TrainingJobs"
 WORDS = {
-    "REGION": "us-east-1", "ACCOUNT": "123456789012", "BUCKET": BUCKET, "RUNS": PREFIX, "RENDEZVOUS": "meet",
+    "REGION": "us-east-1", "ACCOUNT": "123456789012", "BUCKET": BUCKET, "RUNS": PREFIX,
+    "RENDEZVOUS": "meet",
     "REPOSITORY": "trainer", "ROLE": "trainer", "PARTITION": "aws",
 }  # fmt: skip
 
 
 def allows(name, action, resource):
-    """Whether a policy allows an action: as IAM decides it where nothing is denied and the conditions hold."""
+    """Say if a policy allows an action, as IAM decides it with no denials and met conditions."""
     text = (files("diloco_sagemaker") / f"{name}_policy.json").read_text(encoding="utf-8")
     for word, value in WORDS.items():
         text = text.replace(word, value)
@@ -155,7 +156,8 @@ def test_a_replica_may_make_every_call_of_a_rendezvous():
         ("launcher", "s3:GetObject", "meet/run-1/x"),
         ("launcher", "s3:DeleteObject", "runs/precious"),
         ("launcher", "s3:GetObject", "runs/diloco-run-1-00000/output/model/weights"),
-        ("launcher", "s3:DeleteObject", "others/diloco-run-1-00000/output/model/diloco-outcome.json"),
+        ("launcher", "s3:DeleteObject",
+         "others/diloco-run-1-00000/output/model/diloco-outcome.json"),
         ("launcher", "s3:PutObject", "runs/diloco-run-1-00000/output/model/diloco-outcome.json"),
         ("role", "s3:GetObject", "others/x"),
         ("role", "s3:PutObject", "x"),

@@ -1,4 +1,4 @@
-"""Training jobs that really run, on a stand-in in real time: the executor, the runner and the program as they are."""
+"""Training jobs that really run on a stand-in in real time: executor, runner and program too."""
 
 import os
 import sys

@@ -45,7 +45,10 @@ def test_the_policies_are_shipped(name):
 
 
 def test_the_client_library_is_not_imported_before_it_is_needed():
-    code = "import sys, diloco_sagemaker; print([m for m in sys.modules if m in ('boto3', 'botocore')])"
+    code = (
+        "import sys, diloco_sagemaker; print([m for m in sys.modules if m in ('boto3', "
+        "'botocore')])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

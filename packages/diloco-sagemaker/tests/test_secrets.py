@@ -33,8 +33,9 @@ HIDDEN = "hunter2-9f3c"
         ("request_overlay", {"Tags": [{"Key": "PASSWORD", "Value": HIDDEN, "Too": "much"}]}),
         ("request_overlay", {"HyperParameters": {"any": f"{HIDDEN}\nwith a line end"}}),
         ("request_overlay", {"TensorBoardOutputConfig": {"S3OutputPath": f"s3://a:{HIDDEN}@b/c"}}),
-        ("request_overlay", {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"S3DataSource": {
-            "S3DataType": "S3Prefix", "S3Uri": f"https://{HIDDEN}@b/c"}}}]}),
+        ("request_overlay",
+         {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"S3DataSource": {
+             "S3DataType": "S3Prefix", "S3Uri": f"https://{HIDDEN}@b/c"}}}]}),
         ("tags", {"DB_PASS": f"{HIDDEN}*"}),
         ("env", {"1A": HIDDEN}),
         ("output_kms_key", f"postgres://me:{HIDDEN}@host/{'x' * 40}*"),

@@ -1,4 +1,4 @@
-"""What ~/.aws/config and the variables of AWS's command line say holds here too, or check() names it."""
+"""~/.aws/config and the variables of AWS's command line hold here too, or check() names them."""
 
 import contextlib
 import shutil
@@ -13,7 +13,8 @@ from scripted_aws import AWSHarness
 
 from diloco_protocol import AuthError, Backoff, InvalidRequestError, UnavailableError
 
-#: What the executor decides itself: it tries again and waits by its own options, and for itself it says who it is.
+#: What the executor decides itself: it tries again and waits by its own options, and for itself it
+#: says who it is.
 OURS = {"retries", "connect_timeout", "read_timeout", "max_pool_connections", "user_agent_extra"}
 FILE = """
 [profile mine]
@@ -330,7 +331,10 @@ def test_the_call_that_fetches_credentials_has_the_same_bounds(
 
 def test_a_client_of_logs_is_of_the_region_of_the_jobs(executor):
     logs = boto3.Session("key", "secret", region_name="us-east-1").client("logs")
-    words = "logs_client is in 'us-east-1', while jobs are looked for in 'eu-west-1': pass region='us-east-1'"
+    words = (
+        "logs_client is in 'us-east-1', while jobs are looked for in 'eu-west-1': pass "
+        "region='us-east-1'"
+    )
     with pytest.raises(InvalidRequestError, match=words):
         executor(logs_client=logs).list_runs()
     assert executor(logs_client=logs, region="us-east-1").list_runs() == []

@@ -1,4 +1,4 @@
-"""The executor against the stand-in of diloco-localcloud, which checks requests and answers on its own account."""
+"""The executor against diloco-localcloud's stand-in, which checks requests and answers itself."""
 
 import logging
 
@@ -147,7 +147,7 @@ def test_a_purge_leaves_nothing_for_a_later_run_of_the_name(bench):
 
 
 def test_a_failed_launch_leaves_nothing_for_the_next_launch_of_the_name(bench):
-    """A job of it may have trained for a while, and what it has kept would go on counting attempts."""
+    """A job of it may have trained for a while; what it kept would go on counting attempts."""
     s3 = boto3.client("s3", **bench.stand_in.client_options)
     s3.create_bucket(Bucket="bucket")
     for key in ("diloco-run-1-00000/.diloco-attempts.json", "diloco-run-1-00002/x", "others/x"):
@@ -177,7 +177,7 @@ def test_all_pages_of_a_list_of_objects_are_read(bench):
 
 
 def test_a_purge_deletes_no_folder_that_is_not_named_after_the_job(bench):
-    """Whoever may create training jobs can give one our names, and any place for its checkpoints."""
+    """Any creator of training jobs can use our names, and any place for its checkpoints."""
     s3 = boto3.client("s3", **bench.stand_in.client_options)
     s3.create_bucket(Bucket="bucket")
     s3.put_object(Bucket="bucket", Key="precious/x", Body=b"")

@@ -1,4 +1,4 @@
-"""What others have written under our names, or in our words, is believed as far as it is ours and no further."""
+"""What others write under our names, or in our words, is believed only as far as it is ours."""
 
 import gc
 import json
@@ -69,7 +69,8 @@ STRANGERS = {
         **ours, "DILOCO_RANKS": "0-7", "DILOCO_WORLD_SIZE": "8", "DILOCO_FINGERPRINT": "f" * 64,
     },
     "more ranks than a run can have": lambda ours: {
-        **ours, "DILOCO_RANKS": "0-10000", "DILOCO_WORLD_SIZE": "10001", "DILOCO_FINGERPRINT": "f" * 64,
+        **ours, "DILOCO_RANKS": "0-10000", "DILOCO_WORLD_SIZE": "10001",
+        "DILOCO_FINGERPRINT": "f" * 64,
     },
     "numbers that are none": lambda ours: {
         **ours, "DILOCO_RANKS": f"0-{'9' * 2000}", "DILOCO_WORLD_SIZE": "٣",

@@ -1,4 +1,4 @@
-"""One run in virtual time: N replicas with the real outer loop, exchange and store, and what each of their syncs cost."""
+"""One run in virtual time: N replicas with the real outer loop and store; what each sync costs."""
 
 from __future__ import annotations
 

@@ -165,7 +165,10 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--chunks",
         type=int,
         default=1,
-        help="how many chunks are handled as one: quicker here, and reads come in another order (default: %(default)s)",
+        help=(
+            "how many chunks are handled as one: quicker here, and reads come in another order "
+            "(default: %(default)s)"
+        ),
     )
     parser.add_argument(
         "--most-requests",
@@ -181,7 +184,10 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         nargs="?",
         const=PAGE,
-        help="a file for the tables, in Markdown, and beside it one for the picture (default: the package's documentation)",
+        help=(
+            "a file for the tables, in Markdown, and beside it one for the picture (default: the "
+            "package's documentation)"
+        ),
     )
     return parser.parse_args(given)
 

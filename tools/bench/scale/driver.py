@@ -1,4 +1,4 @@
-"""The requests of a driver for S3, sent over the model: what is above it is the real :class:`RemoteStore`."""
+"""The requests of an S3 driver, sent over the model: above it is the real :class:`RemoteStore`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class VirtualDriver:
         self._appear(key, content, exclusive)
 
     def upload(self, key: str, blocks: Iterator[Any], sending: Sending) -> None:
-        """Write a large object in parts, or with one request where it is to be created, as obstore does."""
+        """Write a large object in parts, or in one request if it must be new, as obstore does."""
         content = Weighed(key, b"".join(blocks), self._factor)
         weight = content.weight
         if weight <= self._part_bytes or (sending.exclusive and self._bucket.s3.head_reads):
@@ -132,7 +132,7 @@ class VirtualDriver:
         return found
 
     def _appear(self, key: str, content: Weighed, exclusive: bool) -> None:
-        """The request that writes an object is through; where it was sent in the background, it will be."""
+        """Note that the request that writes an object is done, now or in the background."""
         if exclusive and (key in self._bucket.objects or key in self._bucket.coming):
             raise ExistsError(key)
         if self.network.in_background:

@@ -1,4 +1,4 @@
-"""One replica's connections to the store: requests that take virtual time, in the foreground and in the background.
+"""One replica's connections to the store: requests that take virtual time, also in the background.
 
 A request in the foreground lets its thread sleep. What is done in the background needs no thread of
 its own: it is run at once when a connection is free, its requests move a time of its own on instead
@@ -70,7 +70,7 @@ class Network:
         self._wait_until(self._sent(kind, self.clock(), up, down), 1)
 
     def upload(self, sizes: Sequence[int], at_once: int) -> None:
-        """Send an object in parts of these sizes: a request that begins it, so many parts at once, and one that ends it."""
+        """Send an object in parts of these sizes: a first request, many at once, a last one."""
         begun = self._sent("PUT", self.clock(), 0, 0)
         lanes = [begun] * at_once
         for size in sizes:
@@ -115,7 +115,7 @@ class Network:
         return max(self._moved("up", first, up), self._moved("down", first, down))
 
     def _moved(self, way: str, time: float, size: int) -> float:
-        """When so many bytes have been moved: the network card serves the connections in the order of their requests."""
+        """When so many bytes have been moved: the network card serves requests in their order."""
         if not size:
             return time
         # In reality connections share the card: the few bytes of a sign of life do not wait for the
@@ -142,7 +142,7 @@ class Background(Executor):
         self._queue: deque[tuple[InBackground, Callable[[], Any]]] = deque()
 
     def submit(self, act: Callable[..., Any], /, *arguments: Any, **named: Any) -> InBackground:
-        """Run something when a connection is free; it must not wait for anything else that is run here."""
+        """Run something when a connection is free; it must not wait for anything else run here."""
         future = InBackground(self._network)
         if arguments or named:
             act = partial(act, *arguments, **named)

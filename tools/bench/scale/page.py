@@ -19,7 +19,7 @@ _BEGIN, _END = "<!-- bench-scale -->", "<!-- end of bench-scale -->"
 
 
 def write(path: Path, s3: S3, done: Sequence[tuple[Run, Outcome | None]]) -> None:
-    """Put the tables in the place of those that are in a file, or into a new one, and the picture beside it.
+    """Put the tables into a file, in place of those there or anew, and the picture beside it.
 
     Args:
         path: The file, in Markdown.
@@ -38,7 +38,13 @@ def write(path: Path, s3: S3, done: Sequence[tuple[Run, Outcome | None]]) -> Non
     starts = markdown(
         START, [start_cells(run, outcome) for run, outcome in done if outcome is not None]
     )
-    tables = f"Assumed: {conditions(s3)}.\n\nA steady sync, counted / planned:\n\n{syncs}\n\nThe start:\n\n{starts}"
+    tables = (
+        f"Assumed: {conditions(s3)}.\n\n"
+        "A steady sync, counted / planned:\n\n"
+        f"{syncs}\n\n"
+        "The start:\n\n"
+        f"{starts}"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{before}{begin}\n{tables}\n{end}{after}")
     path.with_suffix(".svg").write_text(svg(_panels(done)))

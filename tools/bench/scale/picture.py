@@ -1,4 +1,7 @@
-"""A picture of how long a sync takes as replicas grow, as SVG: one panel for every kind of run, one line for every size."""
+"""A picture, as SVG, of how long a sync takes as replicas grow.
+
+One panel for every kind of run, one line for every size.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _WIDTH, _HEIGHT = 300, 260  # of a panel's plot, in pixels
 _LEFT, _TOP, _GAP, _BOTTOM = 60, 40, 70, 75
 _STYLE = (
-    "text{font:12px "
-    "sans-serif;fill:#777}.t{font-weight:bold;font-size:14px}.g{stroke:#7774;stroke-width:1}.m{fill:none;stroke-width:2}.p{fill:none;stroke-width:1.5;stroke-dasharray:4 "
-    "4}"
+    "text{font:12px sans-serif;fill:#777}"
+    ".t{font-weight:bold;font-size:14px}"
+    ".g{stroke:#7774;stroke-width:1}"
+    ".m{fill:none;stroke-width:2}"
+    ".p{fill:none;stroke-width:1.5;stroke-dasharray:4 4}"
 )
 
 
@@ -57,7 +62,10 @@ def svg(panels: Mapping[str, Mapping[float, Sequence[Point]]]) -> str:
     width = _LEFT + len(panels) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + _BOTTOM
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}">'
+        ),
         f"<style>{_STYLE}</style>",
     ]
     for index, (kind, lines) in enumerate(panels.items()):
@@ -119,5 +127,8 @@ def _legend(sizes: Sequence[float], y: float) -> Iterator[str]:
         yield f'<path class="m" stroke="{_COLOURS[index % len(_COLOURS)]}" d="M{x} {y}h24"/>'
         yield f'<text x="{x + 30}" y="{y + 4}">{short(size)}</text>'
         x += 90
-    yield f'<path class="p" stroke="#777" d="M{x} {y}h24"/><text x="{x + 30}" y="{y + 4}">as planned</text>'
+    yield (
+        f'<path class="p" stroke="#777" d="M{x} {y}h24"/>'
+        f'<text x="{x + 30}" y="{y + 4}">as planned</text>'
+    )
     yield f'<text x="{x + 130}" y="{y + 4}">seconds of a sync by number of replicas</text>'

@@ -1,4 +1,4 @@
-"""The model of S3: how long requests take and what they cost, and what all replicas see in the bucket."""
+"""The model of S3: how long requests take, what they cost, and what all replicas see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making everything smaller by a factor, so that hundreds of replicas of a large model fit into memory.
+"""Make everything smaller by a factor, so that hundreds of large models fit into memory.
 
 A model of 10^9 parameters is simulated with 10^9 / factor of them. Then every constant that cuts
 values into blocks, parts, shards or chunks has to be smaller by the same factor, so that as many

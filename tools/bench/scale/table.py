@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .s3 import S3
 
 SYNC = (
-    "", "parameters", "N", "seconds", "GET", "PUT", "LIST", "DELETE", "HEAD", "round trips", "MB up", "MB down", "$ of all",
+    "", "parameters", "N", "seconds", "GET", "PUT", "LIST", "DELETE", "HEAD", "round trips",
+    "MB up", "MB down", "$ of all",
 )  # fmt: skip
 """Columns of the table of syncs; what is planned stands behind what was counted."""
 START = (

@@ -65,7 +65,7 @@ class VirtualTime(Scheduler):
 
 
 class Barrier:
-    """A place at which threads wait until so many of them have come; can be used again and again."""
+    """A place at which threads wait until so many have come; can be used again and again."""
 
     def __init__(self, time: VirtualTime, threads: int) -> None:
         self._time = time

@@ -1,4 +1,4 @@
-"""How many bytes an object stands for: payloads are made smaller by a factor, headers and checksums are not.
+"""How many bytes an object stands for: payloads are scaled down, headers and checksums are not.
 
 A payload object is a safetensors file. Its tensors whose names end in ``.xxh3`` are checksums (with
 the zeros before them); all others are values, every byte of which stands for ``factor`` bytes.
@@ -67,7 +67,7 @@ class Weighed:
 
 @lru_cache(maxsize=64)
 def _stretches(header: bytes, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where values and checksums begin in turn, and how many values lie before each of these places."""
+    """Where values and checksums begin in turn, and how many values lie before each place."""
     tensors = parse_header(header)
     checksums = sorted(
         tuple(entry["data_offsets"]) for name, entry in tensors.items() if name.endswith(".xxh3")

@@ -30,7 +30,11 @@ answer = {}
 try:
     target = importlib.import_module(module)
 except BaseException as error:
-    answer = {"step": "module", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    answer = {
+        "step": "module",
+        "error": f"{type(error).__name__}: {error}",
+        "traceback": traceback.format_exc(),
+    }
 else:
     try:
         try:
@@ -52,7 +56,11 @@ else:
     except AttributeError as error:
         answer = {"step": "attribute", "error": f"{type(error).__name__}: {error}"}
     except BaseException as error:
-        answer = {"step": "module", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        answer = {
+            "step": "module",
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+        }
 with open(report, "w") as stream:
     json.dump(answer, stream)
 """

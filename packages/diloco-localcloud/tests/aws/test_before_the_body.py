@@ -1,4 +1,4 @@
-"""Who asks, and for how much, is known before a body is read; and no body is too odd for an answer."""
+"""The caller and the size are known before a body is read; any odd body gets an answer."""
 
 from __future__ import annotations
 

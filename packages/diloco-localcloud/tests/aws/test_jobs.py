@@ -269,8 +269,8 @@ def test_the_quota_is_free_only_some_time_after_the_end(lab):
     lab.world.habits.quotas["ml.m5.large"] = 1
     job = lab.create("one")
     text = (
-        "The account-level service limit 'ml.m5.large for training job usage' is 1 Instances, with current utilization of 1 "
-        "Instances and a request delta of 1 Instances."
+        "The account-level service limit 'ml.m5.large for training job usage' is 1 Instances, with "
+        "current utilization of 1 Instances and a request delta of 1 Instances."
     )
     with lab.refused("ResourceLimitExceeded", text):
         lab.create("two")

@@ -16,8 +16,8 @@ from diloco_localcloud._aws._model._service import load
     [
         (
             {"TrainingJobName": "bad_name"},
-            r"^1 validation error detected: Value 'bad_name' at 'trainingJobName' failed to satisfy constraint: Member must "
-            r"satisfy regular expression pattern: \[a-zA-Z0-9\]",
+            r"^1 validation error detected: Value 'bad_name' at 'trainingJobName' failed to "
+            r"satisfy constraint: Member must satisfy regular expression pattern: \[a-zA-Z0-9\]",
         ),
         ({"TrainingJobName": "x" * 64}, "Member must have length less than or equal to 63"),
         (

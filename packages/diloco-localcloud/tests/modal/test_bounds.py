@@ -16,7 +16,7 @@ from diloco_localcloud._modal._rpc import _api
 
 
 def send(stand_in, metadata, size, *, sent=None):
-    """Announce a message of so many bytes and send some of them; the status of the answer, which does not wait for the rest."""
+    """Announce a message of so many bytes, send some, and return the status of the early answer."""
 
     async def act():
         port = int(stand_in.url.rpartition(":")[2])

@@ -39,7 +39,8 @@ def test_from_id_finds_it_again(lab):
 def test_get_waits_until_the_end(lab):
     call, scripted = lab.spawn()
     scripted.start()
-    # The one that waits looks first, and is woken by the change: the timer only makes the change come second.
+    # The one that waits looks first, and is woken by the change: the timer only makes the change
+    # come second.
     timer = threading.Timer(0.05, scripted.end, ["late"])
     timer.start()
     assert call.get(timeout=600) == "late"

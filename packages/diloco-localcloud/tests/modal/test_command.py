@@ -58,7 +58,7 @@ def test_the_command(monkeypatch):
 
 
 def kept_waiting():
-    """A function that runs for long, with a process that leaves the group; it is sent along, as it is nobody's attribute."""
+    """A long function whose process leaves the group; sent along, as no module has it."""
 
     def run(path):
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)

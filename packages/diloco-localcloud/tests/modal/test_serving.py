@@ -38,7 +38,7 @@ def test_connections_are_refused_and_accepted_again():
 
 
 def test_connections_accepted_at_the_very_end_are_closed():
-    """The loop is held while clients connect, so that it accepts them in the turn in which it is told to stop."""
+    """The loop is held while clients connect: it accepts them in the turn in which it must stop."""
     stand_in = ModalStandIn()
     stand_in.start()
     serving = stand_in._serving

@@ -19,7 +19,7 @@ def command(tmp_path):
 
 @pytest.mark.processes
 def test_a_signal_that_comes_too_late_does_not_hide_the_end(command):
-    """The kubelet may want to end a container whose shim has gone, and of whose end it has not heard yet."""
+    """The kubelet may end a container whose shim has gone before it has heard of that end."""
     events, heard, go_on = [], threading.Event(), threading.Event()
 
     def told(event):

@@ -1,4 +1,4 @@
-"""What a client can make a stand-in hold: nothing before it has said who it is, and never more than is allowed."""
+"""What clients can make a stand-in hold: nothing before they say who they are, never too much."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class TestKubernetes:
         assert (call.name, call.resource in {"", "pods"}) == ("", True)
 
     def test_who_has_sent_its_body_already_reads_the_refusal(self, stand_in):
-        """Closing with bytes unread would reset the connection, and the answer would be lost on the way."""
+        """Closing with unread bytes would reset the connection, and the answer would be lost."""
         with connect(self.port(stand_in)) as connection:
             connection.sendall(head(3 << 20, "/api/v1/namespaces/default/pods") + b"x" * (3 << 20))
             assert answer(connection)[0] == 401

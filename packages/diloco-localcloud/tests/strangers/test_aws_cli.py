@@ -137,7 +137,8 @@ def test_the_command_waits_for_an_end_and_tells_a_failure_from_it(aws):
     aws.create("failed").fail(3, "no data")
     aws.world.settle()
     wait = ("sagemaker", "wait", "training-job-completed-or-stopped", "--training-job-name")
-    # Each is decided at the command's first look: between two of them, it would sleep for two minutes.
+    # Each is decided at the command's first look: between two of them, it would sleep for two
+    # minutes.
     aws(*wait, "done")
     aws(*wait, "stopped")
     with pytest.raises(Refused, match="terminal failure state"):

@@ -58,7 +58,7 @@ class Program:
         self.stand_in, self.world, self._folder = stand_in, stand_in.world, folder
 
     def run(self, text, **happens):
-        """What it printed, and what it said; whenever it says ``let(name)``, ``happens[name]()`` is called."""
+        """What it printed and said; each ``let(name)`` that it says calls ``happens[name]()``."""
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("AWS_")},
             **self.stand_in.environment,

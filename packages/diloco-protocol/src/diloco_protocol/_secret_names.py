@@ -18,7 +18,8 @@ def _words(text: str) -> frozenset[str]:
 _CERTAIN = re.compile(
     r"""secret|passw|passphrase|passcode|credential|authorization|webhook|cookie|bearer
     | shared_?access | amz_signature | conn(?:ection)?_?str(?:ing)?s?(?![a-z])
-    | (?:access|account|api|auth|deploy|encryption|master|private|secret|service|shared|signing|ssh|storage)_?keys?(?![a-z])""",
+    | (?:access|account|api|auth|deploy|encryption|master|private|secret|service|shared
+        |signing|ssh|storage)_?keys?(?![a-z])""",
     re.VERBOSE,
 )
 _WORDS = _words("auth authn creds cred jwt oauth otp passwd pwd sas")

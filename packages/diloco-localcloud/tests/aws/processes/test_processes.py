@@ -1,4 +1,4 @@
-"""Training jobs that are processes: what is below /opt/ml, how they end, and that nothing is left of them."""
+"""Training jobs that are processes: what is below /opt/ml, how they end, and that none is left."""
 
 from __future__ import annotations
 
@@ -142,7 +142,11 @@ def test_what_a_program_finds_and_what_it_leaves(lab):
     [
         ("import sys; sys.exit(3)", "AlgorithmError: , exit code: 3"),
         (
-            "import os, sys\nopen(os.environ['ROOT'] + '/output/failure', 'w').write('no data')\nsys.exit(4)",
+            (
+                "import os, sys\n"
+                "open(os.environ['ROOT'] + '/output/failure', 'w').write('no data')\n"
+                "sys.exit(4)"
+            ),
             "AlgorithmError: no data, exit code: 4",
         ),
         ("import os; os.kill(os.getpid(), 9)", "AlgorithmError: , exit code: 137"),
@@ -156,7 +160,11 @@ def test_a_failure_has_the_words_of_sagemaker(lab, program, reason):
 
 def test_a_long_reason_is_cut(lab):
     lab.run(
-        "import os, sys\nopen(os.environ['ROOT'] + '/output/failure', 'w').write('x' * 5000)\nsys.exit(4)",
+        (
+            "import os, sys\n"
+            "open(os.environ['ROOT'] + '/output/failure', 'w').write('x' * 5000)\n"
+            "sys.exit(4)"
+        ),
         Environment={"ROOT": "/opt/ml"},
     )
     reason = lab.ended()["FailureReason"]
@@ -179,14 +187,15 @@ def test_what_cannot_be_started_has_failed(lab):
 STUBBORN = (
     "import os, signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: print('told to end', flush=True))\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+    "start_new_session=True)\n"
     "print('up', os.getpid(), child.pid, flush=True)\n"
     "while True: time.sleep(0.1)\n"
 )
 
 
 def up(lab, name="job"):
-    """Wait until the stubborn program runs; its pid and that of the child that has left its process group."""
+    """Wait until the stubborn program runs; its pid, and its child's outside its process group."""
 
     def said():
         try:
@@ -309,7 +318,8 @@ def test_seconds_below_zero_are_refused():
 def test_the_hyperparameters_are_text_to_the_program(lab):
     strings = {"DILOCO_X": json.dumps({"a": "é\n\"'"})}
     lab.run(
-        "import json, os\nprint(json.load(open(os.environ['R'] + '/input/config/hyperparameters.json')) == "
+        "import json, os\n"
+        "print(json.load(open(os.environ['R'] + '/input/config/hyperparameters.json')) == "
         f"{strings!r})",
         HyperParameters=strings,
         Environment={"R": "/opt/ml"},

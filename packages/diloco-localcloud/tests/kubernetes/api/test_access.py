@@ -33,8 +33,8 @@ def test_rules_of_a_role(clients):
         True,
     ]
     message = (
-        'jobs.batch is forbidden: User "stand-in-user" cannot create resource "jobs" in API group "batch" '
-        'in the namespace "ns"'
+        'jobs.batch is forbidden: User "stand-in-user" cannot create resource "jobs" in API group '
+        '"batch" in the namespace "ns"'
     )
     with clients.refused(403, "Forbidden", message):
         clients.create(clients.indexed("other", 1))

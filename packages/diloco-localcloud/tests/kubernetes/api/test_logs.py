@@ -97,7 +97,7 @@ def test_follow_ends_with_the_container(clients, pod):
 
 
 def test_a_long_line_is_several_entries(clients, pod):
-    """As observed: ``tailLines`` counts entries of at most 16 KiB, and a line of 100,000 characters is seven."""
+    """As observed: ``tailLines`` counts entries of at most 16 KiB; 100,000 characters are seven."""
     pod.log("first\n" + "x" * 100_000 + "\nlast\n")
     whole = clients.log(pod.name)
     assert whole == b"first\n" + b"x" * 100_000 + b"\nlast\n"

@@ -1,4 +1,4 @@
-"""Numbers in the words of strangers: each is understood, or refused as the API server refuses it."""
+"""Numbers in strangers' words: each is understood, or refused as the API server refuses it."""
 
 from __future__ import annotations
 

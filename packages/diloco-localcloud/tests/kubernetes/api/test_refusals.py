@@ -47,7 +47,10 @@ def container(**more):
         ({"template": {}}, "spec.template.spec.containers: Required value"),
         (
             {"podFailurePolicy": {"rules": []}, "podReplacementPolicy": "TerminatingOrFailed"},
-            'spec.podReplacementPolicy: Unsupported value: "TerminatingOrFailed": supported values: "Failed"',
+            (
+                'spec.podReplacementPolicy: Unsupported value: "TerminatingOrFailed": supported '
+                'values: "Failed"'
+            ),
         ),
         (
             {

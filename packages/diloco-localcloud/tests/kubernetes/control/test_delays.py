@@ -15,15 +15,16 @@ from diloco_localcloud._kubernetes._processes import _kubelet, _sandbox
 from diloco_localcloud._server._http import Request
 from diloco_localcloud._server._timeline import Timeline
 
-# From an exit to the status of the Job. The least: another pod has the controller look as soon as the phase is there. The most:
-# it has looked at the end of the container just before the phase is there, and looks once more.
+# From an exit to the status of the Job. The least: another pod has the controller look as soon as
+# the phase is there. The most: it has looked at the end of the container just before the phase is
+# there, and looks once more.
 LEAST = _kubelet.HEARD.least + _kubelet.PHASE.least
 MOST = _kubelet.HEARD.most + _kubelet.PHASE.most + BATCH.most + FLUSH.most
 
 
 @pytest.fixture
 def exits(monkeypatch):
-    """Containers that run nothing: how to let each end, by its index, on a clock that stands still meanwhile."""
+    """Containers that run nothing; how to end each by its index, while the clock stands still."""
     told = {}
 
     def start(self, pod, container, life, tell):

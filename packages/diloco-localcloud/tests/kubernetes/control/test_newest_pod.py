@@ -1,4 +1,4 @@
-"""Pods that come so fast that their times cannot tell them apart, and pods that fail before they run."""
+"""Pods too fast for their times to tell them apart, and pods that fail before they run."""
 
 from __future__ import annotations
 

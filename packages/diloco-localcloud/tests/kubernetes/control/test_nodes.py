@@ -75,9 +75,9 @@ def test_pods_are_placed_and_the_others_say_why_not(clients, stand_in):
     assert sorted(map(str, nodes_of(clients))) == ["None", "gpu-0", "gpu-0"]
     (waiting,) = [pod for pod in clients.pods() if "nodeName" not in pod["spec"]]
     why = (
-        "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector. "
-        "no new claims to deallocate, preemption: 0/2 nodes are available: "
-        "1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."
+        "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node "
+        "affinity/selector. no new claims to deallocate, preemption: 0/2 nodes are available: 1 No "
+        "preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."
     )
     condition = waiting["status"]["conditions"][0]
     assert (condition["type"], condition["reason"], condition["message"]) == (
@@ -123,7 +123,10 @@ def test_a_new_or_a_changed_node_is_used(clients, stand_in, change):
 
 
 def test_a_node_that_dies_takes_its_pods_along(clients, stand_in):
-    """Seen on a real cluster, with tolerationSeconds 2: 50 s nothing, then DeletionByTaintManager, and no replacement."""
+    """Seen on a real cluster, with tolerationSeconds 2.
+
+    50 s nothing, then DeletionByTaintManager, and no replacement.
+    """
     job(clients, 1, tolerations=[unreachable(2)])
     clients.world.pod("run", 0, "ns").start()
     clients.world.settle()

@@ -1,4 +1,4 @@
-"""The states of a real controller (recorded on Kubernetes 1.34) come about here too, field by field and in their order."""
+"""A real controller's states (recorded on Kubernetes 1.34), field by field and in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real cluster (Kubernetes 1.36.2, containerd 1.6) was seen to do, and what a better one would not."""
+"""What a real cluster (Kubernetes 1.36.2, containerd 1.6) does, which a better one would not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestTheLogOfAPodWhoseContainerIsGone:
         return pod
 
     def test_it_is_the_kubelets_words(self, clients):
-        """Evicted, ended, and held by the finalizer until it is replaced: 200, and no time although times are asked for."""
+        """Evicted, ended, held by the finalizer until replaced: 200, but without times."""
         pod = self.evicted(clients)
         status = pod.json["status"]["containerStatuses"][0]
         words = f"unable to retrieve container logs for {status['containerID']}".encode()
@@ -50,7 +50,7 @@ class TestTheLogOfAPodWhoseContainerIsGone:
 
 class TestTheLastDelete:
     def test_it_writes_the_time_anew(self, clients):
-        """deletionTimestamp one second after finishedAt or later, grace 0, no finalizers: seen in what a watch is told last."""
+        """deletionTimestamp 1 s or more after finishedAt, grace 0, no finalizers, in a watch."""
         clients.running(clients.indexed("run", 2, backoffLimitPerIndex=0, maxFailedIndexes=0))
         version = clients.core.list_namespaced_pod(namespace="ns").metadata.resource_version
         victim = clients.world.pod("run", 1, "ns")
@@ -151,7 +151,7 @@ class TestAVolumeOfWhichSomethingIsMissing:
         make(namespace="ns", body={"metadata": {"name": name}})
 
     def test_it_is_waited_for_and_said(self, clients, pod, why):
-        """ContainerCreating, with FailedMount events that grow rarer; the Job counts the pod as active."""
+        """ContainerCreating, with ever rarer FailedMount events; the Job says the pod is active."""
         clients.world.advance(600)
         state = pod.json["status"]["containerStatuses"][0]["state"]
         assert state == {"waiting": {"reason": "ContainerCreating"}}
@@ -216,7 +216,7 @@ class TestADeletedNamespace:
             clients.core.read_namespace(name="ns")
 
     def test_its_pods_are_not_replaced(self, clients):
-        """Neither they nor events can be made there; the Job is told of their ends, and goes after them."""
+        """Neither they nor events can be made there; the Job hears of their ends, and goes last."""
         clients.running(clients.indexed("run", 2))
         first = {pod["metadata"]["uid"] for pod in clients.pods()}
         clients.core.delete_namespace(name="ns")

@@ -43,20 +43,21 @@ def test_each_node_that_does_not_fit_is_counted():
     wanted = pod({"nvidia.com/gpu": "1"}, affinity=affinity(asks("zone", "DoesNotExist")))
     assert placed(nodes, wanted, [running]) == (
         None,
-        "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector, "
-        "1 node(s) had untolerated taint {dedicated: team}, "
-        "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }. "
-        "no new claims to deallocate, preemption: 0/4 nodes are available: "
-        "1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling.",
+        "0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's "
+        "node affinity/selector, 1 node(s) had untolerated taint {dedicated: team}, 1 node(s) had "
+        "untolerated taint {node-role.kubernetes.io/control-plane: }. no new claims to "
+        "deallocate, preemption: 0/4 nodes are available: 1 No preemption victims found for "
+        "incoming pod, 3 Preemption is not helpful for scheduling.",
     )
 
 
 def test_what_no_node_could_ever_hold():
-    """A node says all that it lacks at once, and preemption does not help where even an empty node is too small."""
+    """A node names all that it lacks; preemption is no help if even an empty node is too small."""
     nodes = [Node("small", resources={"cpu": "2", "pods": "0"})]
     assert placed(nodes, pod({"cpu": "2500m", "memory": "1Gi"}))[1] == (
-        "0/1 nodes are available: 1 Insufficient cpu, 1 Too many pods. no new claims to deallocate, preemption: "
-        "0/1 nodes are available: 1 Preemption is not helpful for scheduling."
+        "0/1 nodes are available: 1 Insufficient cpu, 1 Too many pods. no new claims to "
+        "deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for "
+        "scheduling."
     )
     assert placed([], pod()) == (None, "no nodes available to schedule pods")
 

@@ -75,7 +75,12 @@ def test_a_folder_in_the_place_of_its_message_does_not_keep_it_from_starting_aga
 
 
 def test_memory_limit(stand_in, run):
-    script = "import time\nhold = bytearray(200_000_000)\nfor i in range(0, len(hold), 4096): hold[i] = 1\ntime.sleep(600)"
+    script = (
+        "import time\n"
+        "hold = bytearray(200_000_000)\n"
+        "for i in range(0, len(hold), 4096): hold[i] = 1\n"
+        "time.sleep(600)"
+    )
     run(script, main={"resources": {"limits": {"memory": "100Mi"}}}, backoffLimitPerIndex=0)
     state = ended(stand_in)
     assert (state["exitCode"], state["reason"]) == (137, "OOMKilled")
@@ -140,7 +145,9 @@ with KubernetesProcesses(tls=False) as stand_in:
     urllib.request.urlopen(urllib.request.Request(url, json.dumps(pod).encode(), headers)).close()
     with stand_in._cluster.changed:
         pod = lambda: stand_in._kubelet._pods
-        started = lambda: any(c.pid for sandbox in pod().values() for c in sandbox.containers.values())
+        started = lambda: any(
+            c.pid for sandbox in pod().values() for c in sandbox.containers.values()
+        )
         stand_in._cluster.changed.wait_for(started, 600)
         pids = [c.pid for sandbox in pod().values() for c in sandbox.containers.values()]
     print(json.dumps(pids), flush=True)

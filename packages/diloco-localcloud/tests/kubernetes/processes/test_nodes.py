@@ -1,4 +1,7 @@
-"""Several nodes whose pods are processes: partitioned, found and removed. And images that cannot be pulled."""
+"""Several nodes whose pods are processes: partitioned, found and removed.
+
+And images that cannot be pulled.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,11 @@ def test_pods_are_placed(clients, stand_in, run):
 
 @pytest.mark.processes
 def test_a_partitioned_node_runs_on_and_tells_later(clients, stand_in, run, tmp_path):
-    script = f"import os, time\nprint('up', flush=True)\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    script = (
+        "import os, time\n"
+        "print('up', flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    )
     run(script, template={"nodeSelector": {"kind": "a"}, "tolerations": [UNREACHABLE]})
     up(clients, stand_in)
     pod = stand_in.pods.newest("run", 0, "ns")

@@ -55,7 +55,7 @@ def wait_for_log(clients, text):
 
 
 def end(clients, stand_in, grace):
-    """Delete the pod with a finalizer on it, so that its end can be read; seconds it took, and its state."""
+    """Delete the pod, kept by a finalizer so that its end can be read; seconds, and its state."""
     clients.core.patch_namespaced_pod(
         name="one", namespace="ns", body={"metadata": {"finalizers": ["tests/hold"]}}
     )

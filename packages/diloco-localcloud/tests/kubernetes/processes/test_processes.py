@@ -14,7 +14,10 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_run_from_start_to_end(clients, stand_in, run):
-    script = "import os; print('rank', os.environ['JOB_COMPLETION_INDEX'], os.environ['HOSTNAME'], os.environ['GREETING'])"
+    script = (
+        "import os; print('rank', os.environ['JOB_COMPLETION_INDEX'], os.environ['HOSTNAME'], "
+        "os.environ['GREETING'])"
+    )
     run(
         script,
         2,
@@ -32,7 +35,13 @@ def test_a_run_from_start_to_end(clients, stand_in, run):
 
 
 def test_logs_while_it_runs(clients, stand_in, run):
-    script = "import time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.05)\nprint('no newline', end='')"
+    script = (
+        "import time\n"
+        "for n in range(3):\n"
+        " print('line', n, flush=True)\n"
+        " time.sleep(0.05)\n"
+        "print('no newline', end='')"
+    )
     run(script)
     stand_in.pods.wait_for(
         lambda: bool(stand_in.pods.of("run", "ns")) and _facts.phase(pod(stand_in)) != "Pending",
@@ -50,7 +59,10 @@ def test_logs_while_it_runs(clients, stand_in, run):
 
 
 def test_a_long_line_is_several_entries(clients, stand_in, run):
-    """As observed: ``tailLines`` counts entries of at most 16 KiB, and containerd drops a ``\\r`` before the newline."""
+    """As observed: ``tailLines`` counts entries of at most 16 KiB.
+
+    containerd drops a ``\\r`` before the newline.
+    """
     run("import os\nos.write(1, b'x' * 100_000 + b'\\r\\nlast\\n' + b'y' * 20_000)")
     finished(stand_in)
     name = stand_in.pods.newest("run", 0, "ns").name
@@ -153,7 +165,7 @@ def test_options_that_are_none(options, message):
 
 @pytest.mark.parametrize("items", [None, [{"key": "absent", "path": "x"}]])
 def test_a_missing_map_of_a_volume_is_waited_for(clients, stand_in, run, items):
-    """ContainerCreating with FailedMount events, as observed; and nothing says Running before it is there."""
+    """ContainerCreating with FailedMount events, as observed; Running only once it is there."""
     volume = {"name": "files", "configMap": {"name": "map", **({"items": items} if items else {})}}
     if items:
         clients.core.create_namespaced_config_map(

@@ -186,7 +186,10 @@ def test_a_module_that_cannot_be_imported(lab):
 
 def test_local_files_are_where_modal_puts_them(lab, tmp_path, monkeypatch):
     (tmp_path / "sent_along.py").write_text(
-        "import os\n\ndef where():\n    import beside\n    return __file__, beside.TEXT, os.getcwd()\n"
+        "import os\n\n"
+        "def where():\n"
+        "    import beside\n"
+        "    return __file__, beside.TEXT, os.getcwd()\n"
     )
     (tmp_path / "beside.py").write_text(f"TEXT = {'x' * 5_000_000!r}\n")  # as a blob
     monkeypatch.syspath_prepend(tmp_path)

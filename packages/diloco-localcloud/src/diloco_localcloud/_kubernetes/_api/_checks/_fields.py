@@ -9,21 +9,23 @@ from ..._objects import _refusals
 Json = dict[str, Any]
 
 _CONTAINER = """
-args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe resizePolicy resources
-restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy
-tty volumeDevices volumeMounts workingDir
+args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports readinessProbe
+resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce
+terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir
 """
 _POD = """
-activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy enableServiceLinks
-ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride imagePullSecrets
-initContainers nodeName nodeSelector os overhead preemptionPolicy priority priorityClassName readinessGates resourceClaims
-resources restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup securityContext serviceAccount
-serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations
+activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy
+enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname
+hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy
+priority priorityClassName readinessGates resourceClaims resources restartPolicy runtimeClassName
+schedulerName schedulingGates schedulingGroup securityContext serviceAccount serviceAccountName
+setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations
 topologySpreadConstraints volumes workloadRef
 """
 _JOB = """
-activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy manualSelector maxFailedIndexes
-parallelism podFailurePolicy podReplacementPolicy scheduling selector successPolicy suspend template ttlSecondsAfterFinished
+activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy
+manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy scheduling
+selector successPolicy suspend template ttlSecondsAfterFinished
 """
 _TOP = "apiVersion kind metadata spec status"
 CONTAINER, POD, JOB, TOP = (frozenset(text.split()) for text in (_CONTAINER, _POD, _JOB, _TOP))
