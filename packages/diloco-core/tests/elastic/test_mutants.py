@@ -357,7 +357,7 @@ def asleep(policy, number):
 
 
 def no_fence_after_a_rollback(monkeypatch):
-    for module in (_exchange, _catchup):
+    for module in (_joining, _catchup):
         monkeypatch.setattr(module, "obey_rollback", lambda incarnation, rollback: None)
 
 

@@ -10,7 +10,6 @@ import pytest
 from training_lab import PATIENCE
 
 from diloco_core import ObjectNotFoundError
-from diloco_core._store._api import InBackground
 from diloco_core._store._drivers._blocks import BlockReader
 from diloco_core._store._open import open_store
 from diloco_core._store._reread import in_parallel, open_ahead
@@ -161,8 +160,7 @@ def threaded(monkeypatch):
     with ThreadPoolExecutor(16) as pool:
         made = open_store("memory://parallel/run")
         made.near = False
-        monkeypatch.setattr(made, "submit", pool.submit)
-        assert isinstance(made, InBackground)
+        monkeypatch.setattr(made.background, "submit", pool.submit)
         yield made
 
 

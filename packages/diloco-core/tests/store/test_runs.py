@@ -102,7 +102,7 @@ def test_several_shards_of_every_member(
     small_s3, small_s3_drivers, remote, tmp_path, monkeypatch, topology
 ):
     """They are uploaded at the same time, and a run can be gone on with."""
-    monkeypatch.setattr("diloco_core._arithmetic._shard_sizes.SHARD_BYTES", 1024)
+    monkeypatch.setattr("diloco_core._arithmetic._layout.SHARD_BYTES", 1024)
 
     def hold(stores, syncs, resume):
         every = 2 if topology == "gather" else None

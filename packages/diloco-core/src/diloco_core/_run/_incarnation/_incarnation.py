@@ -434,12 +434,7 @@ class Incarnation:
             return None
         of_run(record, self.run, self.origin(key))
         job = self.fragments[fragment].job
-        shards = job.layout.shards
-        if not len(record.sums) == len(record.rests) == shards:
-            raise CorruptedObjectError(
-                f"{self.origin(key)} names {len(record.sums)} shards, but fragment {fragment} has "
-                f"{shards}"
-            )
+        record.check_shards(job.layout.shards, self.origin(key))
         if record.full != publishes_whole(job, sync):
             raise CorruptedObjectError(
                 f"{self.origin(key)} is undamaged, but it says that the state is "

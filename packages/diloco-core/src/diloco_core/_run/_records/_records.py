@@ -280,6 +280,17 @@ class Done:
         full = "full" not in fields.names() or fields.truth("full")
         return cls(sync, fragment, sums, rests, commit, full)
 
+    def check_shards(self, shards: int, origin: str) -> None:
+        """Refuse a record of another number of shards than the fragment has.
+
+        Raises:
+            CorruptedObjectError: It has another number of them.
+        """
+        if not len(self.sums) == len(self.rests) == shards:
+            raise CorruptedObjectError(
+                f"{origin} names {len(self.sums)} shards, but fragment {self.fragment} has {shards}"
+            )
+
 
 def of_run(record: T, run: str, origin: str) -> T:
     """Return the record, after checking that it belongs to this run.
