@@ -39,6 +39,10 @@ def nothing(**kwargs):
 def quorum():
     return connect().settings.min_replicas
 
+def place():
+    exchange = connect()
+    return [exchange.rank, exchange.world_size, exchange.process, exchange.processes]
+
 def fails():
     connect()
     raise ValueError("no data")
@@ -90,24 +94,21 @@ def test_the_trainer_connects_with_no_arguments(trainer, alone):
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_a_process_of_torchrun_is_told_which_replica_it_is(
-    trainer, tmp_path, monkeypatch, capsys, by_hand
-):
+def test_processes_of_torchrun_are_one_replica(trainer, tmp_path, monkeypatch, capsys, by_hand):
     """The trainer, which connects with no arguments, gets the exchange that was opened for it."""
-    torchrun = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2"}
+    torchrun = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     uri, elastic = str(tmp_path / "run"), {"min_replicas": 1}
     if by_hand:
-        place = ["--rendezvous", uri, "--rank", "1", "--world-size", "2"]
+        place = ["--rendezvous", uri, "--rank", "1", "--world-size", "3"]
         place += ["--connect-options-json", json.dumps(elastic)]
-        assert main([*place, "--trainer-module", trainer, "--trainer-fn", "quorum"]) == 0
-        assert capsys.readouterr().out == "1\n"
+        assert main([*place, "--trainer-module", trainer, "--trainer-fn", "place"]) == 0
+        assert json.loads(capsys.readouterr().out) == [1, 3, 1, 2]
         return
-    place = {"rendezvous_uri": uri, "rank": 1, "world_size": 2, "connect_options": elastic}
-    assert run(trainer_module=trainer, trainer_fn="quorum", **place) == 1
-    with pytest.raises(ConfigurationError, match="LOCAL_WORLD_SIZE=2 says that torchrun"):
-        run(trainer_module=trainer, trainer_fn="quorum", rendezvous_uri=uri, rank=1)
+    place = {"rendezvous_uri": uri, "rank": 1, "world_size": 3, "connect_options": elastic}
+    assert run(trainer_module=trainer, trainer_fn="place", **place) == [1, 3, 1, 2]
+    assert not (tmp_path / "run").exists(), "only the first process opens the store"
 
 
 def test_connect_options_make_the_run_elastic(trainer, tmp_path):

@@ -31,12 +31,15 @@ from ._errors import (
 from ._exchange._base import Exchange
 from ._exchange._pending import Pending
 from ._exchange._process_group import ProcessGroupExchange
+from ._exchange._replica import ReplicaExchange
 from ._exchange._report import SyncReport
 from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
+from ._loop import _diloco
 from ._loop._diloco import DiLoCo, make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
+from ._processes._loop import ReplicaLoop as _ReplicaLoop
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
 from ._seconds import Seconds
@@ -45,6 +48,8 @@ from ._terms._support import Support
 from ._timing import Timing
 from ._torchft._exchange import ManagerExchange
 from ._torchft._manager import MockManager
+
+_diloco.KINDS[ReplicaExchange] = _ReplicaLoop
 
 __all__ = [
     "Clipped",

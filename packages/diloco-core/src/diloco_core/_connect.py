@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
 from ._connect_arguments import (
-    check_one_process,
     elastic_of,
     given,
     number_of,
+    processes_of,
     settings_of,
     timing_of,
     uri_of,
     world_size_of,
 )
 from ._errors import ConfigurationError
+from ._exchange._replica import ReplicaExchange
 from ._redact import redact_uri
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
@@ -29,7 +31,7 @@ from ._store._open import open_store
 from ._store._transfer import Transfer
 from ._timing import Timing, limits_of
 
-Exchange: TypeAlias = StoreExchange
+Exchange: TypeAlias = StoreExchange | ReplicaExchange
 
 _MOST_CHUNK_BYTES = 2**30
 
@@ -227,9 +229,8 @@ def connect(
         if connected is not None:
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
-        if not told:
-            check_one_process(environ)
-        exchange = _new(
+        opened = partial(
+            _new,
             place,
             transfer,
             (resume or False) if elastic is None else False,
@@ -240,6 +241,13 @@ def connect(
             timing=timing,
             chunk_bytes=chunks,
         )
+        inside = None if told else processes_of(environ)
+        if inside is None:
+            exchange: Exchange = opened()
+        else:
+            patience = timing.join_timeout + timing.sync_timeout
+            leads = partial(_as_leader, opened)
+            exchange = ReplicaExchange(rank, world_size, *inside, leads, patience)
         settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
         if elastic is None:
             settings |= {"min_replicas": None, "resume": resume or False}
@@ -274,9 +282,15 @@ def _check_same(
         )
 
 
+def _as_leader(opened: Callable[[], StoreExchange]) -> StoreExchange:
+    exchange = opened()
+    exchange.support = replace(exchange.support, lanes=True)
+    return exchange
+
+
 def _new(
     uri: str, transfer: Transfer, resume: bool | Literal["newest-whole"], **options: Any
-) -> Exchange:
+) -> StoreExchange:
     store = open_store(uri, transfer=transfer)
     if isinstance(store, FolderStore):
         store.of_earlier_run = bool(resume)

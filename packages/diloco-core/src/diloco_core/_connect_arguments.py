@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
+
 from ._checks import check_resume, kind_of
 from ._errors import ConfigurationError
 from ._redact import redact_uri
@@ -159,23 +161,21 @@ def number_of(given: int | None, argument: str, variable: str, environ: Mapping[
     return int(text)
 
 
-def check_one_process(environ: Mapping[str, str]) -> None:
-    """Refuse to take one of torchrun's several processes for a replica unless told that it is one.
+def processes_of(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the number of this process in its replica and how many there are; None if it is alone.
 
     Raises:
-        ConfigurationError: Several processes have been started for the replica.
+        ConfigurationError: A variable of torchrun does not hold a whole number.
     """
-    if "LOCAL_WORLD_SIZE" not in environ:
-        return
-    processes = number_of(None, "the number of processes", "LOCAL_WORLD_SIZE", environ)
-    if processes > 1:
-        raise ConfigurationError(
-            f"LOCAL_WORLD_SIZE={processes} says that torchrun has started {processes} processes on "
-            "this machine, and all of them would take the same rank: one process is one replica, "
-            "and what several processes hold together is not supported yet. Start one process per "
-            "replica (--nproc-per-node=1). If each of these processes is to be a replica, pass "
-            "both rank= and world_size= to connect(), with a rank of its own for each."
-        )
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        process, processes = group.get_rank(), group.get_world_size()
+    elif "TORCHELASTIC_RUN_ID" in environ or "LOCAL_WORLD_SIZE" in environ:
+        process = number_of(None, "the number of this process", "RANK", environ)
+        processes = number_of(None, "the number of processes", "WORLD_SIZE", environ)
+    else:
+        return None
+    return (process, processes) if processes > 1 else None
 
 
 def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:

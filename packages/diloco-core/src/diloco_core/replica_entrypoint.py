@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from ._connect import connect
+from ._connect import Exchange, connect
 from ._errors import ConfigurationError
-from ._run._exchange import StoreExchange
 
 _log = logging.getLogger("diloco_core")
 
@@ -70,7 +69,7 @@ def _prepare(
     rank: int | None,
     world_size: int | None,
     options: Mapping[str, Any],
-) -> tuple[StoreExchange, Callable[..., Any]]:
+) -> tuple[Exchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
     _show_log()
     # The arguments go into the environment for the trainer's own connect() and its workers, too.
@@ -87,7 +86,7 @@ def _prepare(
                 f"connect_options has {name!r}, which is not allowed. These are: "
                 f"{', '.join(sorted(known))}"
             )
-    exchange = connect(rank=rank, world_size=world_size, **options)
+    exchange = connect(**options)  # which replica this is says the environment by now
     if (devices := torch.cuda.device_count()) > 1:
         _log.warning(
             "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself "
@@ -100,7 +99,7 @@ def _prepare(
 
 
 def _call(
-    exchange: StoreExchange,
+    exchange: Exchange,
     trainer: Callable[..., Any],
     kwargs: Mapping[str, Any],
 ) -> Any:

@@ -54,12 +54,16 @@ class Exchange(Protocol):
     Attributes:
         rank: The rank of this replica.
         world_size: The number of ranks.
+        process: The number of this process in its replica, from 0.
+        processes: How many processes the replica is.
         support: What it can do beyond plain means; what it cannot is refused when the outer loop is
             made.
     """
 
     rank: int
     world_size: int
+    process: int = 0
+    processes: int = 1
     support: Support = Support()
 
     @abstractmethod

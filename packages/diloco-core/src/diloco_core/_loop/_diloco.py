@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -26,6 +26,9 @@ from ._arguments import check_parties, check_topology, fragments_of, stateful_of
 from ._membership import SAVE_INNER_EVERY, membership_of
 from ._outer_loop import OuterLoop
 from ._synced_model import SyncedModel
+
+KINDS: dict[type, type[DiLoCo]] = {}
+"""The loops for some kinds of exchanges; the layer above adds to it."""
 
 
 class DiLoCo(OuterLoop):
@@ -211,6 +214,12 @@ class DiLoCo(OuterLoop):
         ConfigurationError: An argument is not allowed, tensors share memory without being tied, or
             the optimizers and the model do not hold the same parameters. Nothing has been started.
     """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Make the loop of one process among several, if the exchange is that of one."""
+        exchange = options.get("exchange", arguments[2] if len(arguments) > 2 else None)
+        kind = KINDS.get(type(exchange), cls) if cls is DiLoCo else cls
+        return object.__new__(kind)  # type: ignore[return-value] # a subclass
 
     def __init__(
         self,

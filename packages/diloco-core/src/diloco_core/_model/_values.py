@@ -53,6 +53,12 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
     return ".".join(parts)
 
 
+def wrapped_in(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that a wrapper holds; None if ``module`` is no wrapper."""
+    name = _wrapped(module)
+    return None if name is None else module.get_submodule(name)
+
+
 def _wrapped(module: torch.nn.Module) -> str | None:
     """Return the name under which a wrapper holds its module; None if ``module`` is no wrapper."""
     for module_name, class_name, attribute in _WRAPPERS:

@@ -115,6 +115,10 @@ class Schedule(Turns):
         send = not sent and since_adoption >= end - self.delay
         return Due(send, since_adoption >= end)
 
+    def due_in(self, since_adoption: int, *, sent: bool) -> int:
+        """Return after how many more inner steps something has to be done; at least 1."""
+        return max(1, self.period - (0 if sent else self.delay) - since_adoption)
+
 
 @dataclass(frozen=True, slots=True)
 class Windows(Turns):

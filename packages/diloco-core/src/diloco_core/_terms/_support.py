@@ -12,7 +12,9 @@ from .._errors import ConfigurationError
 from .._timing import in_thread
 
 ONE_PROCESS = (
-    "one process is one replica, and what several processes hold together is not supported yet"
+    "over this exchange one process is one replica. To train one replica with several processes, "
+    "call torch.distributed.init_process_group() and then connect() without rank= and world_size= "
+    "in each of them"
 )
 WITHOUT_STORE = (
     "To train with the process group of all replicas instead of a store, pass "
@@ -94,7 +96,6 @@ def check_process_group(exchange: object, way_out: str = WITHOUT_STORE) -> None:
     if size > 1 and support.keeps_state and not support.lanes:
         raise ConfigurationError(
             f"this process is in a torch.distributed group of {size} processes, and the exchange "
-            f"meets over a store: {ONE_PROCESS}. If only one process of the group synced, the "
-            "others would train on with other weights. Start each replica as a process of its own, "
+            f"meets over a store: {ONE_PROCESS}. Or start each replica as a process of its own, "
             f"without init_process_group(). {way_out}"
         )

@@ -1,0 +1,1 @@
+"""Several processes that are one replica: one of them exchanges, and the others follow."""

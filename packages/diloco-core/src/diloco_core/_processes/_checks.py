@@ -1,0 +1,116 @@
+"""Mistakes that only show where several processes are one replica, named on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .._errors import ConfigurationError, ModelChangedError
+from .._model._values import describe, is_plain, plain_name
+from ._inside import Inside
+from ._twin import named_tensors, tensors_of
+from ._values import Pair
+
+
+def refuse_together(
+    inside: Inside,
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    options: Mapping[str, Any],
+) -> None:
+    """Refuse on every process what is wrong on one of them.
+
+    Raises:
+        ConfigurationError: The message names the process.
+    """
+    lines = _lines(model, options)
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    told = inside.collect((_problem(inside, model, optimizers), digest))
+    for process, (problem, _) in enumerate(told):
+        if problem:
+            raise ConfigurationError(f"process {process} of this replica: {problem}")
+    if len({digest for _, digest in told}) > 1:
+        first = inside.share(lines if inside.leads else None)
+        differing = [
+            f"{mine} (process 0: {theirs})"
+            for mine, theirs in zip(lines, first, strict=False)
+            if mine != theirs
+        ]
+        raise ConfigurationError(
+            "the processes of this replica do not have the same model and settings: "
+            f"{', '.join(differing[:4]) or 'another number of tensors'}. Make both alike on all"
+        )
+
+
+def same_tensors(model: torch.nn.Module, pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs with the tensors that the model has now; buffers may be new ones.
+
+    Raises:
+        ModelChangedError: Its tensors are others than when the outer loop was made.
+    """
+    names = [plain_name(model, name) for name, _ in named_tensors(model)]
+    tensors = tensors_of(model)
+    replaced = [
+        name
+        for name, tensor, (before, _) in zip(names, tensors, pairs, strict=False)
+        if tensor.shape != before.shape
+        or (isinstance(tensor, torch.nn.Parameter) and tensor is not before)
+    ]
+    if replaced or len(tensors) != len(pairs):
+        name = [*replaced, *names][0]
+        raise ModelChangedError(
+            f"the model has {len(tensors)} tensors and had {len(pairs)} when the outer loop was "
+            f"made, or {name!r} has been replaced since. Change the model before the loop is made",
+            name,
+        )
+    return [(tensor, whole) for tensor, (_, whole) in zip(tensors, pairs, strict=True)]
+
+
+def _lines(model: torch.nn.Module, options: Mapping[str, Any]) -> list[str]:
+    """Describe what all processes must have in common, a line for each."""
+    tensors = [
+        f"{plain_name(model, name)} {describe(tensor)}{' trained' if tensor.requires_grad else ''}"
+        for name, tensor in named_tensors(model)
+    ]
+    simple = (bool, int, float, str, type(None))
+    settings = [
+        f"{name}={value!r}" for name, value in sorted(options.items()) if isinstance(value, simple)
+    ]
+    return [*settings, *tensors]
+
+
+def _problem(
+    inside: Inside, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> str:
+    """Return what is wrong with the model or optimizers of this process; empty if nothing is."""
+    for name, module in model.named_modules():
+        where = f"module {name!r}" if name else "the model"
+        if type(module).__name__ == "FullyShardedDataParallel":
+            return (
+                f"{where} is wrapped by FullyShardedDataParallel (FSDP1). Use fully_shard (FSDP2), "
+                "or DistributedDataParallel"
+            )
+        if isinstance(module, DistributedDataParallel):
+            size = torch.distributed.get_world_size(module.process_group)
+            if size != inside.processes:
+                return (
+                    f"{where} is in a DistributedDataParallel of {size} processes, and this "
+                    f"replica has {inside.processes}"
+                )
+    known = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in model.named_parameters():
+        if not (isinstance(parameter.detach(), DTensor) or is_plain(parameter)):
+            kind = type(parameter.detach()).__name__
+            return f"parameter {name!r} is a {kind}, which cannot be synced"
+    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    if held - known:
+        return "an inner optimizer holds parameters that are not in the model"
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        return f"no inner optimizer holds the trainable parameter {left[0]!r}"
+    return ""

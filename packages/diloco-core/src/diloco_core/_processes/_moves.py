@@ -1,0 +1,128 @@
+"""What the processes of a replica do together, as the leader says.
+
+While the leader carries out a part of its outer loop, the others follow: each does what the next
+move says, until the last one. So no process waits in a collective that another one does not enter.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .._errors import SyncError
+from .._exchange._report import SyncReport
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The leader needs the whole values of some tensors, by number; and at first the mail."""
+
+    tensors: tuple[int, ...]
+    mail: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Some tensors, by number, have new values."""
+
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the leader's outer loop stands.
+
+    Attributes:
+        committed: Outer steps that the model has taken.
+        inner_steps: Inner steps that this replica has taken.
+        syncing: Whether a sync is under way.
+        batches_to_skip: See :attr:`.DiLoCo.batches_to_skip`.
+        next_in: After how many inner steps all processes meet again.
+    """
+
+    committed: int = 0
+    inner_steps: int = 0
+    syncing: bool = False
+    batches_to_skip: int = 0
+    next_in: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All has been done.
+
+    Attributes:
+        progress: Where the replica stands now.
+        reports: Of the syncs that came to their end meanwhile.
+        result: What the leader's call has returned.
+    """
+
+    progress: Progress
+    reports: tuple[SyncReport, ...] = ()
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The leader has failed, and so all processes do.
+
+    Attributes:
+        kind: The class of its error.
+        arguments: What the error was made of.
+        state: The attributes of the error.
+    """
+
+    kind: type[BaseException]
+    arguments: tuple[Any, ...]
+    state: Mapping[str, Any]
+
+    def error(self) -> BaseException:
+        """Return the error again; its class may take other arguments than those it has kept."""
+        error = self.kind.__new__(self.kind, *self.arguments)
+        error.args = self.arguments
+        error.__dict__.update(self.state)
+        return error
+
+
+Move: TypeAlias = Gather | Spread | Done | Failed
+
+
+def failed(error: BaseException) -> Failed:
+    """Return the move for an error: as a :class:`.SyncError` if it cannot be sent as it is."""
+    move = Failed(type(error), error.args, error.__dict__)
+    try:
+        arrives = pickle.loads(pickle.dumps(move)).error()
+        if str(arrives) == str(error):
+            return move
+    except Exception as problem:  # noqa: BLE001 - whatever the error's class does here
+        del problem
+    return Failed(SyncError, (f"{type(error).__name__}: {error}",), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """What one process has for the leader when they meet.
+
+    Attributes:
+        inner_steps: Inner steps that it has taken in this block.
+        tokens: Tokens that it has counted since the last meeting.
+        rates: The outer learning rates that it was asked to set, each with its group.
+    """
+
+    inner_steps: int = 0
+    tokens: int = 0
+    rates: tuple[tuple[float, int | None], ...] = ()
+
+
+def disagreement(mails: list[Mail]) -> str:
+    """Return how processes have taken different numbers of steps; empty if they have not."""
+    steps = [mail.inner_steps for mail in mails]
+    if len(set(steps)) == 1:
+        return ""
+    told = ", ".join(f"process {number}: {count}" for number, count in enumerate(steps))
+    return (
+        f"the processes of this replica have taken different numbers of inner steps ({told}): all "
+        "of them must step their optimizers together"
+    )

@@ -1,0 +1,89 @@
+"""A plain copy of a model on the CPU, over which the leader of a replica runs its outer loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .._model._values import wrapped_in
+
+
+class Twin:
+    """A model with the same tensors as another, whole and without wrappers.
+
+    Its memory is not set. It has the modules of the model under their names, which are empty but
+    for what they hold: it cannot be called.
+
+    Args:
+        model: The model, of which this process may hold a part.
+
+    Attributes:
+        model: The twin.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._made: dict[int, Any] = {}
+        self.model = self._module(model)
+
+    def of(self, original: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a parameter or a buffer of the model."""
+        return self._made[id(original)]  # type: ignore[no-any-return]
+
+    def translated(self, given: Any) -> Any:
+        """Return a value in which modules and tensors of the twin stand for those of the model."""
+        if isinstance(given, Mapping):
+            return {name: self.translated(value) for name, value in given.items()}
+        if isinstance(given, (torch.nn.Module, torch.Tensor)):
+            return self._made.get(id(given), given)
+        if isinstance(given, Iterable) and not isinstance(given, str):
+            return [self.translated(each) for each in given]
+        return given
+
+    def _module(self, original: torch.nn.Module) -> torch.nn.Module:
+        if id(original) in self._made:
+            return self._made[id(original)]  # type: ignore[no-any-return]
+        if (inside := wrapped_in(original)) is not None:
+            twin = self._made[id(original)] = self._module(inside)
+            return twin
+        kind = next((one for one in _CONTAINERS if isinstance(original, one)), None)
+        twin = self._made[id(original)] = (kind or _class_like(original))()
+        for name, parameter in original._parameters.items():  # noqa: SLF001
+            whole = None if parameter is None else self._tensor(parameter)
+            twin.register_parameter(name, whole)  # type: ignore[arg-type]
+        for name, buffer in original._buffers.items():  # noqa: SLF001
+            persistent = name not in original._non_persistent_buffers_set  # noqa: SLF001
+            whole = None if buffer is None else self._tensor(buffer)
+            twin.register_buffer(name, whole, persistent)
+        for name, child in original._modules.items():  # noqa: SLF001
+            twin.register_module(name, None if child is None else self._module(child))
+        return twin
+
+    def _tensor(self, original: torch.Tensor) -> torch.Tensor:
+        if id(original) not in self._made:
+            whole = torch.empty(original.shape, dtype=original.dtype)
+            if isinstance(original, torch.nn.Parameter):
+                whole = torch.nn.Parameter(whole, original.requires_grad)
+            self._made[id(original)] = whole
+        return self._made[id(original)]  # type: ignore[no-any-return]
+
+
+def named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters and buffers of a model, each once, in the same order everywhere."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return :func:`named_tensors` without the names."""
+    return [tensor for _, tensor in named_tensors(model)]
+
+
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
+_kinds: dict[type, type[torch.nn.Module]] = {}
+
+
+def _class_like(original: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return an empty class of the same name: layers are dealt out by their classes."""
+    kind = type(original)
+    return _kinds.setdefault(kind, type(kind.__name__, (torch.nn.Module,), {}))

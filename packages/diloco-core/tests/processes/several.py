@@ -1,0 +1,164 @@
+"""Replicas of one or several processes, as torchrun would start them, and what they train."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from torch import distributed
+from warm_processes import WarmProcess
+
+from diloco_core import DiLoCo, connect
+
+BATCH = 8
+
+
+class Block(torch.nn.Module):
+    """A layer with a dimension that no number of processes divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(7, 10)
+        self.down = torch.nn.Linear(10, 7)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(torch.nn.Module):
+    """Three layers and a head; one parameter is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(3))
+        self.head = torch.nn.Linear(7, 1)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def wrapped(model, kind):
+    """The model as the processes of a replica hold it together."""
+    if kind == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    if kind == "plain":
+        return model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    processes = distributed.get_world_size()
+    shape = (processes,) if kind == "fsdp" else (2, processes // 2)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "part")[: len(shape)])
+    if kind == "tensor":
+        for layer in model.layers:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(layer, mesh["part"], plan)
+        mesh = mesh["data"]
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def part_of(kind, batch):
+    """The rows of a batch that this process learns from: half of them where two share the work."""
+    if kind == "plain":
+        return batch
+    process, processes = distributed.get_rank(), distributed.get_world_size()
+    if kind == "tensor":  # processes with the same data hold parts of the layers
+        process, processes = process // (processes // 2), 2
+    return [each[process::processes] for each in batch]
+
+
+def member(store, out, kind, case):
+    """Train as one process of a replica; its part of the result goes into a file."""
+    torch.set_num_threads(1)
+    process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if processes > 1:
+        meeting = f"file://{out}-meeting-{os.environ['REPLICA_RANK']}"
+        distributed.init_process_group(
+            "gloo", init_method=meeting, rank=process, world_size=processes
+        )
+    exchange = connect(store, **case.get("connect", {}))
+    torch.manual_seed(0)
+    model = wrapped(Net().double(), kind)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    options = {"sync_every": 6, **case.get("options", {})}
+    if case.get("wrong_on") == process:
+        options["sync_every"] *= 2
+    told, raised = [], None
+    try:
+        with DiLoCo(model, optimizer, exchange, on_sync=told.append, **options) as outer:
+            while outer.inner_steps < case.get("steps", 20):
+                data = torch.Generator().manual_seed(1000 * exchange.rank + outer.inner_steps)
+                x = torch.randn(BATCH, 7, generator=data, dtype=torch.float64)
+                x, y = part_of(kind, [x, x.sum(1, keepdim=True)])
+                loss = (model(x) - y).square().mean()
+                if case.get("nan_at") == outer.inner_steps:
+                    loss = loss * float("nan")
+                loss.backward()
+                if (rate := case.get("rate")) and (outer.inner_steps, process) == tuple(rate[:2]):
+                    outer.set_outer_lr(rate[2])
+                if options.get("weight") == "tokens":
+                    outer.count_tokens(len(x) * (1 + exchange.rank))
+                optimizer.step()
+                optimizer.zero_grad()
+                if case.get("evaluate"):
+                    with torch.no_grad():
+                        model(x)  # leaves the root of FSDP whole
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    whole = {
+        name.removeprefix("module."): (
+            value.full_tensor() if hasattr(value, "full_tensor") else value
+        ).detach()
+        for name, value in model.state_dict().items()
+    }
+    name = f"{out}-{exchange.rank}-{process}"
+    torch.save(whole, f"{name}.pt")
+    outcome = {
+        "committed": outer.committed if raised is None else None,
+        "reports": [report.sync for report in told],
+        "rates": [report.outer_lr for report in told],
+        "raised": raised,
+        "place": [exchange.rank, exchange.world_size, exchange.process, exchange.processes],
+    }
+    Path(f"{name}.json").write_text(json.dumps(outcome))
+    if processes > 1 and raised is None:
+        distributed.destroy_process_group()
+
+
+def trained(folder, name, replicas, case):
+    """Run replicas, each given as (kind, processes); return the outcomes of all processes.
+
+    Of each: what it has trained, and what it told.
+    """
+    started = []
+    folder.mkdir(exist_ok=True)
+    for rank, (kind, processes) in enumerate(replicas):
+        for process in range(processes):
+            variables = {
+                "REPLICA_RANK": str(rank),
+                "REPLICA_WORLD_SIZE": str(len(replicas)),
+                "RANK": str(process),
+                "WORLD_SIZE": str(processes),
+            }
+            if processes > 1:
+                variables |= {"LOCAL_RANK": str(process), "LOCAL_WORLD_SIZE": str(processes)}
+            place = folder / f"{name}-output-{rank}-{process}"
+            given = (str(folder / f"{name}-store"), str(folder / name), kind, case)
+            started.append((rank, process, WarmProcess(place, member, *given, **variables)))
+    outcomes = []
+    for rank, process, each in started:
+        status, output, errors = each.communicate()
+        assert status == 0, f"rank {rank}, process {process}: {output} {errors}"
+        at = f"{folder / name}-{rank}-{process}"
+        outcomes.append((torch.load(f"{at}.pt"), json.loads(Path(f"{at}.json").read_text())))
+    return outcomes

@@ -1,0 +1,47 @@
+"""What the leader of a replica tells its other processes, and what they tell it."""
+
+import pickle
+
+import pytest
+
+from diloco_core import SyncError
+from diloco_core._errors import ReplicaLostError
+from diloco_core._processes._moves import Mail, disagreement, failed
+
+
+class OddError(Exception):
+    """Can be made in one way only, and not be sent."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+        self.both = lambda: (one, two)
+
+
+def sent(error):
+    return pickle.loads(pickle.dumps(failed(error))).error()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SyncError("why"), ValueError(3), SystemExit(143), ReplicaLostError("rank 1 was lost", 1)],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_arrives_as_it_was_raised(error):
+    arrived = sent(error)
+    assert type(arrived) is type(error)
+    assert (str(arrived), arrived.args, arrived.__dict__) == (
+        str(error),
+        error.args,
+        error.__dict__,
+    )
+
+
+def test_an_error_that_cannot_be_sent_arrives_with_its_words():
+    arrived = sent(OddError("this", "that"))
+    assert type(arrived) is SyncError
+    assert str(arrived) == "OddError: this and that"
+
+
+def test_processes_that_have_taken_other_steps_are_named():
+    assert disagreement([Mail(inner_steps=4), Mail(inner_steps=4)]) == ""
+    assert "process 0: 4, process 1: 5" in disagreement([Mail(inner_steps=4), Mail(inner_steps=5)])
