@@ -35,11 +35,10 @@ from ._exchange._replica import ReplicaExchange
 from ._exchange._report import SyncReport
 from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
-from ._loop import _diloco
 from ._loop._diloco import DiLoCo, make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
-from ._processes._loop import ReplicaLoop as _ReplicaLoop
+from ._processes import _loop as _loop_of_several  # noqa: F401 - which it makes known
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
 from ._seconds import Seconds
@@ -48,8 +47,6 @@ from ._terms._support import Support
 from ._timing import Timing
 from ._torchft._exchange import ManagerExchange
 from ._torchft._manager import MockManager
-
-_diloco.KINDS[ReplicaExchange] = _ReplicaLoop
 
 __all__ = [
     "Clipped",
@@ -77,6 +74,7 @@ __all__ = [
     "ProcessGroupExchange",
     "RendezvousError",
     "RendezvousTimeoutError",
+    "ReplicaExchange",
     "ReplicaLostError",
     "RunExistsError",
     "Seconds",

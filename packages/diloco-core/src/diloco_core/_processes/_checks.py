@@ -35,15 +35,16 @@ def refuse_together(
         if problem:
             raise ConfigurationError(f"process {process} of this replica: {problem}")
     if len({digest for _, digest in told}) > 1:
-        first = inside.share(lines if inside.leads else None)
+        first, *others = inside.collect(lines)
         differing = [
-            f"{mine} (process 0: {theirs})"
-            for mine, theirs in zip(lines, first, strict=False)
-            if mine != theirs
+            f"process {process}: {line}"
+            for process, theirs in enumerate(others, start=1)
+            for line in theirs
+            if line not in first
         ]
         raise ConfigurationError(
-            "the processes of this replica do not have the same model and settings: "
-            f"{', '.join(differing[:4]) or 'another number of tensors'}. Make both alike on all"
+            "the processes of this replica do not have the same model and settings as process 0: "
+            f"{', '.join(differing[:4]) or 'another number of tensors'}. Make them alike"
         )
 
 

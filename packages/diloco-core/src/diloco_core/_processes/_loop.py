@@ -12,7 +12,7 @@ from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
-from .._loop._diloco import DiLoCo
+from .._loop._diloco import KINDS, DiLoCo
 from .._loop._membership import SAVE_INNER_EVERY
 from .._seconds import Seconds
 from ._checks import refuse_together, same_tensors
@@ -259,3 +259,6 @@ def _enter(loop: LeaderLoop) -> None:
 
 def _leave(loop: LeaderLoop) -> None:
     loop.__exit__(None, None, None)
+
+
+KINDS[ReplicaExchange] = ReplicaLoop
