@@ -38,7 +38,6 @@ from ._kubeconfig import DEFAULT, namespace_of
 from ._launch import (
     StrandedError,
     UnknownLaunchError,
-    check_orphans,
     check_queue,
     check_service_account,
     create,
@@ -242,9 +241,6 @@ class EKSExecutor(LogVerbs):
         manifest = job_manifest(request, self._options)
         server = self._client.server
         self._check_names()
-        if request.named:
-            look = partial(check_orphans, self._cluster, self._namespace, request.run_id)
-            self._patiently(look)
         arguments = arguments_map(request, self._options)
         self._try_arguments(arguments)
         try:

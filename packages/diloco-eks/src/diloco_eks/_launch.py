@@ -22,7 +22,6 @@ from ._arguments import has_arguments, put_arguments
 from ._cluster import Cluster
 from ._errors import ConflictError, MissingError, UnreachedError, warn
 from ._facts import JobFacts
-from ._handles import orphaned
 from ._reading import read_job
 
 
@@ -236,19 +235,6 @@ def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patie
     except BackendError:
         return False
     return True
-
-
-def check_orphans(cluster: Cluster, space: str, run_id: str) -> None:
-    """Refuse the name of a run whose Job was deleted without its pods: they go on, and cost.
-
-    Raises:
-        RunConflictError: There are such pods.
-    """
-    selector = f"{names.RUN}={run_id}"
-    with contextlib.suppress(ForbiddenError):
-        if left := cluster.list_orphans(space, selector):
-            error = orphaned(f"{space}/{run_id}", left, space, selector)
-            raise RunConflictError(f"{error}; or choose another run_id")
 
 
 def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
