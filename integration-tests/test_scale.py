@@ -43,7 +43,8 @@ class TestTheModel:
     def test_requests_in_the_background_share_the_connections(self, scale):
         def act(network, store):
             futures = [
-                store.submit(lambda: network.request("GET", down=9_000_000)) for _ in range(33)
+                store.background.submit(lambda: network.request("GET", down=9_000_000))
+                for _ in range(33)
             ]
             return [future.result() for future in futures]
 
@@ -55,7 +56,8 @@ class TestTheModel:
     def test_the_network_card_is_shared_too(self, scale):
         def act(network, store):
             for future in [
-                store.submit(lambda: network.request("GET", down=9_000_000)) for _ in range(16)
+                store.background.submit(lambda: network.request("GET", down=9_000_000))
+                for _ in range(16)
             ]:
                 future.result()
 
@@ -74,7 +76,9 @@ class TestTheModel:
 
     def test_the_rate_of_a_prefix(self, scale):
         def act(network, store):
-            for future in [store.submit(lambda: network.request("GET")) for _ in range(100)]:
+            for future in [
+                store.background.submit(lambda: network.request("GET")) for _ in range(100)
+            ]:
                 future.result()
 
         _, seconds = in_virtual_time(scale, act, reads=50.0)
@@ -118,9 +122,9 @@ class TestTheModel:
 
             def first():
                 network.request("GET")
-                return store.submit(second)
+                return store.background.submit(second)
 
-            store.submit(first).result().result()
+            store.background.submit(first).result().result()
             return times
 
         times, seconds = in_virtual_time(scale, act)

@@ -139,7 +139,7 @@ def test_nor_beside_a_run_of_its_name(lab, elsewhere):
     elsewhere.launch(1)
     elsewhere.stand_in._workspace.calls._calls.clear()  # or it may have the same id
     executor = lab.executor(client=elsewhere.client)
-    for verb in (executor.cancel, executor.purge, executor.describe, executor.stream_logs):
+    for verb in (executor.cancel, executor.purge):
         with pytest.raises(
             AuthError,
             match="names another call of rank 0, or none; and Modal does not know its call",

@@ -140,7 +140,7 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         scaled(scale.factor) as sizes,
         mock.patch.object(Layout, "chunks", chunks),
         # Every loop is compared with all others of its process, of which there is one in reality.
-        mock.patch("diloco_core._model._place.Place._check"),
+        mock.patch("diloco_core._model._place.Place.check"),
         mock.patch("diloco_core._wire._delta.SUMMED_BYTES", chunk_bytes),
     ):
         cohort.part_bytes = sizes["PART_BYTES"]

@@ -40,7 +40,7 @@ from ._entries import CLOCKS
 from ._handles import check_handle, link, make_handle
 from ._launch import Launcher, bound_options
 from ._logs import read_log
-from ._looks import Looks, is_of, other_call, other_launch, unnamed
+from ._looks import Looks, is_of, other_call, other_launch
 from ._options import DAY, ModalOptions
 from ._payload import (
     LONGEST_CALL,
@@ -231,10 +231,9 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         self._patiently(lambda: self._call_looks.check_place([handle]))
-        _, entries = self._patiently(lambda: self._call_looks.of([handle]))
+        _, entries = self._patiently(lambda: self._call_looks.of(handle))
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
-            self._patiently(lambda: self._call_looks.check_over(handle, unnamed(handle, entries)))
             raise ReplicaNotFoundError(
                 f"there is no record of rank {handle.rank} of run {handle.run_id!r}"
             )
@@ -280,8 +279,10 @@ class ModalSpawnExecutor(BaseExecutor):
         self._patiently(lambda: self._call_looks.check_place([handle]))
         while True:
             try:
-                record, entries = self._patiently(lambda: self._call_looks.of([handle]))
-            except ReplicaNotFoundError:
+                record, entries = self._patiently(lambda: self._call_looks.of(handle))
+            except ReplicaNotFoundError as error:
+                why = str(error)
+                self._patiently(lambda why=why: self._call_looks.check_over(handle, why))  # type: ignore[misc]
                 return
             try:
                 launch = launch_of(entries)

@@ -79,11 +79,9 @@ class Looks:
             that exist.
 
         Raises:
-            ReplicaNotFoundError: The run has no record, and Modal says that all of these calls have
-                ended.
-            BackendError: Modal could not be asked, or only for another workspace; or the entry of
-                the launch is damaged; or the run has no record, and one of these calls is alive; or
-                the state of none of the replicas can be found out now.
+            ReplicaNotFoundError: The run has no record.
+            BackendError: Modal could not be asked, or as another workspace; or the entry of the
+                launch is damaged; or of none of the replicas is it known now how they are.
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
         asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
@@ -91,26 +89,15 @@ class Looks:
         found: dict[ReplicaHandle, ReplicaStatus] = {}
         if asked:
             self.check_place(asked)
-            record, entries = self.of(asked)
-            numbers = numbers_of(entries)
-            known = self.known(asked, entries, numbers)
+            record, entries = self.of(asked[0])
+            known = self.known(asked, entries, numbers_of(entries))
             if any(trace.damage for trace in known.values()):
                 # While entries are read, a new one may be among them although an older one is not.
                 record, entries = self.read(handles[0].run_id)
-                numbers = numbers_of(entries)
-                known = self.known(asked, entries, numbers)
-            launch = launch_of(entries)
-            grace = float(launch["grace"])
+                known = self.known(asked, entries, numbers_of(entries))
+            grace = float(launch_of(entries)["grace"])
             looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
-            seen: dict[ReplicaHandle, ReplicaStatus | BackendError] = {
-                each: look for each, look in zip(known, looks, strict=True) if look is not None
-            }
-            whys = {each: unnamed(each, entries) for each in asked if each not in known}
-            for each, error in self._living(whys).items():
-                seen[each], trace = error, states.Trace()
-                if is_of_launch(each, launch):  # only the entry of its call is missing
-                    trace = states.trace_of(entries, each.rank, numbers, damage=str(error))
-                known[each] = trace
+            seen = {each: look for each, look in zip(known, looks, strict=True) if look is not None}
             unknown = [look for look in seen.values() if isinstance(look, BackendError)]
             # Such an error concerns one rank, and must not hide the others.
             if unknown and len(unknown) == len(seen) and not ends:
@@ -173,64 +160,65 @@ class Looks:
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
 
-    def of(self, handles: Sequence[ReplicaHandle]) -> tuple[Any, Mapping[str, str]]:
-        """Read the record of the run of some handles; see :meth:`read`.
+    def of(self, handle: ReplicaHandle) -> tuple[Any, Mapping[str, str]]:
+        """As :meth:`read`, for the run of a handle.
 
         Raises:
-            ReplicaNotFoundError: There is no record any more, and their calls have ended.
-            AuthError: There is no record in the workspace of this token, which is not the workspace
-                of a handle.
-            BackendError: There is no record, and a call has not ended.
+            ReplicaNotFoundError: There is none any more.
+            AuthError: There is none in the workspace that this token is of, which is not that of
+                the handle.
         """
         try:
-            return self.read(handles[0].run_id)
+            return self.read(handle.run_id)
         except ReplicaNotFoundError as error:
-            for living in self._living(dict.fromkeys(handles, str(error))).values():
-                raise living from error
+            self.word_without_record(handle, str(error))
             raise
 
     def word(self, handle: ReplicaHandle) -> str | None:
-        """Return Modal's word for how a handle's call has ended; None if it has not ended."""
-        return many.at_once(self._word, [handle])[0]
+        """Return Modal's word for how a handle's call has ended; None if it has not."""
 
-    async def _word(self, handle: ReplicaHandle) -> str | None:
-        try:
-            end = await self._client.end(handle.metadata["function_call_id"], value=False)
-        except MissingError:
-            return "MISSING"
-        return None if end is None else end.status
+        async def look(call: str) -> str | None:
+            try:
+                end = await self._client.end(call, value=False)
+            except MissingError:
+                return "MISSING"
+            return None if end is None else end.status
 
-    def check_over(self, handle: ReplicaHandle, why: str) -> None:
-        """Raise an error if a handle's call has not ended, although no intact record names it.
+        return many.at_once(look, [handle.metadata["function_call_id"]])[0]
 
-        The call is not ended here: without a record it is unknown whether the handle is true.
-        """
-        for living in self._living({handle: why}).values():
-            raise living
+    def word_without_record(self, handle: ReplicaHandle, why: str) -> str | None:
+        """Return :meth:`word` for a handle that no record names.
 
-    def _living(self, handles: Mapping[ReplicaHandle, str]) -> dict[ReplicaHandle, BackendError]:
-        """Return errors for handles that no record names, and whose calls may not have ended.
+        Its replica may be gone, or run in another workspace.
 
         Args:
-            handles: The handles, each with a text that says what is missing.
+            handle: Of the replica.
+            why: What is not there.
+
+        Raises:
+            AuthError: The call was not started in this workspace.
         """
-        living: dict[ReplicaHandle, BackendError] = {}
-        words = many.at_once(self._word, list(handles))
-        for (handle, why), word in zip(handles.items(), words, strict=True):
-            call = handle.metadata["function_call_id"]
-            if word is None:
-                living[handle] = BackendError(
-                    f"{why}, but the call of this handle has not ended, and may cost money: "
-                    f"modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends "
-                    f"it ({link(call)})"
-                )
-            elif word == "MISSING" and self._is_young(handle):
-                living[handle] = AuthError(
-                    f"{why}; and Modal does not know its call {call}, as it would for 7 days: the "
-                    "token is of another workspace than the launch ('modal profile current', "
-                    "MODAL_PROFILE, MODAL_TOKEN_ID), or the handle is not true"
-                )
-        return living
+        word = self.word(handle)
+        if word == "MISSING" and self._is_young(handle):
+            raise AuthError(
+                f"{why}; and Modal does not know its call {handle.metadata['function_call_id']}, "
+                "as it would for 7 days: the token is of another workspace than the launch ('modal "
+                "profile current', MODAL_PROFILE, MODAL_TOKEN_ID), or the handle is not true"
+            )
+        return word
+
+    def check_over(self, handle: ReplicaHandle, why: str) -> None:
+        """Refuse to say that nothing is left where no record tells and the call is not over.
+
+        It is not ended here: without a record nobody knows whether the handle is true.
+        """
+        call = handle.metadata["function_call_id"]
+        if self.word_without_record(handle, why) is None:
+            raise BackendError(
+                f"{why}, but the call of this handle has not ended, and may cost money: "
+                f"modal.FunctionCall.from_id({call!r}).cancel(terminate_containers=True) ends it "
+                f"({link(call)})"
+            )
 
     def unknown(
         self, handle: ReplicaHandle, trace: states.Trace | None = None
@@ -391,14 +379,6 @@ def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str
     if handle.rank not in launch["ranks"]:
         raise stray(entries, handle.rank)
     return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
-
-
-def unnamed(handle: ReplicaHandle, entries: Mapping[str, str]) -> str:
-    """Explain that a handle does not belong to the record."""
-    with contextlib.suppress(DamagedRecordError):
-        if call_of(entries, handle.rank) == handle.metadata["function_call_id"]:
-            return other_launch(handle)
-    return other_call(handle)
 
 
 def other_call(handle: ReplicaHandle) -> str:

@@ -358,6 +358,12 @@ class SageMakerExecutor(BaseExecutor):
                 f"{self._client.region}: make one with region={region!r}"
             )
 
+    def _recorded(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
+        end = super()._recorded(handle)
+        if end is not None:  # a journal may be shared with another account
+            self._patiently(lambda: self._runs.check_account(handle, None))
+        return end
+
     def _is_ours(self, handle: ReplicaHandle) -> bool:
         if not super()._is_ours(handle):
             return False

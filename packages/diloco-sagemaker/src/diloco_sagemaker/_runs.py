@@ -80,14 +80,14 @@ class Runs:
         try:
             job = self._jobs.describe(handle.metadata["job_name"])
         except MissingError as error:
-            self._check_account(handle, None)
+            self.check_account(handle, None)
             raise self._unseen(handle) or _gone(handle) from error
-        self._check_account(handle, job)
+        self.check_account(handle, job)
         if not is_of(handle, job):
             raise _gone(handle)
         return job
 
-    def _check_account(self, handle: ReplicaHandle, job: JobFacts | None) -> None:
+    def check_account(self, handle: ReplicaHandle, job: JobFacts | None) -> None:
         """Refuse a handle of another account, for which "not found" would mean nothing.
 
         If its job was found, the job itself tells its account.
@@ -110,7 +110,7 @@ class Runs:
         lacking = []
         for handle in handles:
             job = found.get(handle.metadata["job_name"])
-            self._check_account(handle, job)
+            self.check_account(handle, job)
             if job is None:
                 lacking.append(handle)
         known = {
