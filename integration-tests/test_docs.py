@@ -25,7 +25,7 @@ import pytest
 TOP = Path(__file__).parents[1]
 PAGES = sorted(TOP.glob("packages/*/docs/**/*.md"))
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-NOT_RUN = ("hatch run ", "pip install ", "export ", "kubectl ", "aws ", "git ")
+NOT_RUN = ("hatch run ", "pip install ", "export ", "kubectl ", "aws ", "git ", "torchrun ")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 WIDTH = 86  # columns that a code block of the site shows in a window of 1280 pixels
 # Shell lines that stay one line, each with the reason.

@@ -15,7 +15,14 @@ OWN = PACKAGE / "docs" / "own-backend.md"
 def attributes(cls):
     """What a docstring says of each attribute."""
     lines = inspect.getdoc(cls).partition("Attributes:\n")[2].splitlines()
-    return dict(line.strip().split(": ", 1) for line in lines if line.strip())
+    found = {}
+    for line in filter(None, map(str.strip, lines)):
+        if re.match(r"\w+: ", line):
+            name, meaning = line.split(": ", 1)
+            found[name] = meaning
+        else:  # a meaning that runs on
+            found[name] += f" {line}"
+    return found
 
 
 def rows(heads, entries):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -282,6 +283,12 @@ class DiLoCo(OuterLoop):
         )
         synced = SyncedModel(model, parts, policy, optimizers, exchange, terms)
         super().__init__(synced, membership, names, on_sync)
+
+
+# Otherwise it would be that of __new__, which says nothing.
+DiLoCo.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    DiLoCo.__init__
+).replace(parameters=[*inspect.signature(DiLoCo.__init__).parameters.values()][1:])
 
 
 def make_diloco_outer_loop(
