@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from diloco_core import ConfigurationError, DiLoCo, ReplicaExchange, Seconds
+
 from .several import trained
 
 PLAIN = [("plain", 1), ("plain", 1)]
@@ -41,6 +43,14 @@ def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
         for rank, (_, processes) in enumerate(replicas)
         for process in range(processes)
     ]
+
+
+def test_seconds_are_refused():
+    exchange = ReplicaExchange(0, 2, 0, 2, lambda: None, 1.0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"sync_every=Seconds\(60\) cannot be used yet"):
+        DiLoCo(model, optimizer, exchange, sync_every=Seconds(60))
 
 
 @pytest.mark.processes

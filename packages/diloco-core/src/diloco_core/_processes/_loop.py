@@ -49,6 +49,12 @@ class ReplicaLoop(DiLoCo):
                 "one replica: a replica that is started again has the weights of the run, and "
                 "fresh inner optimizers. Leave them out"
             )
+        if isinstance(sync_every, Seconds):
+            # What processes tell the leader is taken at syncs alone, and they meet at every step.
+            raise ConfigurationError(
+                f"sync_every={sync_every!r} cannot be used yet where several processes are one "
+                "replica: pass a number of inner steps"
+            )
         self._exchange = exchange
         self._on_sync = on_sync
         self._wrapped = model
