@@ -109,6 +109,31 @@ def test_gpus(options_for, request_for):
     )
 
 
+@pytest.mark.parametrize(
+    ("gpu", "options", "volumes"),
+    [
+        ("A100:8", {}, [{"name": "shm", "emptyDir": {"medium": "Memory"}}]),
+        ("A100", {}, []),
+        (None, {}, []),
+        (
+            "A100:8",
+            {"shm_size": "8Gi"},
+            [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+        ),
+        (
+            "A100:8",
+            {"mounts": {"/dev/shm": "pvc/own"}},
+            [{"name": "mount-0", "persistentVolumeClaim": {"claimName": "own"}}],
+        ),
+    ],
+)
+def test_processes_of_several_gpus_have_shared_memory(
+    options_for, request_for, gpu, options, volumes
+):
+    pod = pod_of(job_manifest(request_for(gpu=gpu), options_for(**options)))
+    assert pod.get("volumes", []) == volumes
+
+
 def test_the_gpus_toleration_is_added_to_the_callers(options_for, request_for):
     own = {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}
     tolerations = pod_of(job_manifest(request_for(gpu="L4"), options_for(tolerations=[own])))[

@@ -13,6 +13,7 @@ DilocoError (diloco_protocol)
     │   ├── RendezvousTimeoutError          some ranks never arrived
     │   ├── RunExistsError                  the prefix is another run's, or the rank is taken
     │   └── MismatchError                   replicas disagree on model, world size or settings
+    ├── ProcessFailedError                  one of a replica's own processes has failed
     └── SyncError                           a sync cannot be completed
         ├── SyncTimeoutError (TimeoutError)  some ranks did not contribute in time
         ├── ReplicaLostError                a replica died or failed
@@ -114,6 +115,21 @@ class RunExistsError(RendezvousError):
 
 class MismatchError(RendezvousError):
     """Raised when two replicas disagree on the model, the world size or the settings."""
+
+
+class ProcessFailedError(CoreError):
+    """Raised where several processes are one replica and one of them has failed.
+
+    Attributes:
+        process: Its number in the replica, from 0; None if it is not known which one it was.
+        exit_code: Its exit code, or minus the number of the signal that ended it; None if unknown.
+    """
+
+    def __init__(
+        self, message: str, process: int | None = None, exit_code: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.process, self.exit_code = process, exit_code
 
 
 class SyncError(CoreError):

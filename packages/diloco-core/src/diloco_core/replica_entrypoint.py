@@ -17,12 +17,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ._connect import Exchange, connect
 from ._errors import ConfigurationError
+from ._processes._start import number_of_processes, run_processes
 
 _log = logging.getLogger("diloco_core")
 
@@ -36,6 +37,7 @@ def run(
     rank: int | None = None,
     world_size: int | None = None,
     connect_options: Mapping[str, Any] | None = None,
+    processes: int | Literal["gpu"] = 1,
 ) -> Any:
     """Connect to the run, and return what ``trainer_module.trainer_fn(**trainer_kwargs)`` returns.
 
@@ -51,11 +53,28 @@ def run(
         world_size: Number of replicas; from ``REPLICA_WORLD_SIZE`` if left out.
         connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}``
             makes the run elastic.
+        processes: How many processes are this replica; ``"gpu"`` for one per GPU. They are started
+            on this machine, as torchrun would: the trainer runs in each of them, calls
+            ``torch.distributed.init_process_group()`` and wraps its model. What process 0 returns
+            is returned.
 
     Raises:
         ConfigurationError: The trainer cannot be found, or the replica cannot be identified.
+        ProcessFailedError: One of several processes has failed.
         StoreUnavailableError: The URI cannot be written and read.
     """
+    number = number_of_processes(processes, os.environ)
+    if number > 1:
+        arguments = {
+            "trainer_module": trainer_module,
+            "trainer_fn": trainer_fn,
+            "trainer_kwargs": trainer_kwargs,
+            "rendezvous_uri": rendezvous_uri,
+            "rank": rank,
+            "world_size": world_size,
+            "connect_options": connect_options,
+        }
+        return run_processes(number, run, arguments)
     exchange, trainer = _prepare(
         trainer_module, trainer_fn, rendezvous_uri, rank, world_size, connect_options or {}
     )
@@ -87,11 +106,11 @@ def _prepare(
                 f"{', '.join(sorted(known))}"
             )
     exchange = connect(**options)  # which replica this is says the environment by now
-    if (devices := torch.cuda.device_count()) > 1:
+    if (devices := torch.cuda.device_count()) > 1 and exchange.processes == 1:
         _log.warning(
             "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself "
-            "uses them all, it trains on one, and the others are idle. Ask for one GPU per "
-            "replica, and start more replicas.",
+            "uses them all, it trains on one, and the others are idle. Pass processes='gpu' for a "
+            "process on each, or ask for one GPU per replica, and start more replicas.",
             exchange.rank,
             devices,
         )
@@ -190,13 +209,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="more arguments of connect(), a JSON object: "
         """'{"min_replicas": 2}' makes the run elastic""",
     )
+    parser.add_argument(
+        "--processes",
+        default="1",
+        help="how many processes on this machine are this replica; 'gpu' for one per GPU",
+    )
     given = vars(parser.parse_args(argv))
-    kwargs = given.pop("trainer_kwargs_json")
+    kwargs, processes = given.pop("trainer_kwargs_json"), given.pop("processes")
+    processes = int(processes) if processes.isdecimal() else processes
     try:
-        exchange, trainer = _prepare(**given)
+        several = number_of_processes(processes, os.environ) > 1
+        prepared = None if several else _prepare(**given)
     except ConfigurationError as error:
         parser.error(str(error))
-    result = _call(exchange, trainer, kwargs)
+    if prepared is None:
+        options = given.pop("options")
+        result = run(processes=processes, trainer_kwargs=kwargs, connect_options=options, **given)
+    else:
+        result = _call(*prepared, kwargs)
     if result is not None:
         sys.stdout.write(f"{json.dumps(result)}\n")
     return 0

@@ -1,14 +1,19 @@
 """Replicas of one or several processes, as torchrun would start them, and what they train."""
 
+import functools
 import json
+import logging
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import torch
 from torch import distributed
 from warm_processes import WarmProcess
 
-from diloco_core import DiLoCo, connect
+from diloco_core import DiLoCo, Seconds, connect
 
 BATCH = 8
 
@@ -38,6 +43,21 @@ class Net(torch.nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+class KeepsWeights(torch.optim.Optimizer):
+    """Steps a copy of each parameter, and writes it over the parameter."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter].setdefault("kept", parameter.detach().clone())
+                kept -= 0.01 * parameter.grad
+                parameter.copy_(kept)
 
 
 def wrapped(model, kind):
@@ -77,33 +97,52 @@ def part_of(kind, batch):
     return [each[process::processes] for each in batch]
 
 
-def member(store, out, kind, case):
+def member(folder, kind, case):
     """Train as one process of a replica; its part of the result goes into a file."""
+    folder = Path(folder)
     torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO)
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if processes > 1:
-        meeting = f"file://{out}-meeting-{os.environ['REPLICA_RANK']}"
+        meeting = f"file://{folder}/meeting-{os.environ['REPLICA_RANK']}"
         distributed.init_process_group(
             "gloo", init_method=meeting, rank=process, world_size=processes
         )
-    exchange = connect(store, **case.get("connect", {}))
+    exchange = connect(folder / "store", **case.get("connect", {}))
     torch.manual_seed(0)
     model = wrapped(Net().double(), kind)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     options = {"sync_every": 6, **case.get("options", {})}
+    if "seconds" in case:
+        options["sync_every"] = Seconds(case["seconds"])
+    if case.get("keeps_weights"):
+        optimizer = KeepsWeights(optimizer.param_groups[0]["params"])
     if case.get("wrong_on") == process:
         options["sync_every"] *= 2
-    told, raised = [], None
+    told, raised, began_at = [], None, None
     try:
         with DiLoCo(model, optimizer, exchange, on_sync=told.append, **options) as outer:
+            began_at = outer.inner_steps
+            if case.get("kill_after", [None])[0] == process:
+                kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
+                threading.Timer(case["kill_after"][1], kill).start()
             while outer.inner_steps < case.get("steps", 20):
+                time.sleep(case.get("pause", 0))
                 data = torch.Generator().manual_seed(1000 * exchange.rank + outer.inner_steps)
                 x = torch.randn(BATCH, 7, generator=data, dtype=torch.float64)
                 x, y = part_of(kind, [x, x.sum(1, keepdim=True)])
                 loss = (model(x) - y).square().mean()
                 if case.get("nan_at") == outer.inner_steps:
                     loss = loss * float("nan")
+                if case.get("unreduced"):
+                    model.set_requires_gradient_sync(False)
                 loss.backward()
+                if case.get("signal") == [outer.inner_steps, process]:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    while not outer._ending.asked:  # the others wait for this one's next step
+                        time.sleep(0.01)
+                if case.get("raise_on") == [outer.inner_steps, process]:
+                    raise ArithmeticError("a bad batch")
                 if (rate := case.get("rate")) and (outer.inner_steps, process) == tuple(rate[:2]):
                     outer.set_outer_lr(rate[2])
                 if options.get("weight") == "tokens":
@@ -121,16 +160,17 @@ def member(store, out, kind, case):
         ).detach()
         for name, value in model.state_dict().items()
     }
-    name = f"{out}-{exchange.rank}-{process}"
-    torch.save(whole, f"{name}.pt")
+    name = f"{exchange.rank}-{process}"
+    torch.save(whole, folder / f"{name}.pt")
     outcome = {
         "committed": outer.committed if raised is None else None,
         "reports": [report.sync for report in told],
         "rates": [report.outer_lr for report in told],
         "raised": raised,
+        "began_at": began_at,
         "place": [exchange.rank, exchange.world_size, exchange.process, exchange.processes],
     }
-    Path(f"{name}.json").write_text(json.dumps(outcome))
+    (folder / f"{name}.json").write_text(json.dumps(outcome))
     if processes > 1 and raised is None:
         distributed.destroy_process_group()
 
@@ -140,25 +180,55 @@ def trained(folder, name, replicas, case):
 
     Of each: what it has trained, and what it told.
     """
-    started = []
+    for (rank, process), (status, errors) in run(folder, name, replicas, case).items():
+        assert status == 0, f"rank {rank}, process {process}: {errors}"
+    return results(folder / name, replicas)
+
+
+def run(folder, name, replicas, case):
+    """Run replicas; return for each of their processes its exit status and what it has logged."""
+    started = {rank: start(folder / name, replicas, rank, case) for rank in range(len(replicas))}
+    return {
+        (rank, process): ended
+        for rank, processes in started.items()
+        for process, ended in enumerate(wait(processes))
+    }
+
+
+def start(folder, replicas, rank, case):
+    """Start the processes of one replica, and return them."""
     folder.mkdir(exist_ok=True)
-    for rank, (kind, processes) in enumerate(replicas):
-        for process in range(processes):
-            variables = {
-                "REPLICA_RANK": str(rank),
-                "REPLICA_WORLD_SIZE": str(len(replicas)),
-                "RANK": str(process),
-                "WORLD_SIZE": str(processes),
-            }
-            if processes > 1:
-                variables |= {"LOCAL_RANK": str(process), "LOCAL_WORLD_SIZE": str(processes)}
-            place = folder / f"{name}-output-{rank}-{process}"
-            given = (str(folder / f"{name}-store"), str(folder / name), kind, case)
-            started.append((rank, process, WarmProcess(place, member, *given, **variables)))
-    outcomes = []
-    for rank, process, each in started:
-        status, output, errors = each.communicate()
-        assert status == 0, f"rank {rank}, process {process}: {output} {errors}"
-        at = f"{folder / name}-{rank}-{process}"
-        outcomes.append((torch.load(f"{at}.pt"), json.loads(Path(f"{at}.json").read_text())))
-    return outcomes
+    attempt = len(list(folder.glob(f"output-*-{rank}-0")))
+    (folder / f"meeting-{rank}").unlink(missing_ok=True)
+    kind, processes = replicas[rank]
+    started = []
+    for process in range(processes):
+        variables = {
+            "REPLICA_RANK": str(rank),
+            "REPLICA_WORLD_SIZE": str(len(replicas)),
+            "RANK": str(process),
+            "WORLD_SIZE": str(processes),
+        }
+        if processes > 1:
+            variables |= {"LOCAL_RANK": str(process), "LOCAL_WORLD_SIZE": str(processes)}
+        output = folder / f"output-{attempt}-{rank}-{process}"
+        started.append(WarmProcess(output, member, str(folder), kind, case, **variables))
+    return started
+
+
+def wait(processes):
+    """Return the exit status of each process and what it has logged."""
+    ended = [each.communicate() for each in processes]
+    return [(status, errors) for status, _, errors in ended]
+
+
+def results(folder, replicas):
+    """Return what each process of each replica has trained, and what it told."""
+    return [
+        (
+            torch.load(folder / f"{rank}-{process}.pt"),
+            json.loads((folder / f"{rank}-{process}.json").read_text()),
+        )
+        for rank, (_, processes) in enumerate(replicas)
+        for process in range(processes)
+    ]

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, DiLoCo, ReplicaExchange, Seconds
-
 from .several import trained
 
 PLAIN = [("plain", 1), ("plain", 1)]
 DELAYED = {"options": {"delay": 1, "fragments": ("strided", 3)}}
+MIXED = {"options": {"delay": 2, "alpha": 0.5}, "connect": {"min_replicas": 2}}
 ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "evaluate": True}
 
 
@@ -18,10 +17,11 @@ ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "eva
     [
         ([("ddp", 2), ("ddp", 2)], {"rate": [3, 1, 0.5]}),
         ([("fsdp", 2), ("fsdp", 2)], DELAYED),
+        ([("ddp", 2), ("ddp", 2)], MIXED),
         ([("fsdp", 2), ("plain", 1)], ELASTIC),
         ([("hybrid", 4), ("tensor", 4)], {}),
     ],
-    ids=["ddp", "delayed fragments", "elastic", "hybrid and tensor parallel"],
+    ids=["ddp", "delayed fragments", "mixed", "elastic", "hybrid and tensor parallel"],
 )
 def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
     alone = trained(
@@ -45,27 +45,49 @@ def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
     ]
 
 
-def test_seconds_are_refused():
-    exchange = ReplicaExchange(0, 2, 0, 2, lambda: None, 1.0)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigurationError, match=r"sync_every=Seconds\(60\) cannot be used yet"):
-        DiLoCo(model, optimizer, exchange, sync_every=Seconds(60))
+@pytest.mark.processes
+def test_replicas_of_any_size_meet_in_one_run(tmp_path):
+    case = {"options": {"codec": "int8"}, "connect": {"min_replicas": 3}}
+    (expected, _), *_ = trained(tmp_path, "alone", [("plain", 1)] * 3, case)
+    sizes = [("fsdp", 4), ("ddp", 2), ("plain", 1)]
+    (first, told), *others = trained(tmp_path, "several", sizes, case)
+    for values, said in others:
+        assert all(torch.equal(first[name], values[name]) for name in first), "bit for bit"
+        assert said["reports"] == told["reports"]
+    for name, value in expected.items():
+        # A value that lies between two codes may be rounded to the other one.
+        torch.testing.assert_close(first[name], value, rtol=0, atol=1e-3)
+
+
+@pytest.mark.processes
+def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_path):
+    case = {"seconds": 0.02, "rate": [3, 1, 0.5], "connect": {"min_replicas": 1}}
+    (first, told), (second, other) = trained(tmp_path, "run", [("ddp", 2)], case)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert told["reports"] == other["reports"]
+    assert told["rates"][-1] == other["rates"][-1] == 0.5
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("kind", "case", "words"),
     [
-        ({"nan_at": 4}, "NonFiniteDeltaError: "),
-        ({"wrong_on": 1}, "ConfigurationError: the processes of this replica do not have the same"),
-        ({"options": {"outer_lr": -1.0}}, "ConfigurationError: outer_lr"),
-        ({"options": {"stateful": {"x": None}}}, "ConfigurationError: stateful= and"),
+        ("ddp", {"nan_at": 4}, "NonFiniteDeltaError: "),
+        ("ddp", {"wrong_on": 1}, "ConfigurationError: the processes of this replica do not have"),
+        ("ddp", {"options": {"outer_lr": -1.0}}, "ConfigurationError: outer_lr"),
+        ("ddp", {"options": {"stateful": {"x": None}}}, "ConfigurationError: stateful['x'] is"),
+        (
+            "ddp",
+            {"keeps_weights": True},
+            "ModelChangedError: the inner optimizer KeepsWeights",
+        ),
+        ("fsdp", {"keeps_weights": True}, "ModelChangedError: the inner optimizer KeepsWeights"),
+        ("fsdp", {"unreduced": True}, "ModelChangedError: module '' holds gradients that FSDP2"),
     ],
-    ids=["nan", "settings", "argument", "not yet"],
+    ids=["nan", "settings", "argument", "stateful", "weights", "sharded weights", "gradients"],
 )
-def test_an_error_is_the_same_on_all_of_them(tmp_path, case, words):
-    outcomes = trained(tmp_path, "failed", [("ddp", 2)], case)
+def test_an_error_is_the_same_on_all_of_them(tmp_path, kind, case, words):
+    outcomes = trained(tmp_path, "failed", [(kind, 2)], case)
     raised = [said["raised"] for _, said in outcomes]
     assert raised[0] == raised[1]
     assert raised[0].startswith(words)

@@ -222,7 +222,7 @@ def _template(
         tolerations += [gpu_toleration] if gpu_toleration not in tolerations else []
     if tolerations:
         pod["tolerations"] = tolerations
-    shape_pod(pod, options, labels)
+    shape_pod(pod, options, labels, 0 if gpu is None else gpu.count)
     return {
         "metadata": {
             "labels": dict(labels),

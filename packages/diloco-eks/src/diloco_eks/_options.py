@@ -199,7 +199,8 @@ class EKSOptions(Options):
         gpu_types: GPU name → node label → values of that label, added to the built-in table or
             replacing its entries.
         ephemeral_storage: Local disk of a replica, such as ``100Gi``.
-        shm_size: Size of ``/dev/shm``, such as ``8Gi``; counts as memory.
+        shm_size: Size of ``/dev/shm``, such as ``8Gi``; counts as memory. With several GPUs it is
+            as large as the memory if left out.
         efa: Number of EFA devices of a replica.
         cpu_limit: CPU limit of a replica: ``request`` for as much as it requests, an amount, or
             None for no limit, so that it may use idle CPUs of its node.

@@ -26,13 +26,14 @@ _HOST = "kubernetes.io/hostname"
 _HEALTHY = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
 
 
-def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str]) -> None:
+def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: int) -> None:
     """Apply the options to a pod's spec, whose first container is the replica's.
 
     Args:
         pod: The spec, which is changed.
         options: The executor's options.
         labels: The labels of the pods of the run.
+        gpus: How many GPUs a pod has.
     """
     if options.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
@@ -40,19 +41,20 @@ def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str]) -> None
         pod["priorityClassName"] = options.priority_class_name
     if options.hyperpod:
         pod["nodeSelector"] = {**_HEALTHY, **pod.get("nodeSelector", {})}
-    _mount(pod, options)
+    _mount(pod, options, gpus)
     if options.topology is not None:
         _place(pod, options.topology, {names.RUN: labels[names.RUN]})
     if options.restricted:
         _restrict(pod)
 
 
-def _mount(pod: Json, options: EKSOptions) -> None:
+def _mount(pod: Json, options: EKSOptions, gpus: int) -> None:
     _check_free(options)
-    if options.shm_size is not None:
-        memory = {"medium": "Memory", "sizeLimit": options.shm_size}
-        _add_volume(pod, "shm", {"emptyDir": memory}, _SHM)
     mounts = dict(options.mounts or {})
+    # The processes of several GPUs talk through shared memory (NCCL), and have 64 MiB otherwise.
+    if options.shm_size is not None or (gpus > 1 and _SHM not in mounts):
+        size = {} if options.shm_size is None else {"sizeLimit": options.shm_size}
+        _add_volume(pod, "shm", {"emptyDir": {"medium": "Memory", **size}}, _SHM)
     if options.code is not None:
         mounts[CODE_PATH] = f"configmap/{options.code}:ro"
     for number, (path, source) in enumerate(sorted(mounts.items())):

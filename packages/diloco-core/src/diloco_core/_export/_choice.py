@@ -28,8 +28,8 @@ _TRIES = 8
 _MOST_EXPECTED = 1000
 
 INCOMPLETE = (
-    "If the run is going on, a replica may be about to write what is missing; if no replica is "
-    "running, the run ended before it was written, or something has deleted it."
+    "If the run is going on, this is normal: a replica is about to write what is missing. If no "
+    "replica is running, the run ended before it was written, or something has deleted it."
 )
 
 

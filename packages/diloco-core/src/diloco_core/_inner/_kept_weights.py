@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .._errors import ModelChangedError
-from .._model._values import sample
+from .._model._values import part_here, sample
 
 _MOST_PARAMETERS = 8
 _MOST_VALUES = 64
@@ -155,6 +155,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
     Quantized states are often subclasses, which support only a few operations.
     """
+    tensor = part_here(tensor)
     return (
         type(tensor) in {torch.Tensor, torch.nn.Parameter}
         and tensor.is_floating_point()
@@ -168,5 +169,5 @@ def _values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
 
     They are rounded to ``dtype`` first, if it is given.
     """
-    values = sample(tensor, _MOST_VALUES)
+    values = sample(part_here(tensor), _MOST_VALUES)
     return values.to(dtype or tensor.dtype).to("cpu", torch.float64)

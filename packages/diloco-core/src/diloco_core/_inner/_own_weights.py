@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._errors import ModelChangedError
+from .._model._values import part_here
 
 _MOST_PARAMETERS = 4
 _MOST_VALUES = 3  # in every dimension of a tensor
@@ -148,7 +149,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 def _is_like(kept: object, parameter: torch.Tensor) -> bool:
     return (
         isinstance(kept, torch.Tensor)
-        and type(kept) in {torch.Tensor, torch.nn.Parameter}
+        and type(part_here(kept)) in {torch.Tensor, torch.nn.Parameter}
         and kept.dtype is parameter.dtype
         and kept.shape == parameter.shape
     )
@@ -292,5 +293,5 @@ class _Twins:
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:
-    few = tensor.detach()[tuple(slice(0, _MOST_VALUES) for _ in tensor.shape)]
+    few = part_here(tensor).detach()[tuple(slice(0, _MOST_VALUES) for _ in tensor.shape)]
     return few.to("cpu", torch.float64 if few.is_floating_point() else few.dtype, copy=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from .._checks import kind_of
-from .._errors import ConfigurationError
+from .._errors import ConfigurationError, CorruptedObjectError
 from .._generators import random_state, set_random_state
 from .._store._api import Buffer
 from ._file import check_size, file_parts, pack, unpack, verified
 
 # Fields of a saved file that are not states of objects.
-_OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
+_OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters", "layout"}
 
 
 class Stateful(Protocol):
@@ -35,6 +35,14 @@ class Stateful(Protocol):
         """Continue from a saved state."""
 
 
+@runtime_checkable
+class TriedOut(Stateful, Protocol):
+    """Something that finds out by itself whether it can be saved, with less work than saving it."""
+
+    def try_out(self) -> None:
+        """Raise a :class:`.ConfigurationError` if it cannot."""
+
+
 class InnerState:
     """The saving and restoring of the state that belongs to one replica alone.
 
@@ -46,6 +54,8 @@ class InnerState:
         names: Names of the model's parameters, by ``id``. Optimizers know their parameters only by
             number; the names make sure that a state is restored to the same parameters.
         own: Objects of the outer loop itself whose state is saved with theirs, by name.
+        layout: How the replica lies on several processes, as text; empty if it is one process. A
+            state of another layout is of no use.
 
     Attributes:
         overwritten: Settings of optimizers that the last :meth:`restore` has replaced with saved
@@ -60,6 +70,7 @@ class InnerState:
         stateful: Mapping[str, Stateful],
         names: Mapping[int, str] | None = None,
         own: Mapping[str, Stateful] | None = None,
+        layout: str = "",
     ) -> None:
         for name, holder in stateful.items():
             members = (getattr(holder, name, None) for name in ("state_dict", "load_state_dict"))
@@ -69,6 +80,7 @@ class InnerState:
                     "object with state_dict() and load_state_dict()"
                 )
         self._names = names or {}
+        self._layout = layout
         self._own_names = frozenset(own or {})  # no concern of the user's
         self.overwritten: list[str] = []
         self.scheduled = False
@@ -104,7 +116,10 @@ class InnerState:
         Raises:
             ConfigurationError: Something cannot be saved; the error names it.
         """
-        for name, state in self._tree([]).items():
+        for holder in self._holders.values():
+            if isinstance(holder, TriedOut):
+                holder.try_out()
+        for name, state in self._tree([], trying=True).items():
             try:
                 size = len(json.dumps(json.dumps(state)))
                 json.loads(json.dumps(state))
@@ -115,15 +130,17 @@ class InnerState:
                 ) from error
             check_size(f"{name} ({type(self._holders[name]).__name__})", size, share=0.5)
 
-    def _tree(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    def _tree(self, tensors: list[torch.Tensor], *, trying: bool = False) -> dict[str, Any]:
         """All states in a form that JSON can hold.
 
         Tensors are appended to a list, and take the form of their number in it.
         """
         tree: dict[str, Any] = {}
         for name, holder in self._holders.items():
+            if trying and isinstance(holder, TriedOut):
+                continue
             try:
-                tree[name] = pack(holder.state_dict(), tensors, name)
+                tree[name] = pack(self._state_of(holder), tensors, name)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -132,6 +149,12 @@ class InnerState:
                     f"{error}"
                 ) from error
         return tree
+
+    def _state_of(self, holder: Stateful) -> Any:
+        return holder.state_dict()
+
+    def _load(self, holder: Stateful, state: Any) -> None:
+        holder.load_state_dict(state)
 
     def parts(self, inner_steps: int, identity: str, rollback: int = 0) -> Iterator[Buffer]:
         """The bytes of the file. One tensor at a time is copied to the CPU.
@@ -151,6 +174,8 @@ class InnerState:
         tree["rollback"] = rollback
         tree["kinds"] = self._kinds()
         tree["parameters"] = self._parameters()
+        if self._layout:
+            tree["layout"] = self._layout
         yield from file_parts(tree, tensors, identity)
 
     def restore(self, data: bytes, identity: str, origin: str) -> int:
@@ -159,12 +184,17 @@ class InnerState:
         Returns the number of inner steps at which it was saved.
 
         Raises:
-            CorruptedObjectError: The file is damaged.
+            CorruptedObjectError: The file is damaged, or of another layout.
             FormatError: Another version of diloco-core has written the file.
             ConfigurationError: It was saved with other names in ``stateful``, or with objects of
                 other classes, or of other parameters; or an object refuses its saved state.
         """
         tree, tensors = verified(data, identity, origin)
+        if (layout := str(tree.get("layout", ""))) != self._layout:
+            raise CorruptedObjectError(
+                f"{origin} cannot be used: it was saved by a replica of {layout or 'one process'}, "
+                f"and this one is {self._layout or 'one process'}"
+            )
         saved_names, present_names = tree.keys() - _OTHER_FIELDS, self._holders.keys()
         if saved_names != present_names:
             raise ConfigurationError(
@@ -190,7 +220,7 @@ class InnerState:
         for name, holder in self._holders.items():
             given_settings = _settings(holder)
             try:
-                holder.load_state_dict(unpack(tree[name], tensors))
+                self._load(holder, unpack(tree[name], tensors))
                 if isinstance(holder, torch.optim.Optimizer):
                     _lay_out_like_parameters(holder)
                     _move_settings(holder, given_settings)

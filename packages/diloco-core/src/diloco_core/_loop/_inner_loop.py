@@ -199,6 +199,11 @@ class TrainingProcess:
                 "and give each its own rank."
             )
 
+    @property
+    def handles(self) -> bool:
+        """Say whether the signal is handled here."""
+        return bool(signal.getsignal(signal.SIGTERM) == self._heard)
+
     def watch(self) -> None:
         """Handle the signal from now on, if it is ours to handle."""
         self._replace_handler(signal.SIG_DFL, self._heard)

@@ -55,12 +55,7 @@ def membership_of(
             will be saved.
     """
     if isinstance(exchange, StoreExchange):
-        if stateful and not save_inner_every:
-            raise ConfigurationError(
-                f"stateful was given (for {', '.join(map(repr, stateful))}), but nothing is saved "
-                "or restored with save_inner_every=0. Leave stateful out, or let save_inner_every "
-                "be at least 1"
-            )
+        check_stateful(stateful, save_inner_every)
         open_steps = None if exchange.support.takes_run else OpenSteps()
         given = (optimizers, stateful, save_inner_every, names, buffers, open_steps, feedback)
         return StoreMembership(exchange, OwnState(exchange, *given), open_steps)
@@ -76,6 +71,16 @@ def membership_of(
             "which has no store to save anything in. Leave it out, or use connect()"
         )
     return Membership(exchange)
+
+
+def check_stateful(stateful: Mapping[str, Stateful], save_inner_every: int) -> None:
+    """Refuse objects to save where nothing is saved."""
+    if stateful and not save_inner_every:
+        raise ConfigurationError(
+            f"stateful was given (for {', '.join(map(repr, stateful))}), but nothing is saved "
+            "or restored with save_inner_every=0. Leave stateful out, or let save_inner_every "
+            "be at least 1"
+        )
 
 
 class Membership:

@@ -182,7 +182,8 @@ class OwnState:
         residuals = self.residuals if self.feedback else None
         own = {"buffers": self.buffers, "open_steps": self.open_steps, "residuals": residuals}
         given = {name: holder for name, holder in own.items() if holder is not None}
-        self._inner = InnerState(self.optimizers, self.stateful, self.names, given)
+        layout = self.exchange.layout
+        self._inner = InnerState(self.optimizers, self.stateful, self.names, given, layout)
         self._untold = 0
         self._saved_at = self._saved_steps = self._began_at = 0
         self._over = self._has_saved = False

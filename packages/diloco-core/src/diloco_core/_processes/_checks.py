@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .._errors import ConfigurationError, ModelChangedError
+from .._inner._kept_weights import KeptWeights
+from .._inner._own_weights import OwnWeights
 from .._model._values import describe, is_plain, plain_name
 from ._inside import Inside
 from ._twin import named_tensors, tensors_of
@@ -70,6 +73,65 @@ def same_tensors(model: torch.nn.Module, pairs: Sequence[Pair]) -> list[Pair]:
             name,
         )
     return [(tensor, whole) for tensor, (_, whole) in zip(tensors, pairs, strict=True)]
+
+
+class OptimizerChecks:
+    """Notices on each process that an inner optimizer would undo a sync. Not thread-safe.
+
+    Args:
+        model: The model.
+        optimizers: The inner optimizers.
+        names: The names of its parameters, by their ``id``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: Mapping[int, str],
+    ) -> None:
+        self._model = model
+        self._own = OwnWeights(optimizers, names)
+        self._kept = KeptWeights(optimizers, names)
+
+    def before_sync(self) -> None:
+        """Check what can be seen before a sync.
+
+        Raises:
+            ModelChangedError: The optimizer keeps weights of its own, or gradients are left over.
+        """
+        for name, module in self._model.named_modules():
+            if isinstance(module, FSDPModule) and _has_open_gradients(module):
+                raise ModelChangedError(
+                    f"module {name!r} holds gradients that FSDP2 has accumulated and not reduced "
+                    "(set_requires_gradient_sync(False)) at a sync, which would add them to the "
+                    "next step. Reduce them in the last backward pass before each step()",
+                    name,
+                )
+        self._own.check()
+        self._kept.before_sync()
+
+    def after_sync(self) -> None:
+        """Note what a sync has changed."""
+        self._kept.after_sync()
+
+    def after_step(self, optimizer: int) -> None:
+        """Check whether an optimizer, by number, has undone the last sync.
+
+        Raises:
+            ModelChangedError: It has.
+        """
+        self._kept.check(optimizer)
+
+
+def _has_open_gradients(module: FSDPModule) -> bool:
+    # torch has no public name for this, and what it is called may change: then nothing is seen.
+    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # noqa: SLF001
+    return any(
+        getattr(parameter, "unsharded_accumulated_grad", None) is not None
+        or getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
+        for parameter in getattr(group, "fsdp_params", ())
+    )
 
 
 def _lines(model: torch.nn.Module, options: Mapping[str, Any]) -> list[str]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import pickle
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
 
-from .._errors import ConfigurationError
+from .._errors import ConfigurationError, ProcessFailedError
+
+PIECE_BYTES = 64 * 2**20
+"""The most that one message between processes carries."""
 
 
 class Inside:
@@ -25,6 +31,7 @@ class Inside:
         process: The number of this process in the replica, from 0. Number 0 is the leader, which
             alone talks to the store.
         processes: How many there are.
+        failure: Returns which process has failed, and how, if one has said so.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -35,6 +42,7 @@ class Inside:
             )
         self.process = distributed.get_rank()
         self.processes = distributed.get_world_size()
+        self.failure: Callable[[], tuple[int, str] | None] = lambda: None
         limit = datetime.timedelta(seconds=timeout)
         self._group: distributed.ProcessGroup | None = distributed.new_group(
             backend="gloo", timeout=limit
@@ -49,6 +57,9 @@ class Inside:
         """Return what the leader passes, on every process.
 
         None costs a single small broadcast, so it may be passed after every step.
+
+        Raises:
+            ProcessFailedError: Another process has ended, or does not answer.
         """
         data = pickle.dumps(message) if message is not None else b""
         length = torch.tensor([len(data)])
@@ -62,17 +73,68 @@ class Inside:
         return message if self.leads else pickle.loads(box.numpy().tobytes())
 
     def collect(self, message: Any) -> list[Any]:
-        """Return what every process passes, in their order."""
+        """Return what every process passes, in their order.
+
+        Raises:
+            ProcessFailedError: Another process has ended, or does not answer.
+        """
         found: list[Any] = [None] * self.processes
-        distributed.all_gather_object(found, message, group=self._group)
+        self._do(lambda: distributed.all_gather_object(found, message, group=self._group))
         return found
 
+    def digest(self, message: Any) -> str:
+        """Return a short text that differs if any process passes something else."""
+        return hashlib.sha256(repr(self.collect(message)).encode()).hexdigest()[:8]
+
     def broadcast(self, values: torch.Tensor) -> None:
-        """Replace values, on the CPU, by those of the leader."""
-        distributed.broadcast(values, src=0, group=self._group)
+        """Replace values, on the CPU, by those of the leader.
+
+        Raises:
+            ProcessFailedError: Another process has ended, or does not answer.
+        """
+        self._do(lambda: distributed.broadcast(values, src=0, group=self._group))
+
+    def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
+        """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""
+        sizes = self.collect(file.numel())
+        if not self.leads:
+            self._pass_on(file, partial(distributed.send, dst=0, group=self._group))
+            return []
+        files = [file, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
+        for number in range(1, self.processes):
+            self._pass_on(files[number], partial(distributed.recv, src=number, group=self._group))
+        return files
+
+    def scatter_bytes(self, files: Sequence[torch.Tensor] | None) -> torch.Tensor:
+        """Return the part for this process of what the leader passes, one for each (uint8)."""
+        sizes = self.share([file.numel() for file in files] if files is not None else None)
+        if files is None:
+            file = torch.empty(sizes[self.process], dtype=torch.uint8)
+            self._pass_on(file, partial(distributed.recv, src=0, group=self._group))
+            return file
+        for number in range(1, self.processes):
+            self._pass_on(files[number], partial(distributed.send, dst=number, group=self._group))
+        return files[0]
+
+    def _pass_on(self, file: torch.Tensor, act: Callable[[torch.Tensor], object]) -> None:
+        for piece in file.split(PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
+            self._do(partial(act, piece))
+
+    def _do(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except RuntimeError as error:
+            number, how = self.failure() or (None, "")
+            raise ProcessFailedError(
+                f"process {number} of this replica has failed: {how}"
+                if number is not None
+                else "another process of this replica has ended, or does not answer. Its own log "
+                f"says why, or whatever has started it does ({error})",
+                number,
+            ) from error
 
     def close(self) -> None:
-        """Leave the group of their own."""
+        """Leave the group of their own: whoever waits in it for this process gets an error."""
         if self._group is not None:
             distributed.destroy_process_group(self._group)
             self._group = None

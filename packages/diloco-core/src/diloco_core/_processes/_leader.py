@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 
-from .._errors import SyncError
-from .._exchange._base import Exchange
+from .._errors import ProcessFailedError, SyncError
 from .._exchange._report import SyncReport
+from .._inner._state import Stateful
 from .._loop._diloco import DiLoCo
+from .._loop._inner_loop import TrainingProcess
+from .._run._exchange import StoreExchange
 from .._terms._schedule import Schedule
 from ._counting import CountingOptimizer
+from ._ending import interruptible, put_off
 from ._inside import Inside
 from ._moves import Done, Gather, Mail, Progress, Spread, disagreement, failed
 from ._values import Pair, gather, spread
@@ -27,19 +31,22 @@ class LeaderLoop(DiLoCo):
         twin: The twin.
         exchange: The leader's connection to the store.
         ask: Called with the tensors of the fragment that is about to be synced.
+        inner: The inner states of all processes; None if they are not saved.
         **options: Further arguments of :class:`.DiLoCo`.
     """
 
     def __init__(
         self,
         twin: torch.nn.Module,
-        exchange: Exchange,
+        exchange: StoreExchange,
         ask: Ask,
+        inner: Stateful | None,
         **options: Any,
     ) -> None:
         self.counting = CountingOptimizer(twin.parameters())
         self._ask = ask
-        super().__init__(twin, self.counting, exchange, **options)
+        stateful = {} if inner is None else {"processes": inner}
+        super().__init__(twin, self.counting, exchange, stateful=stateful, **options)
 
     def progress(self) -> Progress:
         """Return where this loop stands."""
@@ -52,6 +59,20 @@ class LeaderLoop(DiLoCo):
             schedule.due_in(since, sent=self.syncing) if isinstance(schedule, Schedule) else 1,
         )
 
+    def count_steps(self, number: int, *, last: bool) -> None:
+        """Count inner steps that all processes have taken; the last one may end a period.
+
+        Args:
+            number: How many.
+            last: Whether the replica ends with them, since it was told to.
+
+        Raises:
+            SystemExit: It ends. What can be saved is saved.
+        """
+        for left in reversed(range(number)):
+            self._process.told_to_end = last and left == 0
+            self.counting.step()
+
     def take(self, mails: Sequence[Mail]) -> None:
         """Take what the processes have for this replica: their tokens, and rates to be set."""
         if tokens := sum(mail.tokens for mail in mails):
@@ -60,8 +81,11 @@ class LeaderLoop(DiLoCo):
             self.set_outer_lr(value, group=group)
 
     def _check_before_sync(self) -> None:
-        number = self._schedule.turn(self._count.decisions)
-        self._ask(named.tensor for named in self._fragments[number].followed())
+        fragment = self._fragments[self._schedule.turn(self._count.decisions)]
+        # What lands in a fixed run replaces the values, whatever they have become since they were
+        # sent: those of the processes are not needed, unless some of them are kept (alpha).
+        replaced = self._outer_steps.under_way and not (self._membership.elastic or fragment.alpha)
+        self._ask(() if replaced else (named.tensor for named in fragment.followed()))
         super()._check_before_sync()
 
 
@@ -71,6 +95,7 @@ class Leading:
     Args:
         inside: The processes.
         pairs: All tensors of the model, each with what stands for it in the twin.
+        process: Handles SIGTERM: while nothing is done together, it ends the leader at once.
         make: Makes the leader's loop, given what asks the processes for values and what takes the
             reports of syncs.
 
@@ -83,55 +108,71 @@ class Leading:
         self,
         inside: Inside,
         pairs: Sequence[Pair],
+        process: TrainingProcess,
         make: Callable[[Ask, Callable[[SyncReport], None]], LeaderLoop],
     ) -> None:
-        self._inside, self.pairs = inside, pairs
+        self._inside, self.pairs, self._process = inside, pairs, process
         self._number = {id(whole): number for number, (_, whole) in enumerate(pairs)}
         self._seen = self._versions()
         self._asked: set[int] = set()
-        self._mail = Mail()
+        self._mail: Callable[[], Mail] = Mail
+        self._has_mail = False
         self._reports: list[SyncReport] = []
         self.loop = make(self._ask, self._reports.append)
 
-    def together(self, act: Callable[[], Any], mail: Mail, *, everything: bool = False) -> Done:
+    def together(
+        self,
+        act: Callable[[LeaderLoop], Any],
+        mail: Callable[[], Mail],
+        *,
+        everything: bool = False,
+    ) -> Done:
         """Carry out a part of the loop, and tell the others what they have to do for it.
 
         Args:
             act: The part, such as a step of the counting optimizer.
-            mail: What this process itself has for the leader.
+            mail: Returns what this process itself has for the leader.
             everything: Whether the values of all tensors are needed before it begins.
         """
-        self._asked, self._mail = set(), mail
+        self._asked, self._mail, self._has_mail = set(), mail, False
         try:
             if everything:
                 self._gather(range(len(self.pairs)))
-            result = act()
+            # Whoever has been told already carries this out: it is how the replica ends.
+            with nullcontext() if self._process.told_to_end else interruptible(self._process):
+                result = act(self.loop)
+            self._spread()
+        except ProcessFailedError:
+            raise  # nobody is there to be told
         except BaseException as error:
             self._inside.share(failed(error))
             raise
-        self._spread()
-        done = Done(self.loop.progress(), tuple(self._reports), result)
+        done = Done(self.loop.progress(), tuple(self._reports), result, self._has_mail)
         self._reports.clear()
         self._inside.share(done)
         return done
 
     def _ask(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._gather(self._number[id(tensor)] for tensor in tensors)
+        with put_off(self._process):
+            self._gather(self._number[id(tensor)] for tensor in tensors)
 
     def _gather(self, numbers: Iterable[int]) -> None:
         self._spread()  # what was adopted just now is not to be read as it was before
         wanted = tuple(number for number in numbers if number not in self._asked)
-        if not wanted:
+        first = not self._has_mail
+        if not (wanted or first):
             return
-        first = not self._asked
         self._asked.update(wanted)
         self._inside.share(Gather(wanted, first))
-        mails = self._inside.collect(self._mail) if first else []
+        mails = self._inside.collect(self._mail()) if first else []
         gather(self.pairs[number] for number in wanted)
         self._seen = self._versions()
         if first:
-            if problem := disagreement(mails):
-                raise SyncError(problem)
+            self._has_mail = True
+            if problem := next((mail.problem for mail in mails if mail.problem), None):
+                raise problem.error()
+            if different := disagreement(mails):
+                raise SyncError(different)
             self.loop.take(mails)
 
     def _spread(self) -> None:

@@ -7,18 +7,25 @@ from typing import Any, Self
 
 import torch
 
-from .._errors import ConfigurationError, SyncError
+from .._errors import ConfigurationError, ModelChangedError, ProcessFailedError, SyncError
 from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
+from .._loop._arguments import stateful_of
 from .._loop._diloco import KINDS, DiLoCo
-from .._loop._membership import SAVE_INNER_EVERY
+from .._loop._inner_loop import TrainingProcess
+from .._loop._membership import SAVE_INNER_EVERY, check_stateful
+from .._model._values import plain_name
+from .._run._exchange import StoreExchange
 from .._seconds import Seconds
-from ._checks import refuse_together, same_tensors
+from ._board import Board
+from ._checks import OptimizerChecks, refuse_together, same_tensors
+from ._ending import Ending
+from ._inner_states import InnerStates, PartialState, layout_of
 from ._inside import Inside
 from ._leader import LeaderLoop, Leading
-from ._moves import Done, Failed, Gather, Mail, Move, Progress, Spread, failed
+from ._moves import Done, Failed, Gather, InnerMove, Mail, Move, Progress, Spread, failed
 from ._twin import Twin, tensors_of
 from ._values import Pair, gather, reshard, spread
 
@@ -43,42 +50,45 @@ class ReplicaLoop(DiLoCo):
         on_sync: Callable[[SyncReport], None] | None = None,
         **options: Any,
     ) -> None:
-        if stateful or save_inner_every not in {0, SAVE_INNER_EVERY}:
-            raise ConfigurationError(
-                "stateful= and save_inner_every= cannot be used yet where several processes are "
-                "one replica: a replica that is started again has the weights of the run, and "
-                "fresh inner optimizers. Leave them out"
-            )
-        if isinstance(sync_every, Seconds):
-            # What processes tell the leader is taken at syncs alone, and they meet at every step.
-            raise ConfigurationError(
-                f"sync_every={sync_every!r} cannot be used yet where several processes are one "
-                "replica: pass a number of inner steps"
-            )
         self._exchange = exchange
         self._on_sync = on_sync
         self._wrapped = model
         self._sync_every = sync_every
         optimizers = optimizers_of(inner_optimizer)
+        check_stateful(named := stateful_of(stateful), save_inner_every)
+        options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
         self._inside = Inside(exchange.patience)
-        refuse_together(self._inside, model, optimizers, {"sync_every": sync_every, **options})
+        told = {**options, "stateful": ", ".join(named)}
+        refuse_together(self._inside, model, optimizers, told)
         reshard(model)
+        names = {id(each): plain_name(model, name) for name, each in model.named_parameters()}
+        self._checks = OptimizerChecks(model, optimizers, names)
+        self._process = TrainingProcess()
+        own = PartialState(optimizers, named, names)
+        self._inner_states = InnerStates(self._inside, own, self._process)
+        self._layout = layout_of(self._inside, model)
         self._pairs: list[Pair] = [(tensor, None) for tensor in tensors_of(model)]
         self._leading: Leading | None = None
         problem = None
         if self._inside.leads:
             try:
-                self._lead(exchange, {"sync_every": sync_every, **options})
+                self._lead(exchange, options)
             except Exception as error:  # noqa: BLE001 - raised on every process
                 problem = failed(error)
         if (problem := self._inside.share(problem)) is not None:
             raise problem.error()
+        self._board = Board(self._inside)
+        self._inside.failure = self._board.failure
+        self._ending = Ending(
+            self._process, self._board, lambda: self._taken, leads=self._inside.leads
+        )
         self._step = StepCounter(len(optimizers))
         self._steps = InnerSteps(optimizers, self._before, self._after)
         self._progress = Progress()
-        self._pending = self._taken = self._tokens = 0
+        self._taken = self._met = self._tokens = 0
         self._rates: list[tuple[float, int | None]] = []
         self._is_open = self._entered = False
+        self._common: BaseException | None = None
         self._steps.watch()
 
     def _lead(self, exchange: ReplicaExchange, options: dict[str, Any]) -> None:
@@ -87,12 +97,15 @@ class ReplicaLoop(DiLoCo):
         for name in ("fragments", "outer_groups"):
             if name in options:
                 options[name] = twin.translated(options[name])
+        opened = exchange.open()
+        assert isinstance(opened, StoreExchange)
+        opened.layout = self._layout
+        inner = self._inner_states if options["save_inner_every"] else None
         self._leading = Leading(
             self._inside,
             self._pairs,
-            lambda ask, tell: LeaderLoop(
-                twin.model, exchange.open(), ask, save_inner_every=0, on_sync=tell, **options
-            ),
+            self._process,
+            lambda ask, tell: LeaderLoop(twin.model, opened, ask, inner, on_sync=tell, **options),
         )
 
     @property
@@ -108,7 +121,7 @@ class ReplicaLoop(DiLoCo):
     @property
     def inner_steps(self) -> int:
         """Inner steps taken so far."""
-        return self._progress.inner_steps + self._pending
+        return self._progress.inner_steps + self._taken - self._met
 
     @property
     def syncing(self) -> bool:
@@ -127,6 +140,8 @@ class ReplicaLoop(DiLoCo):
             )
         self._entered = True
         self._steps.watch()
+        self._process.training = True
+        self._ending.start()
         try:
             self._together(_enter, everything=True)
         except BaseException as error:
@@ -137,14 +152,13 @@ class ReplicaLoop(DiLoCo):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            # The others may be in the middle of a step, so there is nothing to do together.
             if self._leading is not None:
                 self._leading.loop.__exit__(kind, error, trace)
             self._end(error)
             return
         try:
             self._end_step()
-            self._together(_leave, everything=True)
+            self._together(lambda loop: loop.__exit__(None, None, None), everything=True)
         except BaseException as late:
             self._end(late)
             raise
@@ -153,11 +167,25 @@ class ReplicaLoop(DiLoCo):
     def _end(self, error: BaseException | None) -> None:
         self._is_open = False
         self._steps.stop()
-        self._inside.close()
+        self._ending.stop()
         if error is None:
             self._exchange.leave()
         else:
             self._exchange.abort(error)
+            self._part(error)
+        self._inside.close()
+
+    def _part(self, error: BaseException) -> None:
+        """Let the other processes know, before this one ends, that it has failed."""
+        try:
+            if error is self._common:
+                # All have it. The leader tells the other replicas first: once a process has
+                # ended, whatever has started it may end the others.
+                self._inside.share()
+            elif not isinstance(error, ProcessFailedError):
+                self._board.fail(error)
+        except (RuntimeError, ProcessFailedError) as gone:
+            del gone
 
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
         """Change the outer learning rate of the running run, from any process."""
@@ -197,21 +225,29 @@ class ReplicaLoop(DiLoCo):
     def _before(self, optimizer: int) -> None:
         asked = (self._steps.has_used_gradient, self._steps.has_replaced_gradient)
         if self._is_open and self._step.before(optimizer, *asked):
-            self._pending += 1
+            self._taken += 1
 
     def _after(self, optimizer: int) -> None:
         if not self._is_open:
             return
+        self._checks.after_step(optimizer)
         if self._step.after(optimizer, self._steps.has_new_gradient):
-            self._pending += 1
-        if self._pending >= self._progress.next_in:
-            self._together(lambda _: None)
+            self._taken += 1
+        ends = self._ending.asked and self._taken >= self._ending.last_step()
+        if ends or self._taken - self._met >= self._progress.next_in:
+            self._together(lambda _: None, ends=ends)
 
     def _end_step(self) -> None:
         if self._step.end():
-            self._pending += 1
+            self._taken += 1
 
-    def _together(self, act: Callable[[LeaderLoop], Any], *, everything: bool = False) -> Done:
+    def _together(
+        self,
+        act: Callable[[LeaderLoop], Any],
+        *,
+        everything: bool = False,
+        ends: bool = False,
+    ) -> Done:
         """Meet the other processes; the leader counts the steps since, and then does one thing.
 
         Raises:
@@ -219,40 +255,53 @@ class ReplicaLoop(DiLoCo):
         """
         reshard(self._wrapped)
         self._pairs = same_tensors(self._wrapped, self._pairs)
-        self._taken += self._pending
-        mail = Mail(self._taken, self._tokens, tuple(self._rates))
-        if self._leading is not None:
-            self._leading.pairs = self._pairs
-            done = self._leading.together(self._counted(act), mail, everything=everything)
-        else:
-            done = self._follow(mail)
-        self._pending = self._tokens = 0
-        self._rates.clear()
+        steps, self._met = self._taken - self._met, self._taken
+        try:
+            if self._leading is not None:
+                ends = ends or (self._is_open and self._process.told_to_end)
+                self._leading.pairs = self._pairs
+
+                def both(loop: LeaderLoop) -> Any:
+                    loop.count_steps(steps, last=ends)
+                    return act(loop)
+
+                done = self._leading.together(both, self._mail, everything=everything or ends)
+            else:
+                done = self._follow()
+        except ProcessFailedError:
+            raise
+        except BaseException as error:
+            self._common = error
+            raise
+        if done.mail:
+            self._tokens = 0
+            self._rates.clear()
+            self._checks.after_sync()
         self._progress = done.progress
         for report in done.reports if self._on_sync else ():
             self._on_sync(report)  # type: ignore[misc]
         return done
 
-    def _counted(self, act: Callable[[LeaderLoop], Any]) -> Callable[[], Any]:
-        steps, loop = self._pending, self._leading.loop  # type: ignore[union-attr]
+    def _mail(self) -> Mail:
+        problem = None
+        try:
+            self._checks.before_sync()
+        except ModelChangedError as error:
+            problem = failed(error)
+        return Mail(self._taken, self._tokens, tuple(self._rates), problem)
 
-        def both() -> Any:
-            for _ in range(steps):
-                loop.counting.step()
-            return act(loop)
-
-        return both
-
-    def _follow(self, mail: Mail) -> Done:
+    def _follow(self) -> Done:
         while True:
             move: Move = self._inside.share()
             match move:
                 case Gather():
                     if move.mail:
-                        self._inside.collect(mail)
+                        self._inside.collect(self._mail())
                     gather(self._pairs[number] for number in move.tensors)
                 case Spread():
                     spread(self._inside, [self._pairs[number] for number in move.tensors])
+                case InnerMove():
+                    self._inner_states.follow(move)
                 case Done():
                     return move
                 case Failed():
@@ -261,10 +310,6 @@ class ReplicaLoop(DiLoCo):
 
 def _enter(loop: LeaderLoop) -> None:
     loop.__enter__()
-
-
-def _leave(loop: LeaderLoop) -> None:
-    loop.__exit__(None, None, None)
 
 
 KINDS[ReplicaExchange] = ReplicaLoop

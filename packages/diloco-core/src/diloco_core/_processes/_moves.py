@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .._errors import SyncError
 from .._exchange._report import SyncReport
@@ -28,6 +28,13 @@ class Spread:
     """Some tensors, by number, have new values."""
 
     tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerMove:
+    """Every process tries out, gives or takes its inner state."""
+
+    what: Literal["try", "save", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +64,13 @@ class Done:
         progress: Where the replica stands now.
         reports: Of the syncs that came to their end meanwhile.
         result: What the leader's call has returned.
+        mail: Whether the leader has taken what the processes had for it.
     """
 
     progress: Progress
     reports: tuple[SyncReport, ...] = ()
     result: Any = None
+    mail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +89,15 @@ class Failed:
 
     def error(self) -> BaseException:
         """Return the error again; its class may take other arguments than those it has kept."""
+        if issubclass(self.kind, SystemExit):
+            return self.kind(*self.arguments)
         error = self.kind.__new__(self.kind, *self.arguments)
         error.args = self.arguments
         error.__dict__.update(self.state)
         return error
 
 
-Move: TypeAlias = Gather | Spread | Done | Failed
+Move: TypeAlias = Gather | Spread | InnerMove | Done | Failed
 
 
 def failed(error: BaseException) -> Failed:
@@ -109,11 +120,13 @@ class Mail:
         inner_steps: Inner steps that it has taken in this block.
         tokens: Tokens that it has counted since the last meeting.
         rates: The outer learning rates that it was asked to set, each with its group.
+        problem: What this process has found wrong before the sync.
     """
 
     inner_steps: int = 0
     tokens: int = 0
     rates: tuple[tuple[float, int | None], ...] = ()
+    problem: Failed | None = None
 
 
 def disagreement(mails: list[Mail]) -> str:

@@ -10,10 +10,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ._inside import Inside
-
-PIECE_BYTES = 64 * 2**20
-"""The most that one broadcast carries."""
+from ._inside import PIECE_BYTES, Inside
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """A tensor of the model, and what stands for it in the leader's twin (None elsewhere)."""

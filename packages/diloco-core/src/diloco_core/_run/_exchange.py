@@ -64,6 +64,8 @@ class StoreExchange(Member, Exchange):
         resumes: Whether this replica was told to resume the run.
         comes_back: Whether an earlier incarnation of its rank was in the run, or the run has been
             resumed; once it has begun.
+        layout: How the model lies on the processes of this replica, as text; empty if it is one
+            process.
 
     Args:
         store: The run's prefix. For elastic runs it must create objects exclusively.
@@ -80,6 +82,8 @@ class StoreExchange(Member, Exchange):
     Raises:
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
     """
+
+    layout = ""
 
     def __init__(
         self,

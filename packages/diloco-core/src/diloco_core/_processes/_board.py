@@ -1,0 +1,65 @@
+"""What a process of a replica lets the others know at any time, without waiting for them."""
+
+from __future__ import annotations
+
+import os
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, says its page
+
+from ._inside import Inside
+
+_MOST_TEXT = 2000
+
+
+class Board:
+    """A few texts that each process of a replica may leave for the others. Thread-safe.
+
+    They are kept by the leader's process, in a key-value store of torch's, which does not ask who
+    reads and writes; nothing in it is decoded but numbers.
+
+    Args:
+        inside: The processes; all of them make their board together.
+    """
+
+    def __init__(self, inside: Inside) -> None:
+        self._process, self._processes = inside.process, inside.processes
+        host = os.environ.get("MASTER_ADDR", "localhost")
+        if inside.leads:
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        port: int = inside.share(self._store.port if inside.leads else None)
+        if not inside.leads:
+            self._store = TCPStore(host, port, is_master=False)
+
+    def fail(self, error: BaseException) -> None:
+        """Say that this process has failed, if no other has said that before."""
+        text = f"{self._process} {type(error).__name__}: {error}"[:_MOST_TEXT]
+        self._store.compare_set("failed", "", text)
+
+    def failure(self) -> tuple[int, str] | None:
+        """Return the process that has failed first, and what it said; None if none has."""
+        if not self._store.check(["failed"]):
+            return None
+        number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
+        return int(number), text[:_MOST_TEXT]
+
+    def end(self) -> None:
+        """Say that all processes are to end."""
+        self._store.set("end", "")
+
+    def ends(self) -> bool:
+        """Say whether all are to end."""
+        return self._store.check(["end"])
+
+    def last_step(self, taken: int) -> int:
+        """Return the step after which all end, as soon as each process has told its own steps.
+
+        It is the one after the last that any of them has taken: no process has finished it, and all
+        can.
+
+        Args:
+            taken: How many steps this process has taken.
+        """
+        self._store.set(f"taken/{self._process}", str(taken))
+        keys = [f"taken/{process}" for process in range(self._processes)]
+        self._store.wait(keys)
+        return 1 + max(int(told) for told in self._store.multi_get(keys))

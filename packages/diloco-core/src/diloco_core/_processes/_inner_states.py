@@ -1,0 +1,144 @@
+"""The inner states of all processes of a replica, which the leader saves in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .._errors import ConfigurationError
+from .._inner._state import InnerState, Stateful
+from .._loop._inner_loop import TrainingProcess
+from ._ending import put_off
+from ._inside import Inside
+from ._moves import Failed, InnerMove, failed
+
+_PART = "part"
+
+
+class PartialState(InnerState):
+    """The inner state of one process, which holds parts of tensors; see :class:`.InnerState`."""
+
+    def _state_of(self, holder: Stateful) -> Any:
+        state = holder.state_dict()
+        return _parts(state) if isinstance(holder, torch.optim.Optimizer) else state
+
+    def _load(self, holder: Stateful, state: Any) -> None:
+        holder.load_state_dict(state)
+        if isinstance(holder, torch.optim.Optimizer):
+            for parameter, values in holder.state.items():
+                values.update({name: _whole(value, parameter) for name, value in values.items()})
+
+
+def _parts(value: Any) -> Any:
+    """A state in which what this process holds of a tensor stands for the tensor."""
+    if isinstance(value, dict):
+        return {key: _parts(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_parts, value))
+    return {_PART: value.to_local()} if isinstance(value, DTensor) else value
+
+
+def _whole(value: Any, parameter: torch.Tensor) -> Any:
+    """The tensor of which :func:`_parts` has made this; it lies as its parameter does."""
+    if not (isinstance(value, dict) and value.keys() == {_PART}):
+        return value
+    like = parameter.detach()
+    if not isinstance(like, DTensor) or value[_PART].shape != like.to_local().shape:
+        raise ConfigurationError("it was saved with other parts of the model on this process")
+    return DTensor.from_local(
+        value[_PART],
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+class InnerStates:
+    """Has every process try out, give or take its inner state, as the leader's loop asks.
+
+    To that loop it is one more object whose state is saved (:class:`.Stateful`): a file of bytes
+    from each process. Not thread-safe.
+
+    Args:
+        inside: The processes.
+        own: The state of this process.
+        process: Handles SIGTERM, which waits until all processes are done.
+    """
+
+    def __init__(self, inside: Inside, own: InnerState, process: TrainingProcess) -> None:
+        self._inside, self._own, self._process = inside, own, process
+
+    def try_out(self) -> None:
+        """Check on every process that all can be saved; called on the leader."""
+        with put_off(self._process):
+            self._inside.share(InnerMove("try"))
+            self._together(self._own.try_out)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the files of all processes, as bytes in a tensor each; called on the leader."""
+        with put_off(self._process):
+            self._inside.share(InnerMove("save"))
+            files = self._save()
+        return {"files": files}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each process its file; called on the leader."""
+        with put_off(self._process):
+            self._inside.share(InnerMove("load"))
+            self._load(state["files"])
+
+    def follow(self, move: InnerMove) -> None:
+        """Do what the leader has asked for."""
+        match move.what:
+            case "try":
+                self._together(self._own.try_out)
+            case "save":
+                self._save()
+            case "load":
+                self._load(None)
+
+    def _save(self) -> list[torch.Tensor]:
+        file = torch.empty(0, dtype=torch.uint8)
+
+        def make() -> None:
+            nonlocal file
+            data = bytearray().join(self._own.parts(0, self._identity))
+            file = torch.frombuffer(data, dtype=torch.uint8)
+
+        self._together(make)
+        return self._inside.gather_bytes(file)
+
+    def _load(self, files: Sequence[torch.Tensor] | None) -> None:
+        file = self._inside.scatter_bytes(files)
+        name = f"the inner state of process {self._inside.process}"
+        data = file.numpy().tobytes()
+        self._together(lambda: self._own.restore(data, self._identity, name))
+
+    @property
+    def _identity(self) -> str:
+        return f"process {self._inside.process} of {self._inside.processes}"
+
+    def _together(self, act: Callable[[], object]) -> None:
+        """Do something on every process; the first error of any is raised on all."""
+        problem: Failed | None = None
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - raised below, on every process
+            problem = failed(error)
+        for each in self._inside.collect(problem):
+            if each is not None:
+                raise each.error()
+
+
+def layout_of(inside: Inside, model: torch.nn.Module) -> str:
+    """Return how a model lies on the processes, as text: of another layout, no part would fit."""
+    parts = [
+        tuple(value.to_local().shape if isinstance(value, DTensor) else value.shape)
+        for value in (parameter.detach() for parameter in model.parameters())
+    ]
+    return f"{inside.processes} processes ({inside.digest(parts)})"

@@ -1,0 +1,46 @@
+"""A replica of several processes that ends early, and what it is when it is started again."""
+
+import pytest
+import torch
+
+from .several import run, trained
+
+TOLD_TO_END = 143
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_told_to_end_they_leave_after_the_same_step_and_go_on_from_there(tmp_path, kind):
+    replicas = [(kind, 2)]
+    whole = trained(tmp_path, "whole", replicas, {"steps": 40})
+    ended = run(tmp_path, "parts", replicas, {"steps": 40, "signal": [8, 1]})
+    assert {status for status, _ in ended.values()} == {TOLD_TO_END}, ended
+    assert "told to end (SIGTERM)" in ended[0, 0][1]
+    back = trained(tmp_path, "parts", replicas, {"steps": 40})
+    assert all(
+        same(expected, values) for (expected, _), (values, _) in zip(whole, back, strict=False)
+    )
+    assert back[0][1]["began_at"] in {9, 10}, "the open steps were saved, too"
+
+
+@pytest.mark.processes
+def test_another_number_of_processes_begins_with_fresh_inner_state(tmp_path):
+    ended = run(tmp_path, "run", [("ddp", 2)], {"signal": [8, 0]})
+    assert {status for status, _ in ended.values()} == {TOLD_TO_END}, ended
+    (status, log), *_ = run(tmp_path, "run", [("plain", 1)], {}).values()
+    assert status == 0, log
+    assert "was saved by a replica of 2 processes" in log
+    assert "this one is one process" in log
+
+
+@pytest.mark.processes
+def test_the_process_that_has_failed_is_named_by_the_others(tmp_path):
+    (_, first), (_, second) = trained(tmp_path, "run", [("plain", 2)], {"raise_on": [8, 1]})
+    assert second["raised"] == "ArithmeticError: a bad batch"
+    assert first["raised"] == (
+        "ProcessFailedError: process 1 of this replica has failed: ArithmeticError: a bad batch"
+    )

@@ -1,0 +1,124 @@
+"""An entrypoint that starts the processes of its replica itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from diloco_core import ConfigurationError, ProcessFailedError
+from diloco_core._processes._start import ended_by, number_of_processes
+
+TRAINER = """
+import os
+import sys
+
+import torch
+
+from diloco_core import DiLoCo, connect
+
+
+def train(raise_on=None):
+    exchange = connect()
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with DiLoCo(model, optimizer, exchange, sync_every=2) as outer:
+        for step in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if raise_on == exchange.process:
+                raise ArithmeticError("a bad batch")
+    print("a line of", exchange.process)
+    torch.distributed.destroy_process_group()
+    return [exchange.process, exchange.processes, outer.committed]
+"""
+
+
+def started(folder, *more):
+    """Run the entrypoint as somebody types it."""
+    (folder / "trainer.py").write_text(TRAINER)
+    command = [sys.executable, "-m", "diloco_core.replica_entrypoint", "--processes", "2"]
+    command += ["--rank", "0", "--world-size", "1", "--rendezvous", "store"]
+    return subprocess.run(
+        [*command, "--trainer-module", "trainer", *more],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_it_returns_what_the_first_process_returns(tmp_path):
+    done = started(tmp_path)
+    assert done.returncode == 0, done.stderr
+    *lines, result = done.stdout.splitlines()
+    assert json.loads(result) == [0, 2, 2]
+    assert sorted(lines) == ["[process0]:a line of 0", "[process1]:a line of 1"]
+    assert "[process0]:" in done.stderr, "the log has the number of the process in front"
+
+
+@pytest.mark.processes
+def test_it_fails_as_the_first_process_that_fails(tmp_path):
+    done = started(tmp_path, "--trainer-kwargs-json", '{"raise_on": 1}')
+    assert done.returncode == 1
+    assert "ProcessFailedError: process 1 of this replica (pid " in done.stderr
+    assert "ArithmeticError: a bad batch" in done.stderr
+    assert 'trainer.py", line 22, in train' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "report", "words"),
+    [
+        (
+            1,
+            {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback…"}},
+            ": ValueError: x",
+        ),
+        (-signal.SIGKILL, None, ": it was ended by SIGKILL"),
+        (3, None, ": it exited with code 3"),
+    ],
+)
+def test_how_a_process_has_ended_is_said(tmp_path, exit_code, report, words):
+    file = tmp_path / "error.json"
+    if report:
+        report["extraInfo"] = {"py_callstack": "Traceback…", "timestamp": "1"}
+        file.write_text(json.dumps({"message": report}))
+    error = ended_by(1, ProcessFailure(1, 77, exit_code, str(file)))
+    assert isinstance(error, ProcessFailedError)
+    assert str(error) == f"process 1 of this replica (pid 77){words}"
+    assert (error.process, error.exit_code) == (1, exit_code)
+    assert getattr(error, "__notes__", []) == (["Traceback…"] if report else [])
+
+
+@pytest.mark.parametrize("exit_code", [143, -signal.SIGTERM])
+def test_a_process_that_was_told_to_end_ends_the_replica_likewise(exit_code):
+    error = ended_by(0, ProcessFailure(0, 77, exit_code, "none"))
+    assert (type(error), error.code) == (SystemExit, 143)
+
+
+@pytest.mark.parametrize("asked", [0, -1, 1.5, True, "all", None])
+def test_a_number_that_is_none_is_refused(asked):
+    with pytest.raises(ConfigurationError, match="processes must be a number from 1 on, or 'gpu'"):
+        number_of_processes(asked, {})
+
+
+def test_processes_for_gpus_are_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigurationError, match="this machine shows none"):
+        number_of_processes("gpu", {})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert number_of_processes("gpu", {}) == 8
+
+
+def test_processes_inside_processes_are_refused():
+    assert number_of_processes(1, {"LOCAL_WORLD_SIZE": "2"}) == 1
+    with pytest.raises(ConfigurationError, match="inside one that torchrun has started"):
+        number_of_processes(2, {"LOCAL_WORLD_SIZE": "2"})
