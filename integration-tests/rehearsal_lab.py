@@ -80,6 +80,31 @@ def train(syncs, step_seconds):
             time.sleep(step_seconds)
     return outer.committed
 """
+# A replica of several processes.
+NODE = """
+import hashlib
+
+import torch
+from diloco_core import DiLoCo, connect
+
+
+def train():
+    exchange = connect()
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with DiLoCo(model, inner, exchange, sync_every=5) as outer:
+        while outer.inner_steps < 10:
+            seed = 1000 * exchange.rank + 100 * exchange.process + outer.inner_steps
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+            (model(x) - x).square().mean().backward()
+            inner.step()
+            inner.zero_grad()
+    values = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+    torch.distributed.destroy_process_group()
+    return [exchange.process, exchange.processes, hashlib.sha256(values).hexdigest()]
+"""
 
 
 def wait_for(condition, what):
@@ -92,8 +117,9 @@ def wait_for(condition, what):
 
 
 def write_programs(folder):
-    """The modules that the replicas run: ``jobs_waiter`` and ``jobs_trainer``."""
+    """The modules that the replicas run: ``jobs_waiter``, ``jobs_trainer`` and ``jobs_node``."""
     (folder / "jobs_waiter.py").write_text(WAITER)
+    (folder / "jobs_node.py").write_text(NODE)
     (folder / "jobs_trainer.py").write_text(TRAINER)
 
 
@@ -110,6 +136,24 @@ def elastic(uri, syncs, step_seconds):
         "connect_options": {"min_replicas": 2, "grace": 3.0, "topology": "sharded"},
         "rendezvous_uri": uri,
     }
+
+
+def train_on_nodes(executor, uri, processes=2):
+    """Launch two replicas with eight GPUs each, which the processes only pretend to have.
+
+    Each replica trains as two processes. Returns the request of the launch as text.
+    """
+    arguments = {"trainer_module": "jobs_node", "processes": processes, "rendezvous_uri": uri}
+    planned = executor.plan(2, RUN, arguments, run_id="nodes", gpu="H100:8")
+    handles = executor.launch_replicas(2, RUN, arguments, run_id="nodes", gpu="H100:8")
+    results = executor.collect(handles, timeout=PATIENCE)
+    assert [each["status"] for each in results] == ["succeeded"] * 2, results
+    (process, number, first), second = (each["result"] for each in results)
+    assert (process, number) == (0, processes)
+    assert second == [0, processes, first], "both replicas hold the same bytes"
+    log = list(executor.log_iter(handles[1]))
+    assert any(line.startswith("[process0]:") and "outer step 2" in line for line in log), log
+    return str(planned.requests)
 
 
 def processes_of(mark, value):

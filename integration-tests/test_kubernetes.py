@@ -23,6 +23,7 @@ from rehearsal_lab import (
     processes_of,
     python_path,
     synced,
+    train_on_nodes,
     wait_for,
     write_programs,
 )
@@ -97,7 +98,8 @@ class Rehearsal:
             "OMP_NUM_THREADS": "1",
             MARK: self.mark,
         }
-        self.stand_in = KubernetesProcesses(backoff_seconds=0.5).start()
+        resources = {"nvidia.com/gpu": "16"}
+        self.stand_in = KubernetesProcesses(backoff_seconds=0.5, resources=resources).start()
         self.kubeconfig = self.stand_in.kubeconfig(folder / "kubeconfig")
 
     def executor(self, **more):
@@ -355,3 +357,10 @@ def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
         assert "no-such" in wrong.message
         wait_for(lambda: not executor.list_runs(), "the pods that tried to be removed")
     rehearsal.nothing_runs()
+
+
+@pytest.mark.slow
+def test_replicas_with_eight_gpus_are_several_processes(rehearsal, tmp_path):
+    with rehearsal.executor() as executor:
+        requests = train_on_nodes(executor, str(tmp_path / "store"))
+    assert "'nvidia.com/gpu': '8'" in requests

@@ -17,6 +17,7 @@ from rehearsal_lab import (
     processes_of,
     python_path,
     synced,
+    train_on_nodes,
     wait_for,
     write_programs,
 )
@@ -185,3 +186,10 @@ def test_an_elastic_run_over_s3_that_is_preempted_and_partly_cancelled(rehearsal
     assert json.loads(elsewhere.communicate(timeout=PATIENCE)[0]) == json.loads(json.dumps(results))
     losses = losses_beside_undisturbed("s3://runs/one", syncs, tmp_path, rehearsal.variables)
     assert abs(losses[0] - losses[1]) < 0.2, losses
+
+
+@pytest.mark.slow
+def test_replicas_with_eight_gpus_are_several_processes(rehearsal):
+    with rehearsal.executor() as executor:
+        requests = train_on_nodes(executor, "s3://runs/nodes")
+    assert "'gpu': 'H100:8'" in requests

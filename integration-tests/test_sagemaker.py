@@ -17,6 +17,7 @@ from rehearsal_lab import (
     processes_of,
     python_path,
     synced,
+    train_on_nodes,
     wait_for,
     write_programs,
 )
@@ -148,3 +149,10 @@ def test_an_elastic_run_on_spot_over_s3_survives_an_interruption(rehearsal, tmp_
         assert {result["result"] for result in results} == {syncs}
     losses = losses_beside_undisturbed("s3://runs/one", syncs, tmp_path, rehearsal.variables)
     assert abs(losses[0] - losses[1]) < 0.2, losses
+
+
+@pytest.mark.slow
+def test_replicas_with_eight_gpus_are_several_processes(rehearsal):
+    with rehearsal.executor() as executor:
+        requests = train_on_nodes(executor, "s3://runs/nodes")
+    assert "'InstanceType': 'ml.p5.48xlarge'" in requests

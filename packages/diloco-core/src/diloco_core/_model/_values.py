@@ -117,7 +117,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def part_here(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this process holds of a tensor: all of it, or its part of a DTensor."""
     to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()  # type: ignore[no-any-return]
+    return tensor if to_local is None else to_local()
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,7 @@ class Inside:
         self.processes = distributed.get_world_size()
         self.failure: Callable[[], tuple[int, str] | None] = lambda: None
         limit = datetime.timedelta(seconds=timeout)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._group: distributed.ProcessGroup | None = distributed.new_group(
             backend="gloo", timeout=limit
         )
@@ -93,6 +94,17 @@ class Inside:
             ProcessFailedError: Another process has ended, or does not answer.
         """
         self._do(lambda: distributed.broadcast(values, src=0, group=self._group))
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """Return memory of so many bytes (uint8, on the CPU), to be used at once.
+
+        That of one message is kept, since fresh memory takes longer to get than to fill.
+        """
+        if size > PIECE_BYTES:
+            return torch.empty(size, dtype=torch.uint8)
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        return self._buffer[:size]
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""

@@ -10,7 +10,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from .._model._values import as_bytes, is_plain
 from ._inside import PIECE_BYTES, Inside
+
+_DIRECT_BYTES = 2**20
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """A tensor of the model, and what stands for it in the leader's twin (None elsewhere)."""
@@ -53,11 +56,19 @@ def spread(inside: Inside, pairs: Sequence[Pair]) -> None:
     """Write the values of the leader's twin into all processes' tensors; all call it together.
 
     The values travel as flat bytes, in pieces of at most :data:`PIECE_BYTES`: small tensors
-    together, and a larger one in several.
+    together, and a larger one in several. Large tensors on the CPU are written where they lie.
     """
-    for batch in _batches(pairs):
+    direct = [pair for pair in pairs if _is_direct(pair[0])]
+    for tensor, whole in direct:
+        tensor.grad = None  # it was computed with the old values
+        values = as_bytes(tensor if whole is None else whole)
+        for piece in values.split(PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
+            inside.broadcast(piece)
+        if whole is not None:
+            tensor.detach().copy_(whole)
+    for batch in _batches([pair for pair in pairs if not _is_direct(pair[0])]):
         ends = list(itertools.accumulate(_room(tensor) for tensor, _ in batch))
-        flat = torch.empty(ends[-1], dtype=torch.uint8)
+        flat = inside.buffer(ends[-1])
         parts = [
             flat[end - _room(tensor) :][: tensor.numel() * tensor.element_size()]
             .view(tensor.dtype)
@@ -71,6 +82,13 @@ def spread(inside: Inside, pairs: Sequence[Pair]) -> None:
             inside.broadcast(piece)
         for part, (tensor, _) in zip(parts, batch, strict=True):
             write(tensor, part)
+
+
+def _is_direct(tensor: torch.Tensor) -> bool:
+    """Say whether values can be received into a tensor itself, and it is large enough for that."""
+    size = tensor.numel() * tensor.element_size()
+    plain = is_plain(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return plain and size >= _DIRECT_BYTES
 
 
 def write(tensor: torch.Tensor, whole: torch.Tensor) -> None:
