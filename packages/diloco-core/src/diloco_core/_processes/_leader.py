@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -17,8 +17,20 @@ from .._run._exchange import StoreExchange
 from .._terms._schedule import Schedule
 from ._counting import CountingOptimizer
 from ._ending import interruptible, put_off
+from ._inner_states import InnerStates
 from ._inside import Inside
-from ._moves import Done, Gather, Mail, Progress, Spread, disagreement, failed
+from ._moves import (
+    Done,
+    Failed,
+    Gather,
+    InnerMove,
+    Mail,
+    Move,
+    Progress,
+    Spread,
+    disagreement,
+    failed,
+)
 from ._values import Pair, gather, spread
 
 Ask: TypeAlias = Callable[[Iterable[torch.Tensor]], None]
@@ -191,3 +203,36 @@ class Leading:
     def _versions(self) -> list[int]:
         """Return a number for each tensor of the twin that every write into it increases."""
         return [whole._version for _, whole in self.pairs if whole is not None]  # noqa: SLF001
+
+
+def follow(
+    inside: Inside, pairs: Sequence[Pair], mail: Callable[[], Mail], inner: InnerStates
+) -> Done:
+    """Do what the leader says, until it has done its part of the loop.
+
+    Args:
+        inside: The processes.
+        pairs: The tensors of the model, as they are now.
+        mail: Returns what this process has for the leader.
+        inner: Its inner state.
+
+    Raises:
+        Exception: What the leader has raised.
+    """
+    while True:
+        move: Move = inside.share()
+        match move:
+            case Gather():
+                if move.mail:
+                    inside.collect(mail())
+                gather(pairs[number] for number in move.tensors)
+            case Spread():
+                spread(inside, [pairs[number] for number in move.tensors])
+            case InnerMove():
+                # An error of any process comes from the leader, too, unless that went on without.
+                with suppress(Exception):
+                    inner.follow(move)
+            case Done():
+                return move
+            case Failed():
+                raise move.error()

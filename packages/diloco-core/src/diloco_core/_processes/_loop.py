@@ -24,10 +24,10 @@ from ._checks import OptimizerChecks, refuse_together, same_tensors
 from ._ending import Ending
 from ._inner_states import InnerStates, PartialState, layout_of
 from ._inside import Inside
-from ._leader import LeaderLoop, Leading
-from ._moves import Done, Failed, Gather, InnerMove, Mail, Move, Progress, Spread, failed
+from ._leader import LeaderLoop, Leading, follow
+from ._moves import Done, Mail, Progress, failed
 from ._twin import Twin, tensors_of
-from ._values import Pair, gather, reshard, spread
+from ._values import Pair, reshard
 
 
 class ReplicaLoop(DiLoCo):
@@ -267,7 +267,7 @@ class ReplicaLoop(DiLoCo):
 
                 done = self._leading.together(both, self._mail, everything=everything or ends)
             else:
-                done = self._follow()
+                done = follow(self._inside, self._pairs, self._mail, self._inner_states)
         except ProcessFailedError:
             raise
         except BaseException as error:
@@ -289,23 +289,6 @@ class ReplicaLoop(DiLoCo):
         except ModelChangedError as error:
             problem = failed(error)
         return Mail(self._taken, self._tokens, tuple(self._rates), problem)
-
-    def _follow(self) -> Done:
-        while True:
-            move: Move = self._inside.share()
-            match move:
-                case Gather():
-                    if move.mail:
-                        self._inside.collect(self._mail())
-                    gather(self._pairs[number] for number in move.tensors)
-                case Spread():
-                    spread(self._inside, [self._pairs[number] for number in move.tensors])
-                case InnerMove():
-                    self._inner_states.follow(move)
-                case Done():
-                    return move
-                case Failed():
-                    raise move.error()
 
 
 def _enter(loop: LeaderLoop) -> None:

@@ -1,0 +1,169 @@
+"""Whatever goes wrong, and whenever: all processes of a replica do the same, to the end."""
+
+import threading
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_core import ConfigurationError, SyncError
+from diloco_core._loop._inner_loop import EXIT_CODE, TrainingProcess
+from diloco_core._processes._inner_states import InnerStates
+from diloco_core._processes._leader import Leading, follow
+from diloco_core._processes._moves import Mail, Progress, failed
+
+PROCESSES, TENSORS = 3, 4
+
+
+class Collectives:
+    """What all processes have to enter together; entering different ones is an error."""
+
+    def __init__(self):
+        self._barrier = threading.Barrier(PROCESSES, timeout=60)
+        self._entered = [None] * PROCESSES
+
+    def enter(self, process, kind, value):
+        self._entered[process] = kind, value
+        self._barrier.wait()
+        entered = list(self._entered)
+        self._barrier.wait()
+        assert len({kind for kind, _ in entered}) == 1, entered
+        return [value for _, value in entered]
+
+
+class Threads:
+    """The processes of a replica as threads, in place of :class:`.Inside`."""
+
+    def __init__(self, collectives, process):
+        self._collectives, self.process, self.processes = collectives, process, PROCESSES
+        self.leads = process == 0
+
+    def share(self, message=None):
+        return self._collectives.enter(self.process, "share", message)[0]
+
+    def collect(self, message):
+        return self._collectives.enter(self.process, "collect", message)
+
+    def broadcast(self, values):
+        sent = self._collectives.enter(self.process, f"broadcast {values.numel()}", values.clone())
+        values.copy_(sent[0])
+
+    def gather_bytes(self, file):
+        return self._collectives.enter(self.process, "gather_bytes", file)
+
+    def scatter_bytes(self, files):
+        return self._collectives.enter(self.process, "scatter_bytes", files)[0][self.process]
+
+    def buffer(self, size):
+        return torch.empty(size, dtype=torch.uint8)
+
+
+class State:
+    """An inner state, which cannot be saved or restored if it is told so."""
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    def try_out(self):
+        if self.fails:
+            raise ConfigurationError("it cannot be saved")
+
+    def parts(self, *_):
+        self.try_out()
+        return [b"state"]
+
+    def restore(self, *_):
+        self.try_out()
+
+
+class Loop:
+    """The leader's loop: it takes mail, and says where it stands."""
+
+    def progress(self):
+        return Progress()
+
+    def take(self, mails):
+        assert len(mails) == PROCESSES
+
+
+def play(script, own, leading, inner, process):
+    """Return what the leader does, step by step."""
+
+    def act(_):
+        for what, number in script:
+            match what:
+                case "ask":
+                    own["ask"]([own["twin"][number]])
+                case "write":
+                    own["twin"][number].add_(1)
+                case "raise":
+                    raise SyncError("a peer was lost")
+                case "told":
+                    process._heard(15, None)
+                case "try":
+                    inner.try_out()
+                case "save":
+                    inner.state_dict()
+                case "restore":
+                    # As the loop does, which then looks for an older one.
+                    try:
+                        inner.load_state_dict({"files": [torch.zeros(3, dtype=torch.uint8)] * 3})
+                    except ConfigurationError:
+                        continue
+
+    return act
+
+
+STEPS = st.tuples(
+    st.sampled_from(["ask", "write", "raise", "told", "try", "save", "restore"]),
+    st.integers(0, TENSORS - 1),
+)
+PROBLEMS = st.none() | st.tuples(st.sampled_from(["mail", "inner"]), st.integers(0, PROCESSES - 1))
+
+
+@given(st.lists(STEPS, max_size=8), PROBLEMS, st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everything, told):
+    collectives = Collectives()
+    models = [[torch.full((2,), float(number)) for number in range(TENSORS)] for _ in range(3)]
+    outcomes = [None] * PROCESSES
+
+    def member(number):
+        inside = Threads(collectives, number)
+        process = TrainingProcess()
+        process.training, process.told_to_end = True, told
+        inner = InnerStates(inside, State(problem == ("inner", number)), process)
+
+        def mail():
+            wrong = problem == ("mail", number)
+            return Mail(5, problem=failed(SyncError("kept weights")) if wrong else None)
+
+        try:
+            if number:
+                outcomes[number] = follow(inside, [(t, None) for t in models[number]], mail, inner)
+                return
+            own = {"twin": [tensor.clone() for tensor in models[0]]}
+
+            def make(ask, tell):
+                own["ask"] = ask
+                return Loop()
+
+            leading = Leading(inside, list(zip(models[0], own["twin"], strict=True)), process, make)
+            act = play(script, own, leading, inner, process)
+            outcomes[0] = leading.together(act, mail, everything=everything)
+        except BaseException as error:
+            outcomes[number] = repr(error)
+
+    threads = [threading.Thread(target=member, args=(number,)) for number in range(PROCESSES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes[0] is not None
+    assert all(outcome == outcomes[0] for outcome in outcomes), outcomes
+    if isinstance(outcomes[0], str):
+        known = ("SyncError", "ConfigurationError", f"SystemExit({EXIT_CODE})")
+        assert outcomes[0].startswith(known), outcomes[0]
+    else:
+        assert all(torch.equal(a, b) for a, b in zip(models[0], models[1], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(models[0], models[2], strict=True))
