@@ -51,7 +51,7 @@ _ELSEWHERE = {
     "diloco_core._exchange._process_group",
     "diloco_core._export._export",
     "diloco_core._inner._file",
-    "diloco_core._processes._values",
+    "diloco_core._processes._inside",
     "diloco_core._torchft._manager",
 }
 """Modules that have no part in what is simulated."""

@@ -11,6 +11,7 @@ from diloco_core._loop._inner_loop import EXIT_CODE, TrainingProcess
 from diloco_core._processes._inner_states import InnerStates
 from diloco_core._processes._leader import Leading, follow
 from diloco_core._processes._moves import Mail, Progress, failed
+from diloco_core._processes._values import held_tensors
 
 PROCESSES, TENSORS = 3, 4
 
@@ -44,18 +45,14 @@ class Threads:
     def collect(self, message):
         return self._collectives.enter(self.process, "collect", message)
 
-    def broadcast(self, values):
-        sent = self._collectives.enter(self.process, f"broadcast {values.numel()}", values.clone())
-        values.copy_(sent[0])
+    def wait(self):
+        self._collectives.enter(self.process, "wait", None)
 
     def gather_bytes(self, file):
         return self._collectives.enter(self.process, "gather_bytes", file)
 
     def scatter_bytes(self, files):
         return self._collectives.enter(self.process, "scatter_bytes", files)[0][self.process]
-
-    def buffer(self, size):
-        return torch.empty(size, dtype=torch.uint8)
 
 
 class State:
@@ -126,6 +123,7 @@ PROBLEMS = st.none() | st.tuples(st.sampled_from(["mail", "inner"]), st.integers
 def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everything, told):
     collectives = Collectives()
     models = [[torch.full((2,), float(number)) for number in range(TENSORS)] for _ in range(3)]
+    twin = [torch.zeros(2) for _ in range(TENSORS)]
     outcomes = [None] * PROCESSES
 
     def member(number):
@@ -139,16 +137,17 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
             return Mail(5, problem=failed(SyncError("kept weights")) if wrong else None)
 
         try:
+            held = held_tensors(inside, models[number], twin)
             if number:
-                outcomes[number] = follow(inside, [(t, None) for t in models[number]], mail, inner)
+                outcomes[number] = follow(inside, held, mail, inner)
                 return
-            own = {"twin": [tensor.clone() for tensor in models[0]]}
+            own = {"twin": twin}
 
             def make(ask, tell):
                 own["ask"] = ask
                 return Loop()
 
-            leading = Leading(inside, list(zip(models[0], own["twin"], strict=True)), process, make)
+            leading = Leading(inside, held, process, make)
             act = play(script, own, leading, inner, process)
             outcomes[0] = leading.together(act, mail, everything=everything)
         except BaseException as error:

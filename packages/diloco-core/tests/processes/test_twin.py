@@ -3,8 +3,14 @@
 import pytest
 import torch
 
+from diloco_core import ConfigurationError
+from diloco_core._processes._shared import shared_values
 from diloco_core._processes._twin import Twin, tensors_of
-from diloco_core._processes._values import PIECE_BYTES, _batches
+from diloco_core._processes._values import gather, held_tensors, spread
+
+
+def twin_of(model):
+    return Twin(model, {id(each): torch.zeros_like(each) for each in tensors_of(model)})
 
 
 def model_with_ties():
@@ -18,7 +24,7 @@ def model_with_ties():
 
 def test_a_twin_has_the_same_tensors_without_wrappers():
     model = model_with_ties()
-    twin = Twin(model)
+    twin = twin_of(model)
     plain = {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()}
     state = twin.model.state_dict()
     assert list(state) == list(plain)
@@ -33,7 +39,7 @@ def test_a_twin_has_the_same_tensors_without_wrappers():
 
 def test_modules_and_parameters_in_arguments_become_those_of_the_twin():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    twin = Twin(model)
+    twin = twin_of(model)
     assert twin.translated(("strided", 3)) == ["strided", 3]
     assert twin.translated(4) == 4
     (first, (second,)) = twin.translated([model[0], [model[1]]])
@@ -44,10 +50,46 @@ def test_modules_and_parameters_in_arguments_become_those_of_the_twin():
     assert group["params"][0] is twin.model[0].weight
 
 
-@pytest.mark.parametrize("sizes", [[], [5], [PIECE_BYTES, 1], [1, PIECE_BYTES + 9, 2, 3]])
-def test_every_tensor_travels_once_in_pieces_of_bounded_size(sizes):
-    pairs = [(torch.empty(size, dtype=torch.uint8, device="meta"), None) for size in sizes]
-    batches = list(_batches(pairs))
-    assert [pair for batch in batches for pair in batch] == pairs
-    for batch in batches:
-        assert len(batch) == 1 or sum(tensor.numel() for tensor, _ in batch) <= PIECE_BYTES
+def test_each_process_gives_and_takes_its_part_of_a_shared_memory():
+    alone = Alone()
+    tensors = [torch.arange(5.0), torch.tensor(7), torch.ones(3, 2, dtype=torch.bfloat16)]
+    wholes = shared_values(alone, tensors)
+    assert all(not each.any() for each in wholes)
+    held = held_tensors(alone, tensors, wholes)
+    gather(alone, held)
+    before = [each._version for each in wholes]
+    assert all(torch.equal(*pair) for pair in zip(tensors, wholes, strict=True))
+    wholes[1].fill_(8)
+    assert [each._version for each in wholes] == [before[0], before[1] + 1, before[2]]
+    spread(alone, held[1:])
+    assert tensors[1] == 8
+
+
+def test_processes_on_several_machines_are_refused():
+    with pytest.raises(ConfigurationError, match=r"several machines \(node-1, "):
+        shared_values(Alone(hosts=["node-1"]), [])
+
+
+def test_what_is_not_the_leaders_file_is_not_written_to(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(100))
+    with pytest.raises(ConfigurationError, match="is not the leader's file"):
+        shared_values(Alone(place=str(tmp_path / "a")), [torch.zeros(2)])
+    assert (tmp_path / "a").read_bytes() == bytes(100)
+
+
+class Alone:
+    """A replica of one process, in place of :class:`.Inside`."""
+
+    process, leads = 0, True
+
+    def __init__(self, hosts=(), place=None):
+        self._hosts, self._place = hosts, place
+
+    def collect(self, message):
+        return [*self._hosts, message] if isinstance(message, str) else [message]
+
+    def share(self, message):
+        return (self._place, message[1]) if self._place else message
+
+    def wait(self):
+        """Nobody to wait for."""

@@ -42,6 +42,9 @@ class RunJournal(Protocol):
     """A store that remembers launches and ends.
 
     An executor writes into it at a launch, and when it first sees a terminal state. Thread-safe.
+
+    Records belong to a place as it is written in the handle. A cluster that is reached at two
+    addresses, or a folder by two paths, counts as two places: use one of them for one journal.
     """
 
     def record_launch(self, handles: list[ReplicaHandle]) -> None:

@@ -17,7 +17,7 @@ from .._inner._own_weights import OwnWeights
 from .._model._values import describe, is_plain, plain_name
 from ._inside import Inside
 from ._twin import named_tensors, tensors_of
-from ._values import Pair
+from ._values import Held
 
 
 def refuse_together(
@@ -51,8 +51,8 @@ def refuse_together(
         )
 
 
-def same_tensors(model: torch.nn.Module, pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs with the tensors that the model has now; buffers may be new ones.
+def same_tensors(model: torch.nn.Module, held: Sequence[Held]) -> list[Held]:
+    """Return what is held with the tensors that the model has now; buffers may be new ones.
 
     Raises:
         ModelChangedError: Its tensors are others than when the outer loop was made.
@@ -61,18 +61,18 @@ def same_tensors(model: torch.nn.Module, pairs: Sequence[Pair]) -> list[Pair]:
     tensors = tensors_of(model)
     replaced = [
         name
-        for name, tensor, (before, _) in zip(names, tensors, pairs, strict=False)
-        if tensor.shape != before.shape
-        or (isinstance(tensor, torch.nn.Parameter) and tensor is not before)
+        for name, tensor, before in zip(names, tensors, held, strict=False)
+        if tensor.shape != before.tensor.shape
+        or (isinstance(tensor, torch.nn.Parameter) and tensor is not before.tensor)
     ]
-    if replaced or len(tensors) != len(pairs):
+    if replaced or len(tensors) != len(held):
         name = [*replaced, *names][0]
         raise ModelChangedError(
-            f"the model has {len(tensors)} tensors and had {len(pairs)} when the outer loop was "
+            f"the model has {len(tensors)} tensors and had {len(held)} when the outer loop was "
             f"made, or {name!r} has been replaced since. Change the model before the loop is made",
             name,
         )
-    return [(tensor, whole) for tensor, (_, whole) in zip(tensors, pairs, strict=True)]
+    return [each._replace(tensor=tensor) for tensor, each in zip(tensors, held, strict=True)]
 
 
 class OptimizerChecks:

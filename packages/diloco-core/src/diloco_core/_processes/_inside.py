@@ -14,8 +14,7 @@ from torch import distributed
 
 from .._errors import ConfigurationError, ProcessFailedError
 
-PIECE_BYTES = 64 * 2**20
-"""The most that one message between processes carries."""
+_PIECE_BYTES = 64 * 2**20  # the most that one message between processes carries
 
 
 class Inside:
@@ -44,7 +43,6 @@ class Inside:
         self.processes = distributed.get_world_size()
         self.failure: Callable[[], tuple[int, str] | None] = lambda: None
         limit = datetime.timedelta(seconds=timeout)
-        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._group: distributed.ProcessGroup | None = distributed.new_group(
             backend="gloo", timeout=limit
         )
@@ -55,14 +53,14 @@ class Inside:
         return self.process == 0
 
     def share(self, message: Any = None) -> Any:
-        """Return what the leader passes, on every process.
+        """Return what the leader passes, on every process; what others pass is not looked at.
 
         None costs a single small broadcast, so it may be passed after every step.
 
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        data = pickle.dumps(message) if message is not None else b""
+        data = pickle.dumps(message) if self.leads and message is not None else b""
         length = torch.tensor([len(data)])
         self.broadcast(length)
         if not length.item():
@@ -95,16 +93,13 @@ class Inside:
         """
         self._do(lambda: distributed.broadcast(values, src=0, group=self._group))
 
-    def buffer(self, size: int) -> torch.Tensor:
-        """Return memory of so many bytes (uint8, on the CPU), to be used at once.
+    def wait(self) -> None:
+        """Wait until every process has come here.
 
-        That of one message is kept, since fresh memory takes longer to get than to fill.
+        Raises:
+            ProcessFailedError: Another process has ended, or does not answer.
         """
-        if size > PIECE_BYTES:
-            return torch.empty(size, dtype=torch.uint8)
-        if self._buffer.numel() < size:
-            self._buffer = torch.empty(size, dtype=torch.uint8)
-        return self._buffer[:size]
+        self._do(lambda: distributed.barrier(group=self._group))
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""
@@ -129,7 +124,7 @@ class Inside:
         return files[0]
 
     def _pass_on(self, file: torch.Tensor, act: Callable[[torch.Tensor], object]) -> None:
-        for piece in file.split(PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
+        for piece in file.split(_PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
             self._do(partial(act, piece))
 
     def _do(self, act: Callable[[], object]) -> None:

@@ -31,7 +31,7 @@ from ._moves import (
     disagreement,
     failed,
 )
-from ._values import Pair, gather, spread
+from ._values import Held, gather, spread
 
 Ask: TypeAlias = Callable[[Iterable[torch.Tensor]], None]
 
@@ -106,25 +106,25 @@ class Leading:
 
     Args:
         inside: The processes.
-        pairs: All tensors of the model, each with what stands for it in the twin.
+        held: All tensors of the model, each with what stands for it in the twin.
         process: Handles SIGTERM: while nothing is done together, it ends the leader at once.
         make: Makes the leader's loop, given what asks the processes for values and what takes the
             reports of syncs.
 
     Attributes:
         loop: The leader's loop.
-        pairs: The tensors, as they are now.
+        held: The tensors, as they are now.
     """
 
     def __init__(
         self,
         inside: Inside,
-        pairs: Sequence[Pair],
+        held: Sequence[Held],
         process: TrainingProcess,
         make: Callable[[Ask, Callable[[SyncReport], None]], LeaderLoop],
     ) -> None:
-        self._inside, self.pairs, self._process = inside, pairs, process
-        self._number = {id(whole): number for number, (_, whole) in enumerate(pairs)}
+        self._inside, self.held, self._process = inside, held, process
+        self._number = {id(each.whole): number for number, each in enumerate(held)}
         self._seen = self._versions()
         self._asked: set[int] = set()
         self._mail: Callable[[], Mail] = Mail
@@ -149,7 +149,7 @@ class Leading:
         self._asked, self._mail, self._has_mail = set(), mail, False
         try:
             if everything:
-                self._gather(range(len(self.pairs)))
+                self._gather(range(len(self.held)))
             # Whoever has been told already carries this out: it is how the replica ends.
             with nullcontext() if self._process.told_to_end else interruptible(self._process):
                 result = act(self.loop)
@@ -177,7 +177,7 @@ class Leading:
         self._asked.update(wanted)
         self._inside.share(Gather(wanted, first))
         mails = self._inside.collect(self._mail()) if first else []
-        gather(self.pairs[number] for number in wanted)
+        gather(self._inside, (self.held[number] for number in wanted))
         self._seen = self._versions()
         if first:
             self._has_mail = True
@@ -198,21 +198,21 @@ class Leading:
         if changed:
             self._asked.update(changed)
             self._inside.share(Spread(changed))
-            spread(self._inside, [self.pairs[number] for number in changed])
+            spread(self._inside, (self.held[number] for number in changed))
 
     def _versions(self) -> list[int]:
         """Return a number for each tensor of the twin that every write into it increases."""
-        return [whole._version for _, whole in self.pairs if whole is not None]  # noqa: SLF001
+        return [each.whole._version for each in self.held]  # noqa: SLF001
 
 
 def follow(
-    inside: Inside, pairs: Sequence[Pair], mail: Callable[[], Mail], inner: InnerStates
+    inside: Inside, held: Sequence[Held], mail: Callable[[], Mail], inner: InnerStates
 ) -> Done:
     """Do what the leader says, until it has done its part of the loop.
 
     Args:
         inside: The processes.
-        pairs: The tensors of the model, as they are now.
+        held: What it holds of the tensors of the model, as they are now.
         mail: Returns what this process has for the leader.
         inner: Its inner state.
 
@@ -225,9 +225,9 @@ def follow(
             case Gather():
                 if move.mail:
                     inside.collect(mail())
-                gather(pairs[number] for number in move.tensors)
+                gather(inside, (held[number] for number in move.tensors))
             case Spread():
-                spread(inside, [pairs[number] for number in move.tensors])
+                spread(inside, (held[number] for number in move.tensors))
             case InnerMove():
                 # An error of any process comes from the leader, too, unless that went on without.
                 with suppress(Exception):

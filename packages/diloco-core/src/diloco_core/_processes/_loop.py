@@ -26,8 +26,9 @@ from ._inner_states import InnerStates, PartialState, layout_of
 from ._inside import Inside
 from ._leader import LeaderLoop, Leading, follow
 from ._moves import Done, Mail, Progress, failed
+from ._shared import shared_values
 from ._twin import Twin, tensors_of
-from ._values import Pair, reshard
+from ._values import held_tensors, reshard
 
 
 class ReplicaLoop(DiLoCo):
@@ -67,7 +68,8 @@ class ReplicaLoop(DiLoCo):
         own = PartialState(optimizers, named, names)
         self._inner_states = InnerStates(self._inside, own, self._process)
         self._layout = layout_of(self._inside, model)
-        self._pairs: list[Pair] = [(tensor, None) for tensor in tensors_of(model)]
+        tensors = tensors_of(model)
+        self._held = held_tensors(self._inside, tensors, shared_values(self._inside, tensors))
         self._leading: Leading | None = None
         problem = None
         if self._inside.leads:
@@ -92,8 +94,8 @@ class ReplicaLoop(DiLoCo):
         self._steps.watch()
 
     def _lead(self, exchange: ReplicaExchange, options: dict[str, Any]) -> None:
-        twin = Twin(self._wrapped)
-        self._pairs = [(tensor, twin.of(tensor)) for tensor, _ in self._pairs]
+        twin = Twin(self._wrapped, {id(each.tensor): each.whole for each in self._held})
+        self._held = [each._replace(whole=twin.of(each.tensor)) for each in self._held]
         for name in ("fragments", "outer_groups"):
             if name in options:
                 options[name] = twin.translated(options[name])
@@ -103,7 +105,7 @@ class ReplicaLoop(DiLoCo):
         inner = self._inner_states if options["save_inner_every"] else None
         self._leading = Leading(
             self._inside,
-            self._pairs,
+            self._held,
             self._process,
             lambda ask, tell: LeaderLoop(twin.model, opened, ask, inner, on_sync=tell, **options),
         )
@@ -254,12 +256,12 @@ class ReplicaLoop(DiLoCo):
             Exception: What the leader's loop has raised, on every process.
         """
         reshard(self._wrapped)
-        self._pairs = same_tensors(self._wrapped, self._pairs)
+        self._held = same_tensors(self._wrapped, self._held)
         steps, self._met = self._taken - self._met, self._taken
         try:
             if self._leading is not None:
                 ends = ends or (self._is_open and self._process.told_to_end)
-                self._leading.pairs = self._pairs
+                self._leading.held = self._held
 
                 def both(loop: LeaderLoop) -> Any:
                     loop.count_steps(steps, last=ends)
@@ -267,7 +269,7 @@ class ReplicaLoop(DiLoCo):
 
                 done = self._leading.together(both, self._mail, everything=everything or ends)
             else:
-                done = follow(self._inside, self._pairs, self._mail, self._inner_states)
+                done = follow(self._inside, self._held, self._mail, self._inner_states)
         except ProcessFailedError:
             raise
         except BaseException as error:

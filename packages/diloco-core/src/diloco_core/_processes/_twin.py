@@ -13,17 +13,19 @@ from .._model._values import wrapped_in
 class Twin:
     """A model with the same tensors as another, whole and without wrappers.
 
-    Its memory is not set. It has the modules of the model under their names, which are empty but
+    It has the modules of the model under their names, which are empty but
     for what they hold: it cannot be called.
 
     Args:
         model: The model, of which this process may hold a part.
+        wholes: Memory for the whole values of each tensor, by the ``id`` of the tensor.
 
     Attributes:
         model: The twin.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, wholes: Mapping[int, torch.Tensor]) -> None:
+        self._wholes = wholes
         self._made: dict[int, Any] = {}
         self.model = self._module(model)
 
@@ -62,7 +64,7 @@ class Twin:
 
     def _tensor(self, original: torch.Tensor) -> torch.Tensor:
         if id(original) not in self._made:
-            whole = torch.empty(original.shape, dtype=original.dtype)
+            whole = self._wholes[id(original)]
             if isinstance(original, torch.nn.Parameter):
                 whole = torch.nn.Parameter(whole, original.requires_grad)
             self._made[id(original)] = whole

@@ -1,22 +1,64 @@
-"""Whole values of the tensors of a replica: read from all of its processes, and given to all."""
+"""Whole values of the tensors of a replica: taken from all of its processes, and given to all."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from .._model._values import as_bytes, is_plain
-from ._inside import PIECE_BYTES, Inside
+from .._model._values import part_here
+from ._inside import Inside
 
-_DIRECT_BYTES = 2**20
+_Chunk = tuple[tuple[int, int], ...]  # in every dimension: where it begins, and where it ends
 
-Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""A tensor of the model, and what stands for it in the leader's twin (None elsewhere)."""
+
+class Held(NamedTuple):
+    """What this process holds of a tensor of the model.
+
+    Attributes:
+        tensor: The tensor; of a DTensor, a part is here.
+        whole: Its whole values in the memory that the processes share.
+        here: Where the part lies in them.
+        gives: Whether this process writes them there, and no other that holds the same.
+    """
+
+    tensor: torch.Tensor
+    whole: torch.Tensor
+    here: _Chunk
+    gives: bool
+
+
+def held_tensors(
+    inside: Inside, tensors: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]
+) -> list[Held]:
+    """Return what this process holds of each tensor. All processes call this together."""
+    chunks = [_chunk(tensor) for tensor in tensors]
+    of_all = inside.collect(chunks)
+
+    def gives(number: int) -> bool:
+        alike = [
+            process for process, theirs in enumerate(of_all) if theirs[number] == chunks[number]
+        ]
+        # Buffers may differ between processes; parameters do not, so these share the work.
+        turn = number if isinstance(tensors[number], torch.nn.Parameter) else 0
+        return alike[turn % len(alike)] == inside.process
+
+    return [
+        Held(tensor, whole, mine, gives(number))
+        for number, (tensor, whole, mine) in enumerate(zip(tensors, wholes, chunks, strict=True))
+    ]
+
+
+def _chunk(tensor: torch.Tensor) -> _Chunk:
+    values = tensor.detach()
+    if not isinstance(values, DTensor):
+        return tuple((0, size) for size in values.shape)
+    # Not by redistribute(), which does not offer the layout in which a dimension is cut twice.
+    (chunk,) = values.__create_chunk_list__()  # type: ignore[no-untyped-call] # so in torch
+    return tuple((at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
 
 
 def reshard(model: torch.nn.Module) -> None:
@@ -31,99 +73,23 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def gather(pairs: Iterable[Pair]) -> None:
-    """Write the whole values of tensors into the leader's twin. All processes call it together.
-
-    It needs memory for one whole tensor on every process.
-    """
-    problem: Exception | None = None
-    for tensor, whole in pairs:
-        values = tensor.detach()
-        if isinstance(values, DTensor):
-            values = values.full_tensor()
-        if whole is not None:
-            # The others go on to the next tensor, so an error of this process waits.
-            try:
-                whole.copy_(values)
-            except Exception as error:  # noqa: BLE001
-                problem = problem or error
-    if problem is not None:
-        raise problem
+def gather(inside: Inside, held: Iterable[Held]) -> None:
+    """Write the values of tensors into the shared memory. All processes call it together."""
+    for each in held:
+        if each.gives:
+            _part(each).copy_(part_here(each.tensor.detach()))
+    inside.wait()
 
 
 @torch.no_grad()
-def spread(inside: Inside, pairs: Sequence[Pair]) -> None:
-    """Write the values of the leader's twin into all processes' tensors; all call it together.
-
-    The values travel as flat bytes, in pieces of at most :data:`PIECE_BYTES`: small tensors
-    together, and a larger one in several. Large tensors on the CPU are written where they lie.
-    """
-    direct = [pair for pair in pairs if _is_direct(pair[0])]
-    for tensor, whole in direct:
-        tensor.grad = None  # it was computed with the old values
-        values = as_bytes(tensor if whole is None else whole)
-        for piece in values.split(PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
-            inside.broadcast(piece)
-        if whole is not None:
-            tensor.detach().copy_(whole)
-    for batch in _batches([pair for pair in pairs if not _is_direct(pair[0])]):
-        ends = list(itertools.accumulate(_room(tensor) for tensor, _ in batch))
-        flat = inside.buffer(ends[-1])
-        parts = [
-            flat[end - _room(tensor) :][: tensor.numel() * tensor.element_size()]
-            .view(tensor.dtype)
-            .view(tensor.shape)
-            for end, (tensor, _) in zip(ends, batch, strict=True)
-        ]
-        for part, (_, whole) in zip(parts, batch, strict=True):
-            if whole is not None:
-                part.copy_(whole)
-        for piece in flat.split(PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
-            inside.broadcast(piece)
-        for part, (tensor, _) in zip(parts, batch, strict=True):
-            write(tensor, part)
+def spread(inside: Inside, held: Iterable[Held]) -> None:
+    """Replace the values of tensors by those in the shared memory; all call it together."""
+    for each in held:
+        each.tensor.grad = None  # it was computed with the old values
+        part_here(each.tensor.detach()).copy_(_part(each))
+    inside.wait()  # before the leader writes there again
 
 
-def _is_direct(tensor: torch.Tensor) -> bool:
-    """Say whether values can be received into a tensor itself, and it is large enough for that."""
-    size = tensor.numel() * tensor.element_size()
-    plain = is_plain(tensor) and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return plain and size >= _DIRECT_BYTES
-
-
-def write(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Replace the part of a tensor that this process holds, by that of its whole values."""
-    tensor.grad = None  # it was computed with the old values
-    values = tensor.detach()
-    if not isinstance(values, DTensor):
-        values.copy_(whole)
-        return
-    # Which part of the whole is here: also where one dimension is cut twice (tensor parallel and
-    # sharded), where redistributing replicated values is not offered.
-    local = values.to_local()
-    for chunk in values.__create_chunk_list__():  # type: ignore[no-untyped-call] # so in torch
-        here = tuple(
-            slice(start, start + size)
-            for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
-        )
-        local.copy_(whole[here])
-
-
-def _room(tensor: torch.Tensor) -> int:
-    """Bytes of the whole values in a flat buffer, in which each begins at a multiple of 16."""
-    return -(-tensor.numel() * tensor.element_size() // 16) * 16
-
-
-def _batches(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Yield tensors that fit into one piece together, or a larger one by itself."""
-    batch: list[Pair] = []
-    room = PIECE_BYTES
-    for pair in pairs:
-        size = _room(pair[0])
-        if batch and size > room:
-            yield batch
-            batch, room = [], PIECE_BYTES
-        batch.append(pair)
-        room -= size
-    if batch:
-        yield batch
+def _part(held: Held) -> torch.Tensor:
+    """What of the whole values is here."""
+    return held.whole[tuple(slice(start, stop) for start, stop in held.here)]
