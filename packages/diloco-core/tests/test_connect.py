@@ -66,6 +66,12 @@ def test_connecting_twice_gives_the_same_exchange(environ):
     other.leave()
 
 
+@pytest.mark.parametrize("group", ["nccl", 4])
+def test_a_process_group_has_to_be_one(environ, group):
+    with pytest.raises(ConfigurationError, match="process_group must be a group of torch"):
+        connect(environ=environ, process_group=group)
+
+
 class TestWorldSize:
     """The variable WORLD_SIZE is for torchrun and trainers: it counts processes of one replica."""
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
@@ -30,6 +30,9 @@ from ._store._drivers._folder import FolderStore, whole_path
 from ._store._open import open_store
 from ._store._transfer import Transfer
 from ._timing import Timing, limits_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Exchange: TypeAlias = StoreExchange | ReplicaExchange
 
@@ -84,6 +87,7 @@ def connect(
     resume: bool | Literal["newest-whole"] | None = None,
     elastic: Elastic | None = None,
     timing: Timing | None = None,
+    process_group: ProcessGroup | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Exchange:
     """Connect this replica to the others through an object store.
@@ -162,6 +166,8 @@ def connect(
         elastic: Settings that make the run elastic; replaces ``min_replicas`` and what follows it.
         timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``,
             ``beat_interval``, ``lost_after`` and ``return_within``.
+        process_group: The processes that are this replica together, where they are a part of
+            torch's default group; in other cases they are all of that.
         environ: The mapping to use instead of ``os.environ``.
 
     Raises:
@@ -205,7 +211,8 @@ def connect(
     elastic = elastic_of(elastic, membership)
     restarts = environ.get("DILOCO_RESTARTS") != "0"
     all_limits = timing_of(timing, limits, elastic=elastic is not None, restarts=restarts)
-    asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
+    others = given(chunk_bytes=chunk_bytes, transfer=transfer, process_group=process_group)
+    asked = {**limits, **membership, **others}
     asked |= {} if timing is None else limits_of(all_limits)
     timing = all_limits
     asked |= {} if elastic is None or membership else asdict(elastic)
@@ -241,14 +248,16 @@ def connect(
             timing=timing,
             chunk_bytes=chunks,
         )
-        inside = None if told else processes_of(environ)
+        alone = told and process_group is None
+        inside = None if alone else processes_of(environ, process_group)
         if inside is None:
             exchange: Exchange = opened()
         else:
             patience = timing.join_timeout + timing.sync_timeout
             leads = partial(_as_leader, opened)
-            exchange = ReplicaExchange(rank, world_size, *inside, leads, patience)
+            exchange = ReplicaExchange(rank, world_size, *inside, leads, patience, process_group)
         settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
+        settings |= given(process_group=process_group)
         if elastic is None:
             settings |= {"min_replicas": None, "resume": resume or False}
         else:

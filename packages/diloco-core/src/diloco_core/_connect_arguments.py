@@ -161,21 +161,40 @@ def number_of(given: int | None, argument: str, variable: str, environ: Mapping[
     return int(text)
 
 
-def processes_of(environ: Mapping[str, str]) -> tuple[int, int] | None:
+def processes_of(environ: Mapping[str, str], chosen: object = None) -> tuple[int, int] | None:
     """Return the number of this process in its replica and how many there are; None if it is alone.
 
+    Args:
+        environ: The variables of this process.
+        chosen: The group of the replica's processes, if it is not torch's default one.
+
     Raises:
-        ConfigurationError: A variable of torchrun does not hold a whole number.
+        ConfigurationError: A variable of torchrun does not hold a whole number, or the group is
+            none that this process is in.
     """
     group = torch.distributed
     if group.is_available() and group.is_initialized():
-        process, processes = group.get_rank(), group.get_world_size()
+        try:
+            process, processes = group.get_rank(chosen), group.get_world_size(chosen)  # type: ignore[arg-type]
+        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+            raise _no_group(chosen) from error
+        if process < 0:
+            raise _no_group(chosen)
+    elif chosen is not None:
+        raise _no_group(chosen)
     elif "TORCHELASTIC_RUN_ID" in environ or "LOCAL_WORLD_SIZE" in environ:
         process = number_of(None, "the number of this process", "RANK", environ)
         processes = number_of(None, "the number of processes", "WORLD_SIZE", environ)
     else:
         return None
     return (process, processes) if processes > 1 else None
+
+
+def _no_group(chosen: object) -> ConfigurationError:
+    return ConfigurationError(
+        "process_group must be a group of torch.distributed that this process is in, not "
+        f"{chosen!r}: call init_process_group() and new_group() before connect()"
+    )
 
 
 def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:

@@ -98,7 +98,9 @@ def _prepare(
         "REPLICA_WORLD_SIZE": world_size,
     }
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
-    known = set(inspect.signature(connect).parameters) - {"uri", "rank", "world_size", "environ"}
+    known = set(inspect.signature(connect).parameters) - {
+        "uri", "rank", "world_size", "environ", "process_group",
+    }  # fmt: skip
     for name in options:
         if name not in known:
             raise ConfigurationError(

@@ -60,10 +60,10 @@ class KeepsWeights(torch.optim.Optimizer):
                 parameter.copy_(kept)
 
 
-def wrapped(model, kind):
+def wrapped(model, kind, group=None):
     """The model as the processes of a replica hold it together."""
     if kind == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
+        return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
     if kind == "plain":
         return model
     from torch.distributed.device_mesh import init_device_mesh
@@ -91,7 +91,7 @@ def part_of(kind, batch):
     """The rows of a batch that this process learns from: half of them where two share the work."""
     if kind == "plain":
         return batch
-    process, processes = distributed.get_rank(), distributed.get_world_size()
+    process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if kind == "tensor":  # processes with the same data hold parts of the layers
         process, processes = process // (processes // 2), 2
     return [each[process::processes] for each in batch]
@@ -103,14 +103,25 @@ def member(folder, kind, case):
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO)
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if processes > 1:
+    group = None
+    if case.get("one_world"):  # two replicas of two processes share torch's default group
+        number = 2 * int(os.environ["REPLICA_RANK"]) + process
+        meeting = f"file://{folder}/meeting"
+        distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=4)
+        groups = [distributed.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+        group = groups[number // 2]
+    elif processes > 1:
         meeting = f"file://{folder}/meeting-{os.environ['REPLICA_RANK']}"
         distributed.init_process_group(
             "gloo", init_method=meeting, rank=process, world_size=processes
         )
-    exchange = connect(folder / "store", **case.get("connect", {}))
+    exchange = connect(folder / "store", process_group=group, **case.get("connect", {}))
     torch.manual_seed(0)
-    model = wrapped(Net().double(), kind)
+    model = wrapped(Net().double(), kind, group)
+    if case.get("spans"):
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     options = {"sync_every": 6, **case.get("options", {})}
     if "seconds" in case:

@@ -18,15 +18,22 @@ ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "eva
         ([("ddp", 2), ("ddp", 2)], {"rate": [3, 1, 0.5]}),
         ([("fsdp", 2), ("fsdp", 2)], DELAYED),
         ([("ddp", 2), ("ddp", 2)], MIXED),
+        ([("ddp", 2), ("ddp", 2)], {"one_world": True}),
         ([("fsdp", 2), ("plain", 1)], ELASTIC),
         ([("hybrid", 4), ("tensor", 4)], {}),
     ],
-    ids=["ddp", "delayed fragments", "mixed", "elastic", "hybrid and tensor parallel"],
+    ids=[
+        "ddp",
+        "delayed fragments",
+        "mixed",
+        "one group of torch",
+        "elastic",
+        "hybrid and tensor parallel",
+    ],
 )
 def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
-    alone = trained(
-        tmp_path, "alone", PLAIN, {**case, "rate": [3, 0, 0.5] if "rate" in case else None}
-    )
+    plain = {**case, "one_world": False, "rate": [3, 0, 0.5] if "rate" in case else None}
+    alone = trained(tmp_path, "alone", PLAIN, plain)
     several = trained(tmp_path, "several", replicas, case)
     (expected, told), (other, _) = alone
     assert all(torch.equal(expected[name], other[name]) for name in expected)
@@ -43,6 +50,14 @@ def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
         for rank, (_, processes) in enumerate(replicas)
         for process in range(processes)
     ]
+
+
+@pytest.mark.processes
+def test_a_model_that_spans_replicas_is_refused(tmp_path):
+    case = {"one_world": True, "spans": True}
+    for _, said in trained(tmp_path, "run", [("plain", 2), ("plain", 2)], case):
+        assert said["raised"].startswith("ConfigurationError: process 0 of this replica: parameter")
+        assert said["raised"].endswith("lies on processes outside this replica")
 
 
 @pytest.mark.processes

@@ -24,6 +24,7 @@ class ReplicaExchange(Exchange):
         processes: How many there are.
         opened: Opens the connection to the store.
         patience: Seconds for which the others wait for the leader.
+        group: The group of these processes; None for torch's default one.
 
     Attributes:
         when_ended: Called when this process has left or failed.
@@ -37,10 +38,11 @@ class ReplicaExchange(Exchange):
         processes: int,
         opened: Callable[[], Exchange],
         patience: float,
+        group: object = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.process, self.processes = process, processes
-        self.patience = patience
+        self.patience, self.group = patience, group
         self.when_ended: Callable[[], object] = bool
         self.ended = False
         self._opened = opened

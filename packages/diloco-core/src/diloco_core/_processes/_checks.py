@@ -167,7 +167,11 @@ def _problem(
                 )
     known = {id(parameter) for parameter in model.parameters()}
     for name, parameter in model.named_parameters():
-        if not (isinstance(parameter.detach(), DTensor) or is_plain(parameter)):
+        values = parameter.detach()
+        if isinstance(values, DTensor):
+            if not set(values.device_mesh.mesh.flatten().tolist()) <= set(inside.ranks):
+                return f"parameter {name!r} lies on processes outside this replica"
+        elif not is_plain(parameter):
             kind = type(parameter.detach()).__name__
             return f"parameter {name!r} is a {kind}, which cannot be synced"
     held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}

@@ -25,26 +25,28 @@ class Inside:
 
     Args:
         timeout: Seconds for which a process waits for the others.
+        group: The group of these processes; None for torch's default one.
 
     Attributes:
         process: The number of this process in the replica, from 0. Number 0 is the leader, which
             alone talks to the store.
         processes: How many there are.
+        ranks: Their numbers in torch's default group.
         failure: Returns which process has failed, and how, if one has said so.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, group: Any = None) -> None:
         if not (distributed.is_available() and distributed.is_initialized()):
             raise ConfigurationError(
                 "this process is one of several that are one replica, and they have not met: call "
                 "torch.distributed.init_process_group() before DiLoCo(...)"
             )
-        self.process = distributed.get_rank()
-        self.processes = distributed.get_world_size()
+        self.ranks = distributed.get_process_group_ranks(group)
+        self.process, self.processes = distributed.get_rank(group), len(self.ranks)
         self.failure: Callable[[], tuple[int, str] | None] = lambda: None
         limit = datetime.timedelta(seconds=timeout)
         self._group: distributed.ProcessGroup | None = distributed.new_group(
-            backend="gloo", timeout=limit
+            self.ranks, backend="gloo", timeout=limit, use_local_synchronization=group is not None
         )
 
     @property
@@ -91,7 +93,7 @@ class Inside:
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        self._do(lambda: distributed.broadcast(values, src=0, group=self._group))
+        self._do(lambda: distributed.broadcast(values, src=self.ranks[0], group=self._group))
 
     def wait(self) -> None:
         """Wait until every process has come here.
@@ -105,11 +107,11 @@ class Inside:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""
         sizes = self.collect(file.numel())
         if not self.leads:
-            self._pass_on(file, partial(distributed.send, dst=0, group=self._group))
+            self._pass_on(file, partial(distributed.send, dst=self.ranks[0], group=self._group))
             return []
         files = [file, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
-        for number in range(1, self.processes):
-            self._pass_on(files[number], partial(distributed.recv, src=number, group=self._group))
+        for rank, each in zip(self.ranks[1:], files[1:], strict=True):
+            self._pass_on(each, partial(distributed.recv, src=rank, group=self._group))
         return files
 
     def scatter_bytes(self, files: Sequence[torch.Tensor] | None) -> torch.Tensor:
@@ -117,10 +119,10 @@ class Inside:
         sizes = self.share([file.numel() for file in files] if files is not None else None)
         if files is None:
             file = torch.empty(sizes[self.process], dtype=torch.uint8)
-            self._pass_on(file, partial(distributed.recv, src=0, group=self._group))
+            self._pass_on(file, partial(distributed.recv, src=self.ranks[0], group=self._group))
             return file
-        for number in range(1, self.processes):
-            self._pass_on(files[number], partial(distributed.send, dst=number, group=self._group))
+        for rank, each in zip(self.ranks[1:], files[1:], strict=True):
+            self._pass_on(each, partial(distributed.send, dst=rank, group=self._group))
         return files[0]
 
     def _pass_on(self, file: torch.Tensor, act: Callable[[torch.Tensor], object]) -> None:

@@ -58,7 +58,7 @@ class ReplicaLoop(DiLoCo):
         optimizers = optimizers_of(inner_optimizer)
         check_stateful(named := stateful_of(stateful), save_inner_every)
         options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
-        self._inside = Inside(exchange.patience)
+        self._inside = Inside(exchange.patience, exchange.group)
         told = {**options, "stateful": ", ".join(named)}
         refuse_together(self._inside, model, optimizers, told)
         reshard(model)
