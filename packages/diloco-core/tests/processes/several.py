@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -60,14 +61,32 @@ class KeepsWeights(torch.optim.Optimizer):
                 parameter.copy_(kept)
 
 
-def wrapped(model, kind, group=None):
+def dressed(model, how):
+    """The model as people also have it: with tied weights, checkpoints, compiled, or empty."""
+    if how == "tied":
+        model.layers[2].up.weight = model.layers[0].up.weight
+    elif how == "checkpointed":
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        for number, layer in enumerate(model.layers):
+            model.layers[number] = checkpoint_wrapper(layer)
+    elif how == "compiled":
+        warnings.simplefilter("default")  # of torch's own
+        for layer in model.layers:
+            layer.compile(backend="eager")
+    elif how == "meta":
+        model.to("meta")
+    return model
+
+
+def wrapped(model, kind, group=None, how=None):
     """The model as the processes of a replica hold it together."""
     if kind == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model, process_group=group)
     if kind == "plain":
         return model
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -82,9 +101,12 @@ def wrapped(model, kind, group=None):
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(layer, mesh["part"], plan)
         mesh = mesh["data"]
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if how == "bf16" else None
+    more = {} if policy is None else {"mp_policy": policy}
+    for layer in model.layers if how != "tied" else ():  # FSDP2 keeps ties in one group alone
+        fully_shard(layer, mesh=mesh, **more)
+    fully_shard(model, mesh=mesh, **more)
+    return model.to_empty(device="cpu") if how == "meta" else model
 
 
 def part_of(kind, batch):
@@ -117,12 +139,19 @@ def member(folder, kind, case):
         )
     exchange = connect(folder / "store", process_group=group, **case.get("connect", {}))
     torch.manual_seed(0)
-    model = wrapped(Net().double(), kind, group)
+    how = case.get("how")
+    model = Net().double()
+    # A frozen parameter would have to be loaded where the model begins empty.
+    model.head.bias.requires_grad_(how == "meta")
+    if how == "tied" or kind != "plain":
+        model = dressed(model, how)
+    model = wrapped(model, kind, group, how)
     if case.get("spans"):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    make = torch.optim.SGD if case.get("sgd") else torch.optim.AdamW
+    optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.01)
     options = {"sync_every": 6, **case.get("options", {})}
     if "seconds" in case:
         options["sync_every"] = Seconds(case["seconds"])
@@ -166,7 +195,7 @@ def member(folder, kind, case):
     except Exception as error:
         raised = f"{type(error).__name__}: {error}"
     whole = {
-        name.removeprefix("module."): (
+        name.removeprefix("module.").replace("_checkpoint_wrapped_module.", ""): (
             value.full_tensor() if hasattr(value, "full_tensor") else value
         ).detach()
         for name, value in model.state_dict().items()

@@ -7,7 +7,7 @@ from .several import trained
 
 PLAIN = [("plain", 1), ("plain", 1)]
 DELAYED = {"options": {"delay": 1, "fragments": ("strided", 3)}}
-MIXED = {"options": {"delay": 2, "alpha": 0.5}, "connect": {"min_replicas": 2}}
+MIXED = {"sgd": True, "options": {"delay": 2, "alpha": 0.5}, "connect": {"min_replicas": 2}}
 ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "evaluate": True}
 
 
@@ -50,6 +50,19 @@ def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
         for rank, (_, processes) in enumerate(replicas)
         for process in range(processes)
     ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["tied", "checkpointed", "compiled", "meta", "bf16"])
+def test_a_sharded_model_may_be_as_people_have_it(tmp_path, how):
+    (expected, _), _ = trained(tmp_path, "alone", PLAIN, {"how": how})
+    (first, told), *others = trained(tmp_path, "run", [("plain", 1), ("fsdp", 2)], {"how": how})
+    for values, said in others:
+        assert all(torch.equal(first[name], values[name]) for name in first), "bit for bit"
+        assert said["committed"] == told["committed"] == 4
+    near = 0.1 if how == "bf16" else 1e-12
+    for name, value in expected.items():
+        torch.testing.assert_close(first[name], value, rtol=0, atol=near)
 
 
 @pytest.mark.processes
