@@ -1,4 +1,4 @@
-"""The outer loop on each of several processes that are one replica."""
+"""The outer loop on each of several processes that are one replica, and where these meet."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Elastic membership: replicas may die, come back, join late and leave."""
+"""Runs over a store, with fixed and with elastic membership."""

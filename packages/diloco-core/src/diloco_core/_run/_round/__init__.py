@@ -1,4 +1,4 @@
-"""One round of an elastic sync, as pure functions.
+"""What an incarnation decides in one sync, as pure functions.
 
 They say which ranks are in it, and which rank computes which part of its result.
 """
