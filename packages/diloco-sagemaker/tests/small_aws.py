@@ -200,6 +200,7 @@ def arn(name):
 def _handler(aws):
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or every answer waits 40 ms for an acknowledgement
 
         def log_message(self, *_):
             pass
