@@ -106,6 +106,18 @@ class TestStrings:
         assert outcome.reason is Reason.START_FAILED
         assert "environment variables are damaged" in outcome.error
 
+    @pytest.mark.parametrize("where", ["run_id", "variable"])
+    def test_what_no_environment_carries_starts_nothing(self, start, tmp_path, where):
+        run_id = "a\0b" if where == "run_id" else "a"
+        spec = ReplicaSpec("entry:returns", {}, 1, 2, grace=0.3, run_id=run_id)
+        strings = spec_to_environment(spec)
+        if where == "variable":
+            strings |= variables_to_strings({"A": "a\0b"}, piece_bytes=2500)
+        runner = start("returns", strings=strings)
+        outcome = end(runner, tmp_path)
+        assert (runner.returncode, outcome.reason) == (2, Reason.START_FAILED)
+        assert "null byte" in outcome.error
+
     def test_no_such_file(self, start, tmp_path):
         runner = start("returns", None, "--spec-strings", str(tmp_path / "none"))
         assert "none" in end(runner, tmp_path).error

@@ -192,6 +192,7 @@ class TestSpec:
             ({"attempt": 0}, "attempt"),
             ({"kwargs": [1]}, "kwargs must be a dict"),
             ({"entrypoint": None}, "entrypoint must be text"),
+            ({"rendezvous_uri": 5}, "rendezvous_uri must be text or None"),
             ({"timeout": -1.0}, "timeout must be a number of seconds"),
             ({"timeout": float("inf")}, "timeout"),
             ({"grace": None}, "grace"),

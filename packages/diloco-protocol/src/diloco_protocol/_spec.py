@@ -101,6 +101,10 @@ class ReplicaSpec:
         for name, text in texts.items():
             if type(text) is not str:
                 raise InvalidRequestError(f"a spec's {name} must be text, not {shown(text)}")
+        if self.rendezvous_uri is not None and type(self.rendezvous_uri) is not str:
+            raise InvalidRequestError(
+                f"a spec's rendezvous_uri must be text or None, not {shown(self.rendezvous_uri)}"
+            )
         if type(self.kwargs) is not dict:
             raise InvalidRequestError(f"a spec's kwargs must be a dict, not {shown(self.kwargs)}")
         check_seconds("a spec's timeout", self.timeout, none=True)

@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             counter,
             restarts,
         )
-    except (DilocoError, OSError, UnicodeError) as error:
+    except (DilocoError, OSError, ValueError) as error:  # ValueError: such as a NUL in a variable
         name = type(error).__name__
         outcome = Outcome(
             START_FAILED_CODE,
