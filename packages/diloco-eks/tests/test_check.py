@@ -1,5 +1,7 @@
 """What stands in the way of a launch."""
 
+import pytest
+
 from diloco_eks._check import needs
 
 
@@ -81,6 +83,26 @@ def test_a_quota_that_is_too_small(bench):
     (message,) = found(bench.executor().check(2, memory="600Gi"))["bad"]
     assert "1.17188Ti of requests.memory" in message
     api.rest_client.pool_manager.clear()
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"scopes": ["BestEffort"]},
+        {"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass"}]}},
+    ],
+)
+def test_a_quota_with_scopes_may_not_count_the_run(bench, scope):
+    body = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "spare"},
+        "spec": {"hard": {"pods": "0"}, **scope},
+    }
+    bench.create("/api/v1/namespaces/default/resourcequotas", body)
+    (quota,) = (each for each in bench.executor().check() if each.subject == "quota")
+    assert quota.ok is None
+    assert "spare has 0 of 0 left. It counts only pods in its scopes" in quota.message
 
 
 def test_a_pod_that_does_not_come_is_not_known_and_removed(bench):

@@ -231,6 +231,15 @@ class TestCredentials:
         asks(server.url, user=self.plugin(f"print({json.dumps(json.dumps(answer))})"))
         assert server.asked[0][2]["Authorization"] == "Bearer from a plugin"
 
+    def test_an_end_of_them_that_no_clock_reaches(self, server, asks):
+        answer = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": {"token": "x", "expirationTimestamp": "0001-01-01T00:00:00+14:00"},
+        }
+        with pytest.raises(AuthError, match="credentials have an odd time"):
+            asks(server.url, user=self.plugin(f"print({json.dumps(json.dumps(answer))})"))
+
     @pytest.mark.parametrize("user", ["plugin", "provider"])
     def test_without_any_nobody_goes_on_as_nobody(self, server, asks, user):
         users = {

@@ -66,6 +66,12 @@ def test_mounts_and_code(bench):
     assert {"name": "PYTHONPATH", "value": "/diloco/code:/x"} in container["env"]
 
 
+def test_a_secret_does_not_hide_the_code(bench):
+    executor = bench.executor(code="trainer")
+    with pytest.raises(InvalidRequestError, match="replicas would not find code='trainer'"):
+        executor.plan(1, "a:b", secrets={"PYTHONPATH": "name/key"})
+
+
 @pytest.mark.parametrize(
     ("path", "options", "taken"),
     [

@@ -188,10 +188,12 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
     except BackendError as error:
         yield Finding("quota", None, str(error))
         return
-    needed = needs(manifest)
+    needed, certain = needs(manifest), True
     for quota in quotas:
         name, status = quota["metadata"].get("name"), mapping(quota.get("status"))
-        hard = mapping(status.get("hard")) or mapping(mapping(quota.get("spec")).get("hard"))
+        spec = mapping(quota.get("spec"))
+        scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
+        hard = mapping(status.get("hard")) or mapping(spec.get("hard"))
         used = mapping(status.get("used"))
         for resource in sorted(hard.keys() & needed.keys()):
             limit, taken = (
@@ -204,6 +206,13 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
                     f"the run needs {need} of {resource}, and the quota {name} has {left} of "
                     f"{_shown(limit)} left"
                 )
+                if scoped:
+                    text += (
+                        ". It counts only pods in its scopes, and whether these are is not known"
+                    )
+                    yield Finding("quota", None, text)
+                    certain = False
+                    break
                 yield Finding(
                     "quota",
                     False,
@@ -213,7 +222,8 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any], patiently: Patiently) ->
                     ),
                 )
                 return
-    yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")
+    if certain:
+        yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")
 
 
 def needs(manifest: Mapping[str, Any]) -> dict[str, Fraction]:

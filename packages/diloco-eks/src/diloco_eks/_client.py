@@ -335,6 +335,8 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except (HTTPError, OSError) as error:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
         raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
+    except OverflowError as error:  # a time of a plugin that the client calculates with
+        raise AuthError(f"cannot {what}: the credentials have an odd time: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
         # Some clients (36) fail on a body that is empty or not UTF-8 before they raise their own
         # error.

@@ -182,7 +182,7 @@ def _template(
         "args": runner_arguments(MESSAGE_PATH, pieces, digest),
         "env": container_environment(
             spec_entries(request.run_id, pieces, digest),
-            _with_code(request.env, options),
+            _with_code(request, options),
             request.secrets,
         ),
         "resources": _resources(request, options, gpu),
@@ -260,8 +260,14 @@ def _resources(
     return {"requests": amounts, "limits": limits}
 
 
-def _with_code(env: Mapping[str, str], options: EKSOptions) -> dict[str, str]:
+def _with_code(request: RunRequest, options: EKSOptions) -> dict[str, str]:
+    env = dict(request.env)
     if options.code is None:
-        return dict(env)
+        return env
+    if "PYTHONPATH" in request.secrets:
+        raise InvalidRequestError(
+            f"secrets sets PYTHONPATH, and replicas would not find code={options.code!r}: give "
+            "that path in env="
+        )
     path = f"{CODE_PATH}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else CODE_PATH
     return {**env, "PYTHONPATH": path}
