@@ -11,7 +11,7 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import ANY, parse_gpu, shown
 
-from ._names import check_key
+from ._names import check_key, check_label_value
 
 KARPENTER = "karpenter.k8s.aws/instance-gpu-name"
 AUTO_MODE = "eks.amazonaws.com/instance-gpu-name"
@@ -164,6 +164,12 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
                     f"{inside} must be a list of the label's values, not {shown(values, inside)}"
                 )
             check_key(called, label)
+            for value in filter(None, values):  # a label may be empty
+                check_label_value(f"{called}[{label!r}]", value)
+        if name.upper() in checked:
+            raise InvalidRequestError(
+                f"gpu_types has the name {shown(name)} twice: upper and lower case are the same"
+            )
         checked[name.upper()] = {label: tuple(values) for label, values in places.items()}
     return checked
 

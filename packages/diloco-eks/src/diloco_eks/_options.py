@@ -61,9 +61,21 @@ def _check_choice(name: str, value: object) -> str:
 
 def _check_node_selector(name: str, values: object) -> dict[str, str]:
     selector = check_texts(name, values)
-    for key in selector:
+    for key, value in selector.items():
         check_key(name, key)
+        if value != "":
+            check_label_value(f"{name}[{key!r}]", value)
     return selector
+
+
+def _check_resource(name: str, value: object) -> str:
+    # Without a prefix it would be one that Kubernetes has itself, such as cpu.
+    if "/" not in (key := check_key(name, value)):
+        raise InvalidRequestError(
+            f"{name} must be the name of an extended resource with its prefix, such as "
+            f"'nvidia.com/gpu', not {shown(key)}"
+        )
+    return key
 
 
 def _check_labels(name: str, values: object) -> dict[str, str]:
@@ -248,7 +260,7 @@ class EKSOptions(Options):
     memory_request: str = option("16Gi", check=check_bytes, type="quantity")
     ttl_seconds_after_finished: int | None = option(3600, check=_check_ttl)
     backoff_limit: int = option(0, check=check_restarts)
-    gpu_resource_key: str = option("nvidia.com/gpu", check=check_key)
+    gpu_resource_key: str = option("nvidia.com/gpu", check=_check_resource)
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     batch_api: Any = option(None, type="BatchV1Api", shown="one of the executor's own")
     core_api: Any = option(None, type="CoreV1Api", shown="one of the executor's own")
