@@ -215,6 +215,14 @@ def test_an_overlay_that_is_changed_later_stays_as_it_was(options_for):
     assert options.pod_overlay["metadata"]["labels"] == {"team": "vision"}
 
 
+def test_a_volume_that_is_called_as_ours_is_of_the_same_kind(template):
+    mine = {"name": "shm", "persistentVolumeClaim": {"claimName": "x"}}
+    with pytest.raises(InvalidRequestError, match="the volume 'shm' has several sources"):
+        apply_overlay(template, {"spec": {"volumes": [mine]}})
+    merged = apply_overlay(template, {"spec": {"volumes": [{**mine, "emptyDir": None}]}})
+    assert mine in merged["spec"]["volumes"]
+
+
 def test_other_containers_may_have_what_the_replicas_may_not(template):
     side = {"name": "side", "image": "x", "envFrom": [{"prefix": "DILOCO_"}], "resources": None}
     assert apply_overlay(template, {"spec": {"initContainers": [side]}})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import shown
 
 from ._environment import check_free
 from ._names import CONTAINER
@@ -94,6 +95,13 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
             "pod_overlay.spec.restartPolicy cannot be changed: the logs of a failed pod would be "
             "lost with it"
         )
+    for volume in spec.get("volumes", []):
+        if len(volume) > 2:  # its name and one source
+            raise InvalidRequestError(
+                f"with pod_overlay the volume {shown(volume['name'])} has several sources "
+                f"({shown(sorted(volume.keys() - {'name'}))}). The executor may have a volume of "
+                "that name: choose another one"
+            )
     ours = template["spec"]["containers"][0]
     replica = next(
         (each for each in spec.get("containers", []) if each["name"] == CONTAINER),
