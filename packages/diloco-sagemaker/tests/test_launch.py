@@ -2,12 +2,15 @@
 
 import contextlib
 
+import boto3
 import pytest
 from scripted_aws import AWSHarness, unnamed
+from small_aws import NOT_FOUND, Refused
 
 from diloco_protocol import (
     AuthError,
     BackendError,
+    Backoff,
     FolderJournal,
     ForbiddenError,
     InvalidRequestError,
@@ -427,7 +430,7 @@ def test_a_job_that_has_just_been_created_may_appear_later(aws, executor):
 
 def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executor):
     """The create of job 1 and its answer were lost, and AWS was away at the launch's undoing."""
-    ours = executor(retry_timeout=1)
+    ours = executor(retry_timeout=1, clock=aws.clock)
 
     def away(*_):
         raise UnavailableError("away")
@@ -440,6 +443,7 @@ def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executo
         patch.setattr(ours._client, "stop", away)
         with pytest.raises(LaunchError) as caught:
             launch(ours, 2)
+    aws.sleep(30)  # "not found" is believed from now on
     first, second = caught.value.survivors
     with pytest.raises(InvalidRequestError, match=r"not ended, such as diloco-run-1-00000"):
         ours.purge(second)
@@ -449,11 +453,13 @@ def test_a_survivor_without_a_job_purges_what_is_left_of_its_launch(aws, executo
     assert aws.jobs == {}
     launch(ours, 2, gpu="H100")  # a later run of the name, with another fingerprint
     del aws.jobs["diloco-run-1-00001"]
+    aws.sleep(30)
     ours.purge(second)
     assert list(aws.jobs) == ["diloco-run-1-00000"]
     aws.jobs.clear()
     launch(ours, 2)  # one with the same fingerprint
     del aws.jobs["diloco-run-1-00001"]
+    aws.sleep(30)
     with pytest.raises(BackendError, match=r"or of a later one .* attach\('run-1'\)"):
         ours.purge(second)
 
@@ -648,3 +654,75 @@ def test_a_run_that_has_ended_is_found_where_the_list_lags(aws, executor):
         aws.move(handle.metadata["job_name"], "Completed", "Completed")
     aws.lists_lag = True
     assert launch(executor()) == handles
+
+
+def test_a_lost_answer_of_a_client_that_tries_again_itself_leaves_nothing_alive(aws, executor):
+    """Rank 0: then its name is taken. Rank 1: then it is refused."""
+    client = boto3.Session("key", "secret").client("sagemaker", "eu-west-1", endpoint_url=aws.url)
+    again = lambda response, **_: 0 if response and response[0].status_code == 500 else None  # noqa: E731
+    client.meta.events.register_first("needs-retry.sagemaker.CreateTrainingJob", again)
+    create, tries = aws.CreateTrainingJob, []
+
+    def lossy(body):
+        name = body["TrainingJobName"]
+        tries.append(name)
+        if tries.count(name) == 1:
+            create(body)
+            raise Refused("InternalFailure", "", 500)
+        if name.endswith("1"):
+            raise Refused("AccessDeniedException", "no")
+        return create(body)
+
+    aws.CreateTrainingJob = lossy
+    with pytest.raises(ForbiddenError, match="diloco-run-1-00001"):
+        launch(executor(sagemaker_client=client), 2)
+    assert (tries.count("diloco-run-1-00000"), aws.jobs) == (2, {})
+
+
+def test_a_launch_that_fails_ends_no_job_of_a_later_launch_of_its_name(aws, executor):
+    """It waits for quota while its run is removed, and the name used again."""
+    create = aws.CreateTrainingJob
+
+    def full(body):
+        if body["TrainingJobName"].endswith("1"):
+            raise Refused("ResourceLimitExceeded", QUOTA)
+        return create(body)
+
+    def sleep(seconds):
+        aws.sleep(seconds)
+        if aws.CreateTrainingJob is full:
+            aws.CreateTrainingJob = create
+            aws.jobs.clear()
+            executor().launch_replicas(2, "trainer:other", run_id="run-1")
+
+    aws.CreateTrainingJob = full
+    waits = executor(quota_timeout=60, backoff=Backoff(clock=aws.clock, sleep=sleep))
+    with pytest.raises(RunConflictError, match="of another launch"):
+        launch(waits, 2)
+    assert [job["TrainingJobStatus"] for job in aws.jobs.values()] == ["InProgress"] * 2
+
+
+def test_a_survivor_that_is_not_seen_yet_is_ended(aws, executor):
+    """Its handle does not say when its job was created."""
+    ours, lists = executor(clock=aws.clock), []
+
+    def fails(body):
+        lists.append(body)
+        if len(lists) > 1:
+            raise Refused("AccessDeniedException", "no")
+        return {"TrainingJobSummaries": []}
+
+    aws.ListTrainingJobs = fails
+    with pytest.raises(LaunchError) as raised:
+        launch(ours, 1)
+    aws.faults.append(("DescribeTrainingJob", *NOT_FOUND, 400, False))
+    ours.cancel(raised.value.survivors[0])
+    assert aws.jobs["diloco-run-1-00000"]["TrainingJobStatus"] == "Stopping"
+
+
+def test_a_job_of_an_unknown_status_is_not_taken_to_be_over(aws, executor):
+    handles = launch(executor(), 2)
+    aws.jobs["diloco-run-1-00000"]["TrainingJobStatus"] = "Paused"
+    del aws.jobs["diloco-run-1-00001"]
+    assert launch(executor(), 2)[0] == handles[0]
+    assert len(aws.jobs) == 2

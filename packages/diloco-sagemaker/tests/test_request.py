@@ -298,3 +298,12 @@ def test_attempts_are_counted_where_sagemaker_starts_a_job_again(offline):
         arguments = job["AlgorithmSpecification"]["ContainerArguments"]
         assert ("--attempts" in arguments) is counted
         assert ("CheckpointConfig" in job) is counted
+
+
+def test_a_job_keeps_room_for_the_tag_of_a_cancel(offline):
+    """The service allows 50."""
+    labels = {f"key-{number}": "value" for number in range(46)}
+    (job,) = offline().plan(1, "trainer:train", labels=labels).requests
+    assert len(job["Tags"]) == 49
+    with pytest.raises(InvalidRequestError, match=r"50 tags .* at most 49"):
+        offline(owner="me").plan(1, "trainer:train", labels=labels)

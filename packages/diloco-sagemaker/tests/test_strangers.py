@@ -384,8 +384,12 @@ def test_a_stream_that_is_older_than_the_job_is_of_another(world):
 
 
 @pytest.mark.parametrize(
-    "created", ["9" * 5000, "9" * 16, "٣", "-1", "1e3", "launch-", "launch-xyz", "", "1\x1b[2J"]
-)
+    "created",
+    [
+        "9" * 5000, "9" * 16, "٣", "-1", "1e3", "launch-", "launch-xyz", f"launch-{'0' * 16}", "",
+        "1\x1b[2J",
+    ],
+)  # fmt: skip
 def test_a_handle_that_was_changed_is_refused(world, created):
     executor, handles = launch(world)
     data = json.loads(handles[0].to_json())

@@ -240,6 +240,12 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     if about is MissingError and operation == "CreateTrainingJob":
         about = InvalidRequestError  # what is missing is something that the request names
     of_none = about is MissingError and operation in _OF_NONE
+    if (
+        about is not TakenError
+        and operation == "CreateTrainingJob"
+        and metadata.get("RetryAttempts")
+    ):
+        return UnavailableError(f"{text} (an earlier try, without an answer, may have created it)")
     if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
     if about is not None or (code in {"", str(status)} and status not in {0, 429}):

@@ -218,6 +218,8 @@ class SageMakerExecutor(BaseExecutor):
 
         def unsure(job_names: Sequence[str]) -> list[ReplicaHandle]:
             ranks = dict(zip(launch.requests, request.ranks, strict=True))
+            if job_names:
+                self._runs.launched(request.run_id)
             # Distinguishes each job from later ones of the same name, even if their launch is the
             # same.
             created: dict[str, int | str] = {

@@ -14,7 +14,7 @@ _LAUNCH = "launch-"
 LAUNCH_ID = 16
 """Hexadecimal digits of the id that distinguishes a launch from others with its fingerprint."""
 _UNSEEN = re.compile(
-    rf"{_LAUNCH}(?P<print>[0-9a-f]{{16}})(-(?P<id>[0-9a-f]{{{LAUNCH_ID}}})|@(?P<at>[0-9]{{1,15}}))?"
+    rf"{_LAUNCH}(?P<print>[0-9a-f]{{16}})(-(?P<id>[0-9a-f]{{{LAUNCH_ID}}})|@(?P<at>[0-9]{{1,15}}))"
 )
 _LATEST = 253_402_300_799_999  # the end of the year 9999, in milliseconds
 _KEYS = frozenset({"job_name", "region", "account", "created"})

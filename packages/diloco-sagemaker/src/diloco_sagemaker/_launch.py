@@ -22,13 +22,15 @@ from diloco_protocol import (
 from . import _names as names
 from ._client import Client
 from ._errors import MissingError, TakenError, UnreachedError
-from ._facts import JobFacts, Summary, same_life
+from ._facts import ENDED, JobFacts, Summary, same_life
 from ._many import AT_ONCE
 from ._sweep import Jobs
 from ._withdraw import Withdrawal, withdraw
 
 T = TypeVar("T")
 _TAKEN_BACK = frozenset({"Stopping", "Stopped", "Deleting"})
+_OVER = ENDED | _TAKEN_BACK
+"""Statuses of a job that has ended or is about to; one that is not known counts as running."""
 
 
 class Made(Enum):
@@ -79,10 +81,10 @@ class Launch:
     def meet(self, job: JobFacts) -> None:
         """Record that a job of this launch existed before."""
         self.made[job.name] = Made.THERE
-        if job.status == "InProgress":
-            self.met[job.name] = job
-        else:
+        if job.status in _OVER:
             self.over = job
+        else:
+            self.met[job.name] = job
 
     def check_met(self, job_name: str, now: Summary | None) -> None:
         """Refuse a job that was alive when it was met, if its own launch is taking it back.
@@ -141,7 +143,7 @@ class Launcher:
         there = self._patiently(lambda: self._jobs.of_run(run_id))
         if not there:
             return
-        alive = [job for job in there.values() if job.status == "InProgress"]
+        alive = [job for job in there.values() if job.status not in _OVER]
         launch.met = {job.name: job for job in alive if job.name in launch.requests}
         details = self._patiently(
             lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id))
@@ -286,13 +288,13 @@ class Launcher:
     def _meet(self, launch: Launch, name: str, before: Made) -> BackendError | None:
         """Look at the job that already has this name, and record it if it is of this launch.
 
-        It may be this launch's own, if an answer was lost; or that of another launch with the same
-        fingerprint; or that of a different launch.
+        It may be this launch's own, if an answer was lost (also to a client that was handed in, and
+        that has tried again itself); or that of another launch with the same fingerprint; or that
+        of a different launch.
         """
         try:
             job = self._client.describe(name)
         except MissingError as error:
-            launch.made[name] = before
             return UnavailableError(
                 f"{error}, although its name is taken: it is about to appear, or to go"
             )
@@ -304,7 +306,7 @@ class Launcher:
         except RunConflictError as error:
             launch.made[name] = Made.NOTHING
             return error
-        if before is Made.UNSURE and job.launch == launch.launch_id:
+        if job.launch == launch.launch_id:
             launch.made[name] = Made.OURS
         else:
             launch.meet(job)

@@ -262,8 +262,10 @@ class SageMakerOptions(Options):
             the same machine.
         platform_retries: How often SageMaker itself starts a job again after an internal error of
             its own, up to 30. Each attempt has the whole timeout.
-        pending_timeout: Seconds that a job may wait for capacity before it is given up: with spot
-            from 0; without it only on GPU types, from 1800.
+        pending_timeout: Seconds that a job may wait for capacity before it is given up: without
+            spot only on GPU types, from 1800. With spot, from 0, SageMaker counts them together
+            with the time that all attempts may take, which is ten times that of one, so a job may
+            wait for that long too.
         quota_timeout: Seconds for which a launch waits for quota, since a stopped job frees its own
             only minutes later.
         keep_alive: Seconds for which an instance is kept warm for the next job, up to 21600. It

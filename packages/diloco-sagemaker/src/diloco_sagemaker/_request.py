@@ -35,6 +35,7 @@ _PIECE = 2500
 _MOST_STRINGS = 99  # one less than the service allows
 _VARIABLE = 512  # characters of a name, and of a value
 _MOST_VARIABLES = 100
+_MOST_TAGS = 49  # one less than the service allows, since a cancel adds one
 
 
 def longest_timeout(options: SageMakerOptions) -> float:
@@ -54,6 +55,11 @@ def job_requests(request: RunRequest, options: SageMakerOptions) -> list[dict[st
     shared["HyperParameters"][names.FINGERPRINT] = _fingerprint(request, options, shared)
     first = _of_rank(shared, specs[0], request, options)
     check_request(first)
+    if len(first["Tags"]) > _MOST_TAGS:
+        raise InvalidRequestError(
+            f"each job would have {len(first['Tags'])} tags with those that the launch sets, and "
+            f"may have at most {_MOST_TAGS}, since a cancel adds one: give fewer labels= or tags="
+        )
     return [first, *(_of_rank(shared, spec, request, options) for spec in specs[1:])]
 
 

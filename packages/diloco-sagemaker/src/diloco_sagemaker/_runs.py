@@ -148,13 +148,15 @@ class Runs:
         None if the job is believed to be gone.
         """
         created, name = created_of(handle), handle.metadata["job_name"]
-        if created is None or self._jobs.is_removed(name, created):
+        if created is not None and self._jobs.is_removed(name, created):
             return None
-        age = self._clock() - created / 1000
-        if abs(age) >= self.seconds_to_appear:
+        # A survivor's handle has no time, but this process may have launched it.
+        since = self._launched.get(str(handle.run_id)) if created is None else created / 1000
+        if since is None or abs(age := self._clock() - since) >= self.seconds_to_appear:
             return None
+        verb = "launched" if created is None else "created"
         return UnseenError(
-            f"SageMaker says that there is no training job {name}, which was created {age:.0f} s "
+            f"SageMaker says that there is no training job {name}, which was {verb} {age:.0f} s "
             "ago: it may not be seen everywhere yet, and is believed to be gone only "
             f"{self.seconds_to_appear:.0f} s after that"
         )

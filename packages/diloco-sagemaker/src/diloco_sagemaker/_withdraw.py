@@ -68,7 +68,7 @@ def withdraw(
         client: Makes the calls to AWS.
         launch_id: The id that the jobs of this launch carry, and those of no other.
         checkpoints: The URIs of the jobs' checkpoints, by job name; empty for a job without.
-        certain: Jobs that this launch has certainly created, so there is no need to look first.
+        certain: Jobs of which no create is under way any more.
         backoff: Pauses between tries.
         patience: Seconds for which each call is tried again.
     """
@@ -80,7 +80,9 @@ def withdraw(
 
         def once() -> bool:
             try:
-                if name not in certain and client.describe(name).launch != launch_id:
+                # Even of a job that was certainly created: it may have been purged meanwhile, and
+                # its name taken.
+                if client.describe(name).launch != launch_id:
                     return False
                 client.stop(name)
             except EndedError:
@@ -106,7 +108,7 @@ def withdraw(
         # blocks the name for a create that arrives late.
         until = {name: appears_until for name in result.kept if name not in certain}
         ended = result.kept
-        result.kept = _delete(client, ended, until, backoff)
+        result.kept = _delete(client, launch_id, ended, until, backoff)
         for name in set(ended) - set(result.kept):
             _forget_checkpoints(client, name, checkpoints[name])
     except (KeyboardInterrupt, SystemExit) as again:
@@ -136,9 +138,13 @@ def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
 
 
 def _delete(
-    client: Client, ending: list[str], until: Mapping[str, float], backoff: Backoff
+    client: Client,
+    launch_id: str,
+    ending: list[str],
+    until: Mapping[str, float],
+    backoff: Backoff,
 ) -> list[str]:
-    """Delete jobs as soon as they have ended, but not before their times in ``until``.
+    """Delete jobs of a launch as soon as they have ended, but not before their times in ``until``.
 
     Returns the jobs that were not deleted.
     """
@@ -151,6 +157,8 @@ def _delete(
                 waiting.append(name)
                 continue
             try:
+                if client.describe(name).launch != launch_id:
+                    continue
                 client.delete(name)
                 waiting.append(name)  # until a try shows that it is gone
             except ReplicaNotFoundError:
