@@ -690,7 +690,7 @@ def test_a_launch_that_fails_ends_no_job_of_a_later_launch_of_its_name(aws, exec
 
     def sleep(seconds):
         aws.sleep(seconds)
-        if aws.CreateTrainingJob is full:
+        if aws.CreateTrainingJob is full and aws.jobs:
             aws.CreateTrainingJob = create
             aws.jobs.clear()
             executor().launch_replicas(2, "trainer:other", run_id="run-1")
@@ -700,6 +700,27 @@ def test_a_launch_that_fails_ends_no_job_of_a_later_launch_of_its_name(aws, exec
     with pytest.raises(RunConflictError, match="of another launch"):
         launch(waits, 2)
     assert [job["TrainingJobStatus"] for job in aws.jobs.values()] == ["InProgress"] * 2
+
+
+def test_a_run_that_is_cancelled_while_its_launch_waits_is_not_completed(aws, executor):
+    create = aws.CreateTrainingJob
+
+    def full(body):
+        if body["TrainingJobName"].endswith("1"):
+            raise Refused("ResourceLimitExceeded", QUOTA)
+        return create(body)
+
+    def sleep(seconds):
+        aws.sleep(seconds)
+        if aws.CreateTrainingJob is full and aws.jobs:
+            aws.CreateTrainingJob = create
+            executor().cancel_run("run-1")
+
+    aws.CreateTrainingJob = full
+    waits = executor(quota_timeout=60, backoff=Backoff(clock=aws.clock, sleep=sleep))
+    with pytest.raises(RunConflictError, match=r"which this launch had created, was ended meanw"):
+        launch(waits, 2)
+    assert aws.jobs == {}
 
 
 def test_a_survivor_that_is_not_seen_yet_is_ended(aws, executor):

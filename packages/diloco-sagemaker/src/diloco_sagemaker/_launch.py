@@ -87,23 +87,26 @@ class Launch:
             self.met[job.name] = job
 
     def check_met(self, job_name: str, now: Summary | None) -> None:
-        """Refuse a job that was alive when it was met, if its own launch is taking it back.
+        """Refuse a job that was ended meanwhile, if it was alive when it was met or was created.
 
         Raises:
-            RunConflictError: It is gone, or is being ended.
+            RunConflictError: It is being ended; or it was met, and is gone.
         """
         met = self.met.get(job_name)
-        if met is not None and (
-            now is None or not same_life(met.created, now.created) or now.status in _TAKEN_BACK
-        ):
+        ended = now is not None and now.status in _TAKEN_BACK
+        if met is not None and (now is None or ended or not same_life(met.created, now.created)):
             del self.met[job_name]
-            run_id, _ = names.parse_job_name(job_name) or ("", -1)
-            raise RunConflictError(
-                f"the training job {job_name}, which another launch of this run had created, was "
-                "ended meanwhile: that launch was interrupted, or somebody has cancelled the run. "
-                f"Before you launch it again, end what is left of it with cancel_run({run_id!r}), "
-                "and purge it"
-            )
+            which = "another launch of this run"
+        elif ended and self.of(job_name) is Made.OURS:
+            which = "this launch"
+        else:
+            return
+        run_id, _ = names.parse_job_name(job_name) or ("", -1)
+        raise RunConflictError(
+            f"the training job {job_name}, which {which} had created, was ended meanwhile: its "
+            "launch was interrupted, or somebody has cancelled the run. Before you launch it "
+            f"again, end what is left of it with cancel_run({run_id!r}), and purge it"
+        )
 
     def checkpoints(self, job_name: str) -> str:
         """Return the URI of a job's checkpoints; empty if it keeps none."""
