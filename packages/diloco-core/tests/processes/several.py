@@ -1,5 +1,6 @@
 """Replicas of one or several processes, as torchrun would start them, and what they train."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -15,6 +16,7 @@ from torch import distributed
 from warm_processes import WarmProcess
 
 from diloco_core import DiLoCo, Seconds, connect
+from diloco_core._processes import _values
 
 BATCH = 8
 
@@ -44,6 +46,11 @@ class Net(torch.nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+def unreadable(_):
+    """Stand for a device whose memory cannot be read any more."""
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 class KeepsWeights(torch.optim.Optimizer):
@@ -143,7 +150,7 @@ def member(folder, kind, case):
     model = Net().double()
     # A frozen parameter would have to be loaded where the model begins empty.
     model.head.bias.requires_grad_(how == "meta")
-    if how == "tied" or kind != "plain":
+    if how == "tied" or kind != "plain" or processes > 1:
         model = dressed(model, how)
     model = wrapped(model, kind, group, how)
     if case.get("spans"):
@@ -157,16 +164,21 @@ def member(folder, kind, case):
         options["sync_every"] = Seconds(case["seconds"])
     if case.get("keeps_weights"):
         optimizer = KeepsWeights(optimizer.param_groups[0]["params"])
+    optimizers = [optimizer]
+    if case.get("alternates"):
+        first, *others = optimizer.param_groups[0]["params"]
+        optimizers = [torch.optim.SGD([first], lr=0.01), torch.optim.SGD(others, lr=0.01)]
     if case.get("wrong_on") == process:
         options["sync_every"] *= 2
-    told, raised, began_at = [], None, None
+    told, raised, began_at, batches = [], None, None, 0
     try:
-        with DiLoCo(model, optimizer, exchange, on_sync=told.append, **options) as outer:
+        loop = DiLoCo(model, optimizers, exchange, on_sync=told.append, **options)
+        with contextlib.nullcontext(loop) if case.get("never_entered") else loop as outer:
             began_at = outer.inner_steps
             if case.get("kill_after", [None])[0] == process:
                 kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
                 threading.Timer(case["kill_after"][1], kill).start()
-            while outer.inner_steps < case.get("steps", 20):
+            while outer.inner_steps < case.get("steps", 20) and batches < 1000:
                 time.sleep(case.get("pause", 0))
                 data = torch.Generator().manual_seed(1000 * exchange.rank + outer.inner_steps)
                 x = torch.randn(BATCH, 7, generator=data, dtype=torch.float64)
@@ -187,8 +199,17 @@ def member(folder, kind, case):
                     outer.set_outer_lr(rate[2])
                 if options.get("weight") == "tokens":
                     outer.count_tokens(len(x) * (1 + exchange.rank))
-                optimizer.step()
-                optimizer.zero_grad()
+                if case.get("unreadable") == [outer.inner_steps, process]:
+                    _values.part_here = unreadable
+                if case.get("kill") == [outer.inner_steps, process]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if case.get("leave") == [outer.inner_steps, process]:
+                    break
+                batches += 1
+                # Where they alternate, the others step after every second batch.
+                for each in optimizers[: 1 + batches % 2]:
+                    each.step()
+                    each.zero_grad()
                 if case.get("evaluate"):
                     with torch.no_grad():
                         model(x)  # leaves the root of FSDP whole
@@ -204,6 +225,7 @@ def member(folder, kind, case):
     torch.save(whole, folder / f"{name}.pt")
     outcome = {
         "committed": outer.committed if raised is None else None,
+        "inner_steps": outer.inner_steps if began_at is not None else None,
         "reports": [report.sync for report in told],
         "rates": [report.outer_lr for report in told],
         "raised": raised,

@@ -1,5 +1,8 @@
 """A replica of several processes that ends early, and what it is when it is started again."""
 
+import json
+import signal
+
 import pytest
 import torch
 
@@ -35,6 +38,15 @@ def test_another_number_of_processes_begins_with_fresh_inner_state(tmp_path):
     assert status == 0, log
     assert "was saved by a replica of 2 processes" in log
     assert "this one is one process" in log
+
+
+@pytest.mark.processes
+def test_the_others_fail_where_the_leader_is_killed(tmp_path):
+    ended = run(tmp_path, "run", [("plain", 3)], {"kill": [8, 0]})
+    assert [status for status, _ in ended.values()] == [-signal.SIGKILL, 0, 0], ended
+    for process in (1, 2):
+        said = json.loads((tmp_path / "run" / f"0-{process}.json").read_text())
+        assert said["raised"].startswith("ProcessFailedError: another process of this replica")
 
 
 @pytest.mark.processes

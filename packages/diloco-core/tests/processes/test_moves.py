@@ -6,7 +6,7 @@ import pytest
 
 from diloco_core import SyncError
 from diloco_core._errors import ReplicaLostError
-from diloco_core._processes._moves import Mail, disagreement, failed
+from diloco_core._processes._moves import check_steps, failed
 
 
 class OddError(Exception):
@@ -43,5 +43,6 @@ def test_an_error_that_cannot_be_sent_arrives_with_its_words():
 
 
 def test_processes_that_have_taken_other_steps_are_named():
-    assert disagreement([Mail(inner_steps=4), Mail(inner_steps=4)]) == ""
-    assert "process 0: 4, process 1: 5" in disagreement([Mail(inner_steps=4), Mail(inner_steps=5)])
+    check_steps({0: 4, 1: 4})
+    with pytest.raises(SyncError, match="process 0: 4, process 1: 5"):
+        check_steps({0: 4, 1: 5})

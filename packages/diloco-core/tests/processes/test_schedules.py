@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from diloco_core import ConfigurationError, SyncError
 from diloco_core._loop._inner_loop import EXIT_CODE, TrainingProcess
 from diloco_core._processes._inner_states import InnerStates
+from diloco_core._processes._inside import Inside
 from diloco_core._processes._leader import Leading, follow
 from diloco_core._processes._moves import Mail, Progress, failed
 from diloco_core._processes._values import held_tensors
@@ -45,8 +46,7 @@ class Threads:
     def collect(self, message):
         return self._collectives.enter(self.process, "collect", message)
 
-    def wait(self):
-        self._collectives.enter(self.process, "wait", None)
+    together = Inside.together
 
     def gather_bytes(self, file):
         return self._collectives.enter(self.process, "gather_bytes", file)
@@ -81,6 +81,9 @@ class Loop:
 
     def take(self, mails):
         assert len(mails) == PROCESSES
+
+    def count_steps(self, number, *, last):
+        """There is nothing to count."""
 
 
 def play(script, own, leading, inner, process):
@@ -139,7 +142,7 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
         try:
             held = held_tensors(inside, models[number], twin)
             if number:
-                outcomes[number] = follow(inside, held, mail, inner)
+                outcomes[number] = follow(inside, held, mail, inner, 0)
                 return
             own = {"twin": twin}
 
@@ -149,7 +152,7 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
 
             leading = Leading(inside, held, process, make)
             act = play(script, own, leading, inner, process)
-            outcomes[0] = leading.together(act, mail, everything=everything)
+            outcomes[0] = leading.together(act, mail, 0, everything=everything)
         except BaseException as error:
             outcomes[number] = repr(error)
 

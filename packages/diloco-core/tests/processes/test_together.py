@@ -20,6 +20,7 @@ ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "eva
         ([("ddp", 2), ("ddp", 2)], MIXED),
         ([("ddp", 2), ("ddp", 2)], {"one_world": True}),
         ([("fsdp", 2), ("plain", 1)], ELASTIC),
+        ([("ddp", 2), ("fsdp", 2)], {"alternates": True}),
         ([("hybrid", 4), ("tensor", 4)], {}),
     ],
     ids=[
@@ -28,6 +29,7 @@ ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "eva
         "mixed",
         "one group of torch",
         "elastic",
+        "alternating optimizers",
         "hybrid and tensor parallel",
     ],
 )
@@ -101,6 +103,9 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
     ("kind", "case", "words"),
     [
         ("ddp", {"nan_at": 4}, "NonFiniteDeltaError: "),
+        ("ddp", {"unreadable": [5, 0]}, "RuntimeError: CUDA error"),
+        ("fsdp", {"unreadable": [5, 1]}, "RuntimeError: CUDA error"),
+        ("plain", {"how": "meta"}, "ConfigurationError: process 0 of this replica: 'layers.0"),
         ("ddp", {"wrong_on": 1}, "ConfigurationError: the processes of this replica do not have"),
         ("ddp", {"options": {"outer_lr": -1.0}}, "ConfigurationError: outer_lr"),
         ("ddp", {"options": {"stateful": {"x": None}}}, "ConfigurationError: stateful['x'] is"),
@@ -112,10 +117,40 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         ("fsdp", {"keeps_weights": True}, "ModelChangedError: the inner optimizer KeepsWeights"),
         ("fsdp", {"unreduced": True}, "ModelChangedError: module '' holds gradients that FSDP2"),
     ],
-    ids=["nan", "settings", "argument", "stateful", "weights", "sharded weights", "gradients"],
+    ids=[
+        "nan",
+        "leader",
+        "process",
+        "meta",
+        "settings",
+        "argument",
+        "stateful",
+        "weights",
+        "sharded weights",
+        "gradients",
+    ],
 )
 def test_an_error_is_the_same_on_all_of_them(tmp_path, kind, case, words):
     outcomes = trained(tmp_path, "failed", [(kind, 2)], case)
     raised = [said["raised"] for _, said in outcomes]
     assert raised[0] == raised[1]
     assert raised[0].startswith(words)
+    if "unreadable" in case:
+        assert [said["inner_steps"] for _, said in outcomes] == [6, 6]
+
+
+@pytest.mark.processes
+def test_a_process_that_leaves_before_the_others_is_told_so(tmp_path):
+    case = {"seconds": 100.0, "leave": [3, 1], "connect": {"min_replicas": 1}}
+    (_, first), (_, second) = trained(tmp_path, "run", [("plain", 2)], case)
+    words = "the processes of this replica have taken different numbers of inner steps"
+    assert second["raised"].startswith(f"SyncError: {words}")
+    assert first["raised"].startswith(
+        f"ProcessFailedError: process 1 of this replica has failed: SyncError: {words}"
+    )
+
+
+@pytest.mark.processes
+def test_steps_outside_the_block_are_refused(tmp_path):
+    for _, said in trained(tmp_path, "run", [("ddp", 2)], {"never_entered": True}):
+        assert said["raised"].startswith("SyncError: 6 inner steps were taken since this outer")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from diloco_core import ConfigurationError
+from diloco_core._processes._inside import Inside
 from diloco_core._processes._shared import shared_values
 from diloco_core._processes._twin import Twin, tensors_of
 from diloco_core._processes._values import gather, held_tensors, spread
@@ -91,5 +92,4 @@ class Alone:
     def share(self, message):
         return (self._place, message[1]) if self._place else message
 
-    def wait(self):
-        """Nobody to wait for."""
+    together = Inside.together

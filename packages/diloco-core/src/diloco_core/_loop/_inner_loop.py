@@ -88,12 +88,7 @@ class InnerLoop:
     def _after(self, optimizer: int) -> None:
         if not self.entered:
             self._steps_outside[optimizer] += 1
-            if self._steps_outside[optimizer] >= self.outer_steps.schedule.steps:
-                raise SyncError(
-                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer "
-                    "loop was made, but its block was never entered, so nothing is synced. Train "
-                    "inside the block (with DiLoCo(...) as outer: ...)."
-                )
+            refuse_steps_outside(self._steps_outside[optimizer], self.outer_steps.schedule.steps)
             return
         self.unseen.seen()
         self.kept.check(optimizer)
@@ -152,6 +147,20 @@ class InnerLoop:
             after = schedule.came_after(self._count.since_event, self.outer_steps.waited)
             notices.log.warning(notices.SYNC_CAME_LATE, rank, schedule.length, after, idle)
         self._idle = set(range(len(self._steps_outside)))
+
+
+def refuse_steps_outside(steps: int, many: int) -> None:
+    """Refuse that many inner steps outside the block.
+
+    Raises:
+        SyncError: There are as many.
+    """
+    if steps >= many:
+        raise SyncError(
+            f"{steps} inner steps were taken since this outer loop was made, but its block was "
+            "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as "
+            "outer: ...)."
+        )
 
 
 # What a shell says of a process that SIGTERM has ended. Code 0 would count as done work, and

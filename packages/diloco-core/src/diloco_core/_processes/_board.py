@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, says its page
 
 from ._inside import Inside
@@ -23,12 +21,11 @@ class Board:
 
     def __init__(self, inside: Inside) -> None:
         self._process, self._processes = inside.process, inside.processes
-        host = os.environ.get("MASTER_ADDR", "localhost")
         if inside.leads:
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port: int = inside.share(self._store.port if inside.leads else None)
         if not inside.leads:
-            self._store = TCPStore(host, port, is_master=False)
+            self._store = TCPStore("localhost", port, is_master=False)
 
     def fail(self, error: BaseException) -> None:
         """Say that this process has failed, if no other has said that before."""
@@ -37,9 +34,12 @@ class Board:
 
     def failure(self) -> tuple[int, str] | None:
         """Return the process that has failed first, and what it said; None if none has."""
-        if not self._store.check(["failed"]):
+        try:
+            if not self._store.check(["failed"]):
+                return None
+            number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
+        except RuntimeError:  # the leader's process is gone, and the board with it
             return None
-        number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
         return int(number), text[:_MOST_TEXT]
 
     def end(self) -> None:

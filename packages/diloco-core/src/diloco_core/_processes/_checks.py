@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from .._checks import kind_of
 from .._errors import ConfigurationError, ModelChangedError
 from .._inner._kept_weights import KeptWeights
 from .._inner._own_weights import OwnWeights
@@ -166,14 +167,16 @@ def _problem(
                     f"replica has {inside.processes}"
                 )
     known = {id(parameter) for parameter in model.parameters()}
-    for name, parameter in model.named_parameters():
-        values = parameter.detach()
+    for name, tensor in named_tensors(model):
+        values = tensor.detach()
         if isinstance(values, DTensor):
             if not set(values.device_mesh.mesh.flatten().tolist()) <= set(inside.ranks):
                 return f"parameter {name!r} lies on processes outside this replica"
-        elif not is_plain(parameter):
-            kind = type(parameter.detach()).__name__
-            return f"parameter {name!r} is a {kind}, which cannot be synced"
+            values = values.to_local()
+        if values.is_meta:
+            return f"{name!r} is on the meta device and has no values yet: load the values first"
+        if not is_plain(values):
+            return f"{name!r} is {kind_of(values)} ({values.layout}), which cannot be synced"
     held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     if held - known:
         return "an inner optimizer holds parameters that are not in the model"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from .._inner._state import InnerState, Stateful
 from .._loop._inner_loop import TrainingProcess
 from ._ending import put_off
 from ._inside import Inside
-from ._moves import Failed, InnerMove, failed
+from ._moves import InnerMove, What
 
 _PART = "part"
 
@@ -75,64 +75,39 @@ class InnerStates:
 
     def try_out(self) -> None:
         """Check on every process that all can be saved; called on the leader."""
-        with put_off(self._process):
-            self._inside.share(InnerMove("try"))
-            self._together(self._own.try_out)
+        self._lead("try")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the files of all processes, as bytes in a tensor each; called on the leader."""
-        with put_off(self._process):
-            self._inside.share(InnerMove("save"))
-            files = self._save()
-        return {"files": files}
+        return {"files": self._lead("save")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give each process its file; called on the leader."""
+        self._lead("load", state["files"])
+
+    def _lead(self, what: What, files: Sequence[torch.Tensor] | None = None) -> Any:
         with put_off(self._process):
-            self._inside.share(InnerMove("load"))
-            self._load(state["files"])
+            self._inside.share(InnerMove(what))
+            return self.act(what, files)
 
-    def follow(self, move: InnerMove) -> None:
-        """Do what the leader has asked for."""
-        match move.what:
+    def act(self, what: What, files: Sequence[torch.Tensor] | None = None) -> Any:
+        """Do what the leader has asked for; it alone has the files that are loaded."""
+        inside, own = self._inside, self._own
+        match what:
             case "try":
-                self._together(self._own.try_out)
+                inside.together(own.try_out)
             case "save":
-                self._save()
+                file = inside.together(lambda: bytearray().join(own.parts(0, self._identity)))
+                return inside.gather_bytes(torch.frombuffer(file, dtype=torch.uint8))
             case "load":
-                self._load(None)
-
-    def _save(self) -> list[torch.Tensor]:
-        file = torch.empty(0, dtype=torch.uint8)
-
-        def make() -> None:
-            nonlocal file
-            data = bytearray().join(self._own.parts(0, self._identity))
-            file = torch.frombuffer(data, dtype=torch.uint8)
-
-        self._together(make)
-        return self._inside.gather_bytes(file)
-
-    def _load(self, files: Sequence[torch.Tensor] | None) -> None:
-        file = self._inside.scatter_bytes(files)
-        name = f"the inner state of process {self._inside.process}"
-        data = file.numpy().tobytes()
-        self._together(lambda: self._own.restore(data, self._identity, name))
+                data = inside.scatter_bytes(files).numpy().tobytes()
+                name = f"the inner state of process {inside.process}"
+                inside.together(lambda: own.restore(data, self._identity, name))
+        return None
 
     @property
     def _identity(self) -> str:
         return f"process {self._inside.process} of {self._inside.processes}"
-
-    def _together(self, act: Callable[[], object]) -> None:
-        """Do something on every process; the first error of any is raised on all."""
-        problem: Failed | None = None
-        try:
-            act()
-        except Exception as error:  # noqa: BLE001 - raised below, on every process
-            problem = failed(error)
-        for each in self._inside.collect(problem):
-            if each is not None:
-                raise each.error()
 
 
 def layout_of(inside: Inside, model: torch.nn.Module) -> str:

@@ -7,12 +7,15 @@ import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
 from .._errors import ConfigurationError, ProcessFailedError
+from ._moves import failed
+
+T = TypeVar("T")
 
 _PIECE_BYTES = 64 * 2**20  # the most that one message between processes carries
 
@@ -33,6 +36,7 @@ class Inside:
         processes: How many there are.
         ranks: Their numbers in torch's default group.
         failure: Returns which process has failed, and how, if one has said so.
+        common: The error that the leader has told to all of them; None if there is none.
     """
 
     def __init__(self, timeout: float, group: Any = None) -> None:
@@ -44,6 +48,7 @@ class Inside:
         self.ranks = distributed.get_process_group_ranks(group)
         self.process, self.processes = distributed.get_rank(group), len(self.ranks)
         self.failure: Callable[[], tuple[int, str] | None] = lambda: None
+        self.common: BaseException | None = None
         limit = datetime.timedelta(seconds=timeout)
         self._group: distributed.ProcessGroup | None = distributed.new_group(
             self.ranks, backend="gloo", timeout=limit, use_local_synchronization=group is not None
@@ -95,13 +100,21 @@ class Inside:
         """
         self._do(lambda: distributed.broadcast(values, src=self.ranks[0], group=self._group))
 
-    def wait(self) -> None:
-        """Wait until every process has come here.
+    def together(self, act: Callable[[], T]) -> T:
+        """Do something on every process, and return what it returns here.
 
         Raises:
+            Exception: The first error of any process, on all of them.
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        self._do(lambda: distributed.barrier(group=self._group))
+        problem = None
+        try:
+            result = act()
+        except Exception as error:  # noqa: BLE001 - raised below, on every process
+            problem = failed(error)
+        for each in filter(None, self.collect(problem)):
+            raise each.error()
+        return result
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""

@@ -8,14 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .._errors import ProcessFailedError, SyncError
+from .._errors import ProcessFailedError
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._loop._diloco import DiLoCo
 from .._loop._inner_loop import TrainingProcess
 from .._run._exchange import StoreExchange
 from .._terms._schedule import Schedule
-from ._counting import CountingOptimizer
 from ._ending import interruptible, put_off
 from ._inner_states import InnerStates
 from ._inside import Inside
@@ -28,7 +27,7 @@ from ._moves import (
     Move,
     Progress,
     Spread,
-    disagreement,
+    check_steps,
     failed,
 )
 from ._values import Held, gather, spread
@@ -55,21 +54,19 @@ class LeaderLoop(DiLoCo):
         inner: Stateful | None,
         **options: Any,
     ) -> None:
-        self.counting = CountingOptimizer(twin.parameters())
+        self._counting = torch.optim.SGD(twin.parameters())  # without gradients, changes nothing
         self._ask = ask
         stateful = {} if inner is None else {"processes": inner}
-        super().__init__(twin, self.counting, exchange, stateful=stateful, **options)
+        super().__init__(twin, self._counting, exchange, stateful=stateful, **options)
 
     def progress(self) -> Progress:
         """Return where this loop stands."""
-        schedule, since = self._schedule, self._count.since_event
-        return Progress(
-            self.committed,
-            self.inner_steps,
-            self.syncing,
-            self._membership.own.behind,  # type: ignore[union-attr]
-            schedule.due_in(since, sent=self.syncing) if isinstance(schedule, Schedule) else 1,
-        )
+        schedule, next_in = self._schedule, (1, 1)
+        if isinstance(schedule, Schedule):
+            due_in = schedule.due_in(self._count.since_event, sent=self.syncing)
+            next_in = (due_in, schedule.period)
+        behind = self._membership.own.behind  # type: ignore[union-attr]
+        return Progress(self.committed, self.inner_steps, self.syncing, behind, *next_in)
 
     def count_steps(self, number: int, *, last: bool) -> None:
         """Count inner steps that all processes have taken; the last one may end a period.
@@ -81,9 +78,11 @@ class LeaderLoop(DiLoCo):
         Raises:
             SystemExit: It ends. What can be saved is saved.
         """
-        for left in reversed(range(number)):
-            self._process.told_to_end = last and left == 0
-            self.counting.step()
+        for _ in range(number - 1):
+            self._count.count()
+        if number:
+            self._process.told_to_end = last
+            self._counting.step()
 
     def take(self, mails: Sequence[Mail]) -> None:
         """Take what the processes have for this replica: their tokens, and rates to be set."""
@@ -136,30 +135,36 @@ class Leading:
         self,
         act: Callable[[LeaderLoop], Any],
         mail: Callable[[], Mail],
+        steps: int,
         *,
         everything: bool = False,
+        ends: bool = False,
     ) -> Done:
         """Carry out a part of the loop, and tell the others what they have to do for it.
 
         Args:
-            act: The part, such as a step of the counting optimizer.
+            act: The part.
             mail: Returns what this process itself has for the leader.
+            steps: How many inner steps this process has taken since all met last.
             everything: Whether the values of all tensors are needed before it begins.
+            ends: Whether the replica ends, since it was told to.
         """
         self._asked, self._mail, self._has_mail = set(), mail, False
         try:
-            if everything:
+            if everything or ends:
                 self._gather(range(len(self.held)))
             # Whoever has been told already carries this out: it is how the replica ends.
             with nullcontext() if self._process.told_to_end else interruptible(self._process):
+                self.loop.count_steps(steps, last=ends)
                 result = act(self.loop)
             self._spread()
         except ProcessFailedError:
             raise  # nobody is there to be told
         except BaseException as error:
             self._inside.share(failed(error))
+            self._inside.common = error
             raise
-        done = Done(self.loop.progress(), tuple(self._reports), result, self._has_mail)
+        done = Done(self.loop.progress(), tuple(self._reports), result, self._has_mail, steps)
         self._reports.clear()
         self._inside.share(done)
         return done
@@ -183,8 +188,7 @@ class Leading:
             self._has_mail = True
             if problem := next((mail.problem for mail in mails if mail.problem), None):
                 raise problem.error()
-            if different := disagreement(mails):
-                raise SyncError(different)
+            check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
             self.loop.take(mails)
 
     def _spread(self) -> None:
@@ -206,7 +210,7 @@ class Leading:
 
 
 def follow(
-    inside: Inside, held: Sequence[Held], mail: Callable[[], Mail], inner: InnerStates
+    inside: Inside, held: Sequence[Held], mail: Callable[[], Mail], inner: InnerStates, steps: int
 ) -> Done:
     """Do what the leader says, until it has done its part of the loop.
 
@@ -215,24 +219,28 @@ def follow(
         held: What it holds of the tensors of the model, as they are now.
         mail: Returns what this process has for the leader.
         inner: Its inner state.
+        steps: How many inner steps this process has taken since all met last.
 
     Raises:
-        Exception: What the leader has raised.
+        Exception: What the leader has raised; or it has taken another number of steps.
     """
     while True:
         move: Move = inside.share()
         match move:
-            case Gather():
-                if move.mail:
-                    inside.collect(mail())
-                gather(inside, (held[number] for number in move.tensors))
-            case Spread():
-                spread(inside, (held[number] for number in move.tensors))
-            case InnerMove():
-                # An error of any process comes from the leader, too, unless that went on without.
-                with suppress(Exception):
-                    inner.follow(move)
             case Done():
+                check_steps({0: move.steps, inside.process: steps})
                 return move
             case Failed():
-                raise move.error()
+                inside.common = move.error()
+                raise inside.common
+        # An error of any process comes from the leader, too, unless that went on without.
+        with suppress(Exception):
+            match move:
+                case Gather():
+                    if move.mail:
+                        inside.collect(mail())
+                    gather(inside, (held[number] for number in move.tensors))
+                case Spread():
+                    spread(inside, (held[number] for number in move.tensors))
+                case InnerMove():
+                    inner.act(move.what)

@@ -7,18 +7,19 @@ from typing import Any, Self
 
 import torch
 
-from .._errors import ConfigurationError, ModelChangedError, ProcessFailedError, SyncError
+from .._errors import ConfigurationError, ProcessFailedError, SyncError
 from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
 from .._loop._arguments import stateful_of
 from .._loop._diloco import KINDS, DiLoCo
-from .._loop._inner_loop import TrainingProcess
+from .._loop._inner_loop import TrainingProcess, refuse_steps_outside
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
 from .._model._values import plain_name
 from .._run._exchange import StoreExchange
 from .._seconds import Seconds
+from .._terms._schedule import MANY_STEPS
 from ._board import Board
 from ._checks import OptimizerChecks, refuse_together, same_tensors
 from ._ending import Ending
@@ -71,14 +72,7 @@ class ReplicaLoop(DiLoCo):
         tensors = tensors_of(model)
         self._held = held_tensors(self._inside, tensors, shared_values(self._inside, tensors))
         self._leading: Leading | None = None
-        problem = None
-        if self._inside.leads:
-            try:
-                self._lead(exchange, options)
-            except Exception as error:  # noqa: BLE001 - raised on every process
-                problem = failed(error)
-        if (problem := self._inside.share(problem)) is not None:
-            raise problem.error()
+        self._inside.together(lambda: self._lead(exchange, options))
         self._board = Board(self._inside)
         self._inside.failure = self._board.failure
         self._ending = Ending(
@@ -88,12 +82,14 @@ class ReplicaLoop(DiLoCo):
         self._steps = InnerSteps(optimizers, self._before, self._after)
         self._progress = Progress()
         self._taken = self._met = self._tokens = 0
+        self._outside = [0] * len(optimizers)
         self._rates: list[tuple[float, int | None]] = []
         self._is_open = self._entered = False
-        self._common: BaseException | None = None
         self._steps.watch()
 
     def _lead(self, exchange: ReplicaExchange, options: dict[str, Any]) -> None:
+        if not self._inside.leads:
+            return
         twin = Twin(self._wrapped, {id(each.tensor): each.whole for each in self._held})
         self._held = [each._replace(whole=twin.of(each.tensor)) for each in self._held]
         for name in ("fragments", "outer_groups"):
@@ -180,7 +176,7 @@ class ReplicaLoop(DiLoCo):
     def _part(self, error: BaseException) -> None:
         """Let the other processes know, before this one ends, that it has failed."""
         try:
-            if error is self._common:
+            if error is self._inside.common:
                 # All have it. The leader tells the other replicas first: once a process has
                 # ended, whatever has started it may end the others.
                 self._inside.share()
@@ -231,12 +227,19 @@ class ReplicaLoop(DiLoCo):
 
     def _after(self, optimizer: int) -> None:
         if not self._is_open:
+            self._outside[optimizer] += 1
+            many = MANY_STEPS if isinstance(self._sync_every, Seconds) else self._sync_every
+            refuse_steps_outside(self._outside[optimizer], many)
             return
         self._checks.after_step(optimizer)
         if self._step.after(optimizer, self._steps.has_new_gradient):
             self._taken += 1
         ends = self._ending.asked and self._taken >= self._ending.last_step()
-        if ends or self._taken - self._met >= self._progress.next_in:
+        half_taken = bool(self._step.stepped)
+        wait = self._progress.wait if half_taken else 0
+        if ends or self._taken - self._met >= self._progress.next_in + wait:
+            # The sync holds what was learned in the step under way, so it has to count it.
+            self._taken += self._step.count_early()
             self._together(lambda _: None, ends=ends)
 
     def _end_step(self) -> None:
@@ -257,29 +260,18 @@ class ReplicaLoop(DiLoCo):
         """
         reshard(self._wrapped)
         self._held = same_tensors(self._wrapped, self._held)
-        steps, self._met = self._taken - self._met, self._taken
-        try:
-            if self._leading is not None:
-                ends = ends or (self._is_open and self._process.told_to_end)
-                self._leading.held = self._held
-
-                def both(loop: LeaderLoop) -> Any:
-                    loop.count_steps(steps, last=ends)
-                    return act(loop)
-
-                done = self._leading.together(both, self._mail, everything=everything or ends)
-            else:
-                done = follow(self._inside, self._held, self._mail, self._inner_states)
-        except ProcessFailedError:
-            raise
-        except BaseException as error:
-            self._common = error
-            raise
+        steps = self._taken - self._met
+        if self._leading is None:
+            done = follow(self._inside, self._held, self._mail, self._inner_states, steps)
+        else:
+            ends = ends or (self._is_open and self._process.told_to_end)
+            self._leading.held = self._held
+            done = self._leading.together(act, self._mail, steps, everything=everything, ends=ends)
         if done.mail:
             self._tokens = 0
             self._rates.clear()
             self._checks.after_sync()
-        self._progress = done.progress
+        self._progress, self._met = done.progress, self._taken
         for report in done.reports if self._on_sync else ():
             self._on_sync(report)  # type: ignore[misc]
         return done
@@ -288,7 +280,7 @@ class ReplicaLoop(DiLoCo):
         problem = None
         try:
             self._checks.before_sync()
-        except ModelChangedError as error:
+        except Exception as error:  # noqa: BLE001 - raised on every process
             problem = failed(error)
         return Mail(self._taken, self._tokens, tuple(self._rates), problem)
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 from .._errors import SyncError
 from .._exchange._report import SyncReport
 
+What: TypeAlias = Literal["try", "save", "load"]
+
 
 @dataclass(frozen=True, slots=True)
 class Gather:
@@ -34,7 +36,7 @@ class Spread:
 class InnerMove:
     """Every process tries out, gives or takes its inner state."""
 
-    what: Literal["try", "save", "load"]
+    what: What
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Progress:
         syncing: Whether a sync is under way.
         batches_to_skip: See :attr:`.DiLoCo.batches_to_skip`.
         next_in: After how many inner steps all processes meet again.
+        wait: For how many more they do not, where some of several optimizers have not stepped yet.
     """
 
     committed: int = 0
@@ -54,6 +57,7 @@ class Progress:
     syncing: bool = False
     batches_to_skip: int = 0
     next_in: int = 1
+    wait: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,14 @@ class Done:
         reports: Of the syncs that came to their end meanwhile.
         result: What the leader's call has returned.
         mail: Whether the leader has taken what the processes had for it.
+        steps: How many inner steps it has taken since all met last.
     """
 
     progress: Progress
     reports: tuple[SyncReport, ...] = ()
     result: Any = None
     mail: bool = False
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +135,15 @@ class Mail:
     problem: Failed | None = None
 
 
-def disagreement(mails: list[Mail]) -> str:
-    """Return how processes have taken different numbers of steps; empty if they have not."""
-    steps = [mail.inner_steps for mail in mails]
-    if len(set(steps)) == 1:
-        return ""
-    told = ", ".join(f"process {number}: {count}" for number, count in enumerate(steps))
-    return (
-        f"the processes of this replica have taken different numbers of inner steps ({told}): all "
-        "of them must step their optimizers together"
-    )
+def check_steps(steps: Mapping[int, int]) -> None:
+    """Refuse processes, by number, that have taken different numbers of inner steps.
+
+    Raises:
+        SyncError: They have.
+    """
+    if len(set(steps.values())) > 1:
+        told = ", ".join(f"process {number}: {count}" for number, count in steps.items())
+        raise SyncError(
+            f"the processes of this replica have taken different numbers of inner steps ({told}): "
+            "all of them must step their optimizers together"
+        )

@@ -9,6 +9,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,17 +41,7 @@ def shared_values(inside: Inside, tensors: Sequence[torch.Tensor]) -> list[torch
         )
     with _file(size) if inside.leads else nullcontext(("", b"")) as (place, token):
         place, token = inside.share((place, token))
-        problem, flat = "", torch.empty(0, dtype=torch.uint8)
-        try:
-            flat = _mapped(place, size, token)
-        except OSError as error:
-            problem = str(error)
-        problems = list(filter(None, inside.collect(problem)))
-    if problems:
-        raise ConfigurationError(
-            f"the processes of this replica cannot share memory ({problems[0]}): they must run as "
-            "the same user, in the same container"
-        )
+        flat = inside.together(partial(_mapped, place, size, token))
     return [_at(flat, start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
 
 
@@ -74,14 +65,18 @@ def _file(size: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _mapped(place: str, size: int, token: bytes) -> torch.Tensor:
-    number = os.open(place, os.O_RDWR)
     try:
-        # Whatever else there may be under this path, it does not end like that.
-        if os.pread(number, _TOKEN_BYTES + 1, size) != token:
-            raise OSError(f"{place} is not the leader's file")
-        return torch.frombuffer(mmap.mmap(number, size + _TOKEN_BYTES), dtype=torch.uint8)
-    finally:
-        os.close(number)
+        with Path(place).open("r+b", buffering=0) as file:
+            # Whatever else there may be under this path, it does not end like that.
+            if os.pread(file.fileno(), _TOKEN_BYTES + 1, size) != token:
+                raise OSError(f"{place} is not the leader's file")
+            memory = mmap.mmap(file.fileno(), size + _TOKEN_BYTES)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the processes of this replica cannot share memory ({error}): they must run as the "
+            "same user, in the same container"
+        ) from error
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _at(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:

@@ -75,19 +75,25 @@ def reshard(model: torch.nn.Module) -> None:
 @torch.no_grad()
 def gather(inside: Inside, held: Iterable[Held]) -> None:
     """Write the values of tensors into the shared memory. All processes call it together."""
-    for each in held:
-        if each.gives:
-            _part(each).copy_(part_here(each.tensor.detach()))
-    inside.wait()
+
+    def act() -> None:
+        for each in held:
+            if each.gives:
+                _part(each).copy_(part_here(each.tensor.detach()))
+
+    inside.together(act)
 
 
 @torch.no_grad()
 def spread(inside: Inside, held: Iterable[Held]) -> None:
     """Replace the values of tensors by those in the shared memory; all call it together."""
-    for each in held:
-        each.tensor.grad = None  # it was computed with the old values
-        part_here(each.tensor.detach()).copy_(_part(each))
-    inside.wait()  # before the leader writes there again
+
+    def act() -> None:
+        for each in held:
+            each.tensor.grad = None  # it was computed with the old values
+            part_here(each.tensor.detach()).copy_(_part(each))
+
+    inside.together(act)  # the leader writes there again only when all have read
 
 
 def _part(held: Held) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .._seconds import Seconds
 
-_MANY_STEPS = 100
+MANY_STEPS = 100
 _LOOKS = 20  # in a window
 
 
@@ -148,7 +148,7 @@ class Windows(Turns):
     @property
     def steps(self) -> int:
         """Return how many inner steps without a sync are many, where only steps are counted."""
-        return _MANY_STEPS
+        return MANY_STEPS
 
     @property
     def length(self) -> str:
