@@ -122,7 +122,6 @@ class FaultProxy:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or every answer waits 40 ms for an acknowledgement
     disable_nagle_algorithm = True
     proxy: FaultProxy
 

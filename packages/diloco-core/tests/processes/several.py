@@ -201,6 +201,8 @@ def member(folder, kind, case):
                     outer.count_tokens(len(x) * (1 + exchange.rank))
                 if case.get("unreadable") == [outer.inner_steps, process]:
                     _values.part_here = unreadable
+                if case.get("load_at") == outer.inner_steps:
+                    model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
                 if case.get("kill") == [outer.inner_steps, process]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if case.get("leave") == [outer.inner_steps, process]:

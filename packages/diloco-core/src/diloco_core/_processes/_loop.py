@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 
+from .._arithmetic._layout import Rule
 from .._errors import ConfigurationError, ProcessFailedError, SyncError
 from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
@@ -16,7 +17,9 @@ from .._loop._arguments import stateful_of
 from .._loop._diloco import KINDS, DiLoCo
 from .._loop._inner_loop import TrainingProcess, refuse_steps_outside
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
-from .._model._values import plain_name
+from .._model._loads import Loads
+from .._model._partition import NamedTensor
+from .._model._values import part_here, plain_name
 from .._run._exchange import StoreExchange
 from .._seconds import Seconds
 from .._terms._schedule import MANY_STEPS
@@ -65,6 +68,11 @@ class ReplicaLoop(DiLoCo):
         reshard(model)
         names = {id(each): plain_name(model, name) for name, each in model.named_parameters()}
         self._checks = OptimizerChecks(model, optimizers, names)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self._loads = Loads(
+            model,
+            [NamedTensor(names[id(p)], part_here(p.detach()), Rule.OUTER) for p in trained],
+        )
         self._process = TrainingProcess()
         own = PartialState(optimizers, named, names)
         self._inner_states = InnerStates(self._inside, own, self._process)
@@ -145,6 +153,7 @@ class ReplicaLoop(DiLoCo):
         except BaseException as error:
             self._end(error)
             raise
+        self._loads.watch()
         self._is_open = self._steps.in_use = True
         return self
 
@@ -164,6 +173,7 @@ class ReplicaLoop(DiLoCo):
 
     def _end(self, error: BaseException | None) -> None:
         self._is_open = False
+        self._loads.stop()
         self._steps.stop()
         self._ending.stop()
         if error is None:
@@ -221,6 +231,7 @@ class ReplicaLoop(DiLoCo):
             raise SyncError(f"{what} can only be called inside the block (`with DiLoCo(...)`)")
 
     def _before(self, optimizer: int) -> None:
+        self._loads.check()
         asked = (self._steps.has_used_gradient, self._steps.has_replaced_gradient)
         if self._is_open and self._step.before(optimizer, *asked):
             self._taken += 1
@@ -241,6 +252,7 @@ class ReplicaLoop(DiLoCo):
             # The sync holds what was learned in the step under way, so it has to count it.
             self._taken += self._step.count_early()
             self._together(lambda _: None, ends=ends)
+        self._loads.stepped()
 
     def _end_step(self) -> None:
         if self._step.end():
