@@ -198,7 +198,8 @@ def member(folder, kind, case):
                 if (rate := case.get("rate")) and (outer.inner_steps, process) == tuple(rate[:2]):
                     outer.set_outer_lr(rate[2])
                 if options.get("weight") == "tokens":
-                    outer.count_tokens(len(x) * (1 + exchange.rank))
+                    sign = case.get("signs", [1, 1])[process % 2]
+                    outer.count_tokens(sign * len(x) * (1 + exchange.rank))
                 if case.get("unreadable") == [outer.inner_steps, process]:
                     _values.part_here = unreadable
                 if case.get("load_at") == outer.inner_steps:

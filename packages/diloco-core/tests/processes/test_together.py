@@ -158,3 +158,10 @@ def test_a_process_that_leaves_before_the_others_is_told_so(tmp_path):
 def test_steps_outside_the_block_are_refused(tmp_path):
     for _, said in trained(tmp_path, "run", [("ddp", 2)], {"never_entered": True}):
         assert said["raised"].startswith("SyncError: 6 inner steps were taken since this outer")
+
+
+@pytest.mark.processes
+def test_a_number_of_tokens_that_is_negative_is_refused_where_it_is_counted(tmp_path):
+    case = {"options": {"weight": "tokens"}, "signs": [2, -1]}
+    _, (_, said) = trained(tmp_path, "run", [("plain", 2)], case)
+    assert said["raised"].startswith("ConfigurationError: n in count_tokens(n) must be")

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from .._arithmetic._layout import Rule
+from .._checks import whole
 from .._errors import ConfigurationError, ProcessFailedError, SyncError
 from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
@@ -203,7 +204,7 @@ class ReplicaLoop(DiLoCo):
     def count_tokens(self, n: int) -> None:
         """Say how many tokens this process learns from in the next inner step."""
         self._check_open("count_tokens()")
-        self._tokens += n
+        self._tokens += whole("n in count_tokens(n)", n, 0)
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync. All processes call it."""
