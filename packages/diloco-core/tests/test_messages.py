@@ -3,6 +3,7 @@
 import pytest
 from simulated import Schedule, SimulatedTraining, simulate
 
+import diloco_core
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._exchange._endings import Ending, Progress, conclude
 from diloco_core._run._records._keys import MANIFEST
@@ -43,3 +44,15 @@ def test_a_damaged_manifest_says_what_to_do(resume):
         "start this one later",
     ):
         assert words.lower() in str(error).lower()
+
+
+def test_what_would_only_come_again_is_not_started_again():
+    """The runner ends a replica for good whose error says so."""
+    final = {
+        name
+        for name in diloco_core.__all__
+        if isinstance(kind := getattr(diloco_core, name), type)
+        and issubclass(kind, diloco_core.CoreError)
+        and kind.final
+    }
+    assert final == {"ConfigurationError", "FencedError", "RunExistsError"}

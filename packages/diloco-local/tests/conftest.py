@@ -152,7 +152,7 @@ def slips_away(folder, when):
 
 def is_replaced():
     error = DilocoError("another process has the rank")
-    error.replaced = True
+    error.final = True
     raise error
 
 

@@ -38,7 +38,7 @@ def raises():
 
 def is_replaced():
     class Fenced(DilocoError):
-        replaced = True
+        final = True
     raise Fenced("another process has the rank")
 
 def raises_half_a_pair():

@@ -37,6 +37,8 @@ class CoreError(DilocoError):
 class ConfigurationError(CoreError, ValueError):
     """Raised when an argument is not allowed; nothing has been started or written."""
 
+    final = True
+
 
 class NonFiniteDeltaError(CoreError, ArithmeticError):
     """Raised when a replica's contribution holds NaN or infinity; it is never sent.
@@ -112,6 +114,8 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
 class RunExistsError(RendezvousError):
     """Raised when the prefix holds another run, or another process has taken the replica's rank."""
 
+    final = True
+
 
 class MismatchError(RendezvousError):
     """Raised when two replicas disagree on the model, the world size or the settings."""
@@ -171,7 +175,7 @@ class FencedError(SyncError):
         epoch: The number of the incarnation that must stop.
     """
 
-    replaced = True
+    final = True
 
     def __init__(self, message: str, rank: int, epoch: int) -> None:
         super().__init__(message)

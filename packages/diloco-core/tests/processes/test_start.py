@@ -95,6 +95,7 @@ def test_how_a_process_has_ended_is_said(tmp_path, exit_code, report, words):
     assert isinstance(error, ProcessFailedError)
     assert str(error) == f"process 1 of this replica (pid 77){words}"
     assert (error.process, error.exit_code) == (1, exit_code)
+    assert error.final == ("ConfigurationError" in words), "it would come again"
     assert getattr(error, "__notes__", []) == (["Traceback…"] if report else [])
 
 

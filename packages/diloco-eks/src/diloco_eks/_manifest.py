@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import REPLACED_CODE, is_reserved
+from diloco_protocol.backend import FINAL_CODE, is_reserved
 
 from . import _names as names
 from .__about__ import __version__
@@ -77,7 +77,7 @@ def job_manifest(
                     "onExitCodes": {
                         "containerName": names.CONTAINER,
                         "operator": "In",
-                        "values": [REPLACED_CODE],
+                        "values": [FINAL_CODE],
                     },
                 },
             ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.backend import REPLACED_CODE, status_to_data
+from diloco_protocol.backend import FINAL_CODE, status_to_data
 
 from ._files import create_json, say, write_json, write_text
 from ._identity import ProcessId
@@ -323,7 +323,7 @@ class Replica:
             status.state is ReplicaState.FAILED
             and self._order is not None
             and self._attempt <= self._rules.max_restarts
-            and status.exit_code != REPLACED_CODE
+            and status.exit_code != FINAL_CODE
         )
         ordered = (
             None if self._stop is None or self._stop.reason is Reason.TIMEOUT else self._stop.reason

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ._bounds import read_bounded
 from ._fields import LARGEST
 from ._json import dumps, loads
-from ._outcome import REPLACED_CODE
+from ._outcome import FINAL_CODE
 
 if TYPE_CHECKING:
     from ._outcome import Outcome
@@ -75,7 +75,8 @@ def run_attempts(
     """Run a replica, and run it again while it fails. Return the outcome of its last attempt.
 
     An interruption counts as an attempt, but not as a failure, so it uses up no restart. A replica
-    that was told to end is not started again, and neither is one that was replaced.
+    that was told to end is not started again, and neither is one whose error is
+    final.
 
     Args:
         spec: The spec of the first attempt; later ones have higher attempt numbers.
@@ -92,7 +93,7 @@ def run_attempts(
         spec = replace(spec, attempt=first + counter.started)
         counter.start()
         outcome = run(spec)
-        if outcome.exit_code in {0, REPLACED_CODE} or told_to_end():
+        if outcome.exit_code in {0, FINAL_CODE} or told_to_end():
             return outcome
         counter.fail()
         if counter.failed > restarts:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ._errors import DilocoError, InvalidRequestError
-from ._outcome import REPLACED_CODE, Outcome
+from ._outcome import FINAL_CODE, Outcome
 from ._spec import ReplicaSpec
 from ._types import Reason
 
@@ -63,7 +63,7 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
         told = traceback.format_exc()
         _log(told.removesuffix("\n"))
         text = f"{type(error).__name__}: {_text_of(error)}"
-        code = REPLACED_CODE if isinstance(error, DilocoError) and error.replaced else 1
+        code = FINAL_CODE if isinstance(error, DilocoError) and error.final else 1
         return code, Outcome(
             code,
             error=f"{step} failed: {text}" if step else text,

@@ -30,11 +30,11 @@ class DilocoError(Exception):
     treated in the same way, because a traceback shows them too.
 
     Attributes:
-        replaced: Whether another process has taken the place of the replica that ends with this
-            error; if so, the replica must not be started again.
+        final: Whether a replica that ends with this error must not be started again: another
+            process has taken its place, or the same error would come again.
     """
 
-    replaced: bool = False
+    final: bool = False
 
     def __init__(self, message: str = "", *arguments: object) -> None:
         clean_causes()
@@ -46,6 +46,8 @@ class MissingDependencyError(DilocoError, ImportError):
 
     The message has the pip command.
     """
+
+    final = True
 
 
 class SpecVersionError(DilocoError):

@@ -14,10 +14,11 @@ from ._types import Reason
 
 OUTCOME_VERSION = 2
 
-REPLACED_CODE = 79
-"""Exit code of a replica whose place another process has taken.
+FINAL_CODE = 79
+"""Exit code of a replica that must not be started again.
 
-Started again, it would take its place back, and so on forever.
+Another process has taken its place, which it would take back, and so on forever; or its error, such
+as an argument that is not allowed, would come again.
 """
 
 REPORTED = frozenset(

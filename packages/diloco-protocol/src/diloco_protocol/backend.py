@@ -34,7 +34,7 @@ from ._options import (
     or_none,
     takes,
 )
-from ._outcome import REPLACED_CODE
+from ._outcome import FINAL_CODE
 from ._processes import Process, adopt_orphans, descendants, is_shortage, processes, read_process
 from ._redact import redact, redact_and_cut, redact_json, redact_text
 from ._rendezvous import try_rendezvous
@@ -50,12 +50,12 @@ from ._variables import check_variables, is_reserved
 
 __all__ = [
     "ANY",
+    "FINAL_CODE",
     "LINE_BYTES",
     "MAX_REPLICAS",
     "OUTCOME_BYTES",
     "RECORD_BYTES",
     "REDACTED",
-    "REPLACED_CODE",
     "RESULT_BYTES",
     "GpuRequest",
     "LineSplitter",

@@ -16,8 +16,8 @@ a whole cohort, ``--index`` is added to the spec's rank and every ``--failed`` t
 in place, for platforms that never restart a replica themselves. ``--attempts`` counts attempts in a
 file, for platforms that bring the file back after an interruption.
 
-A program that raises an error has the exit code 1. If the error says that another process has taken
-the replica's place (``DilocoError.replaced``), it has 79, and is not started again.
+A program that raises an error has the exit code 1. If the error says that it would come again
+(``DilocoError.final``), it has 79, and is not started again.
 
 The runner exits with the replica's own exit code, with three exceptions. If signal n ended the
 replica, or was sent to it and it exited with 0 before its entrypoint had returned, the code is 128

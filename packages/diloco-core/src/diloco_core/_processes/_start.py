@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .. import _errors
 from .._checks import is_whole
 from .._errors import ConfigurationError, ProcessFailedError
 
@@ -116,4 +117,6 @@ def ended_by(process: int, failure: Any) -> BaseException:
     )
     if trace:
         error.add_note(trace)
+        # The class of the error is known by its name alone.
+        error.final = bool(getattr(getattr(_errors, how.partition(":")[0], None), "final", False))
     return error
