@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+import torch
 
 from diloco_core import ConfigurationError, SyncError, Timing, connect
 from diloco_core._exchange._base import Schema
@@ -70,6 +71,17 @@ def test_connecting_twice_gives_the_same_exchange(environ):
 def test_a_process_group_has_to_be_one(environ, group):
     with pytest.raises(ConfigurationError, match="process_group must be a group of torch"):
         connect(environ=environ, process_group=group)
+
+
+def test_a_process_outside_the_group_is_refused(environ, tmp_path):
+    distributed = torch.distributed
+    meeting = f"file://{tmp_path}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigurationError, match="that this process is in"):
+            connect(environ=environ, process_group=distributed.GroupMember.NON_GROUP_MEMBER)
+    finally:
+        distributed.destroy_process_group()
 
 
 class TestWorldSize:

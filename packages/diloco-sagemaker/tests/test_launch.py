@@ -679,8 +679,8 @@ def test_a_lost_answer_of_a_client_that_tries_again_itself_leaves_nothing_alive(
     assert (tries.count("diloco-run-1-00000"), aws.jobs) == (2, {})
 
 
-def test_a_launch_that_fails_ends_no_job_of_a_later_launch_of_its_name(aws, executor):
-    """It waits for quota while its run is removed, and the name used again."""
+def waiting_for_quota(aws, executor, meanwhile):
+    """An executor whose second job finds no room at first; something happens while it waits."""
     create = aws.CreateTrainingJob
 
     def full(body):
@@ -692,32 +692,27 @@ def test_a_launch_that_fails_ends_no_job_of_a_later_launch_of_its_name(aws, exec
         aws.sleep(seconds)
         if aws.CreateTrainingJob is full and aws.jobs:
             aws.CreateTrainingJob = create
-            aws.jobs.clear()
-            executor().launch_replicas(2, "trainer:other", run_id="run-1")
+            meanwhile()
 
     aws.CreateTrainingJob = full
-    waits = executor(quota_timeout=60, backoff=Backoff(clock=aws.clock, sleep=sleep))
+    return executor(quota_timeout=60, backoff=Backoff(clock=aws.clock, sleep=sleep))
+
+
+def test_a_launch_that_fails_ends_no_job_of_a_later_launch_of_its_name(aws, executor):
+    """It waits for quota while its run is removed, and the name used again."""
+
+    def meanwhile():
+        aws.jobs.clear()
+        executor().launch_replicas(2, "trainer:other", run_id="run-1")
+
+    waits = waiting_for_quota(aws, executor, meanwhile)
     with pytest.raises(RunConflictError, match="of another launch"):
         launch(waits, 2)
     assert [job["TrainingJobStatus"] for job in aws.jobs.values()] == ["InProgress"] * 2
 
 
 def test_a_run_that_is_cancelled_while_its_launch_waits_is_not_completed(aws, executor):
-    create = aws.CreateTrainingJob
-
-    def full(body):
-        if body["TrainingJobName"].endswith("1"):
-            raise Refused("ResourceLimitExceeded", QUOTA)
-        return create(body)
-
-    def sleep(seconds):
-        aws.sleep(seconds)
-        if aws.CreateTrainingJob is full and aws.jobs:
-            aws.CreateTrainingJob = create
-            executor().cancel_run("run-1")
-
-    aws.CreateTrainingJob = full
-    waits = executor(quota_timeout=60, backoff=Backoff(clock=aws.clock, sleep=sleep))
+    waits = waiting_for_quota(aws, executor, lambda: executor().cancel_run("run-1"))
     with pytest.raises(RunConflictError, match=r"which this launch had created, was ended meanw"):
         launch(waits, 2)
     assert aws.jobs == {}

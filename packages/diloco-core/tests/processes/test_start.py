@@ -77,11 +77,8 @@ def test_it_fails_as_the_first_process_that_fails(tmp_path):
 @pytest.mark.parametrize(
     ("exit_code", "report", "words"),
     [
-        (
-            1,
-            {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback…"}},
-            ": ValueError: x",
-        ),
+        (1, {"message": "ValueError: x"}, ": ValueError: x"),
+        (1, {"message": "ConfigurationError: x"}, ": ConfigurationError: x"),
         (-signal.SIGKILL, None, ": it was ended by SIGKILL"),
         (3, None, ": it exited with code 3"),
     ],
