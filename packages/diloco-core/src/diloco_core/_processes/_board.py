@@ -38,9 +38,9 @@ class Board:
             if not self._store.check(["failed"]):
                 return None
             number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
-        except RuntimeError:  # the leader's process is gone, and the board with it
+            return int(number), text[:_MOST_TEXT]
+        except (RuntimeError, ValueError):  # the board is gone with the leader, or a stranger's
             return None
-        return int(number), text[:_MOST_TEXT]
 
     def end(self) -> None:
         """Say that all processes are to end."""

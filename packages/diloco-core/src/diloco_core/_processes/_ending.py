@@ -98,7 +98,7 @@ class Ending:
                 self._last = self._board.last_step(self._taken())
                 self._known.set()
                 return
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             # The leader's process is gone, and the board with it: whatever the processes do
-            # together next fails, and says so.
+            # together next fails, and says so. Or a stranger has written there.
             self._known.set()
