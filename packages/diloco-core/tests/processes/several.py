@@ -168,6 +168,8 @@ def member(folder, kind, case):
     if case.get("alternates"):
         first, *others = optimizer.param_groups[0]["params"]
         optimizers = [torch.optim.SGD([first], lr=0.01), torch.optim.SGD(others, lr=0.01)]
+    if "seconds_on" in case:
+        options["sync_every"] = Seconds(100 if case["seconds_on"] == process else 1000)
     if case.get("wrong_on") == process:
         options["sync_every"] *= 2
     told, raised, began_at, batches = [], None, None, 0
@@ -206,6 +208,9 @@ def member(folder, kind, case):
                     model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
                 if case.get("kill") == [outer.inner_steps, process]:
                     os.kill(os.getpid(), signal.SIGKILL)
+                if case.get("hang") == [outer.inner_steps, process]:
+                    while not (folder / "0-0.json").exists():
+                        time.sleep(0.1)
                 if case.get("leave") == [outer.inner_steps, process]:
                     break
                 batches += 1
@@ -216,6 +221,10 @@ def member(folder, kind, case):
                 if case.get("evaluate"):
                     with torch.no_grad():
                         model(x)  # leaves the root of FSDP whole
+            if case.get("load_last"):
+                state = model.state_dict()
+                trained = {name: values / 2 for name, values in state.items() if "bias" not in name}
+                model.load_state_dict(state | trained)
     except Exception as error:
         raised = f"{type(error).__name__}: {error}"
     whole = {

@@ -49,6 +49,17 @@ def test_the_others_fail_where_the_leader_is_killed(tmp_path):
         assert said["raised"].startswith("ProcessFailedError: another process of this replica")
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_process_that_hangs_is_named(tmp_path):
+    case = {"hang": [8, 1], "connect": {"join_timeout": 15.0, "sync_timeout": 15.0}}
+    (_, first), _ = trained(tmp_path, "run", [("plain", 2)], case)
+    assert first["raised"] == (
+        "ProcessFailedError: process 1 of this replica has failed: it does not answer. It has "
+        "taken 8 inner steps inside the block, and another process 12"
+    )
+
+
 @pytest.mark.processes
 def test_the_process_that_has_failed_is_named_by_the_others(tmp_path):
     (_, first), (_, second) = trained(tmp_path, "run", [("plain", 2)], {"raise_on": [8, 1]})

@@ -81,7 +81,7 @@ def test_what_is_not_the_leaders_file_is_not_written_to(tmp_path):
 class Alone:
     """A replica of one process, in place of :class:`.Inside`."""
 
-    process, leads = 0, True
+    process, processes, leads = 0, 1, True
 
     def __init__(self, hosts=(), place=None):
         self._hosts, self._place = hosts, place
@@ -91,5 +91,8 @@ class Alone:
 
     def share(self, message):
         return (self._place, message[1]) if self._place else message
+
+    def anywhere(self, holds):
+        return holds
 
     together = Inside.together

@@ -21,6 +21,7 @@ class Board:
 
     def __init__(self, inside: Inside) -> None:
         self._process, self._processes = inside.process, inside.processes
+        self._noted = -1
         if inside.leads:
             self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port: int = inside.share(self._store.port if inside.leads else None)
@@ -32,13 +33,32 @@ class Board:
         text = f"{self._process} {type(error).__name__}: {error}"[:_MOST_TEXT]
         self._store.compare_set("failed", "", text)
 
-    def failure(self) -> tuple[int, str] | None:
-        """Return the process that has failed first, and what it said; None if none has."""
+    def note(self, taken: int) -> None:
+        """Say how many inner steps this process has taken."""
+        if taken != self._noted:
+            self._store.set(f"at/{self._process}", str(taken))
+            self._noted = taken
+
+    def failure(self, *, late: bool) -> tuple[int, str] | None:
+        """Return the process that has failed first, and what it said; None if none has.
+
+        Args:
+            late: Whether some process has been waited for until now, in vain.
+        """
         try:
-            if not self._store.check(["failed"]):
+            if self._store.check(["failed"]):
+                number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
+                return int(number), text[:_MOST_TEXT]
+            if not late:
                 return None
-            number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
-            return int(number), text[:_MOST_TEXT]
+            taken = list(map(int, self._store.multi_get(self._keys("at"))))
+            least = min(taken)
+            if least == max(taken):
+                return None
+            return taken.index(least), (
+                f"it does not answer. It has taken {least} inner steps inside the block, and "
+                f"another process {max(taken)}"
+            )
         except (RuntimeError, ValueError):  # the board is gone with the leader, or a stranger's
             return None
 
@@ -60,6 +80,8 @@ class Board:
             taken: How many steps this process has taken.
         """
         self._store.set(f"taken/{self._process}", str(taken))
-        keys = [f"taken/{process}" for process in range(self._processes)]
-        self._store.wait(keys)
-        return 1 + max(int(told) for told in self._store.multi_get(keys))
+        self._store.wait(keys := self._keys("taken"))
+        return 1 + max(map(int, self._store.multi_get(keys)))
+
+    def _keys(self, what: str) -> list[str]:
+        return [f"{what}/{process}" for process in range(self._processes)]

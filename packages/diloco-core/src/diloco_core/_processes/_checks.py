@@ -16,6 +16,7 @@ from .._errors import ConfigurationError, ModelChangedError
 from .._inner._kept_weights import KeptWeights
 from .._inner._own_weights import OwnWeights
 from .._model._values import describe, is_plain, plain_name
+from .._seconds import Seconds
 from ._inside import Inside
 from ._twin import named_tensors, tensors_of
 from ._values import Held
@@ -141,11 +142,17 @@ def _lines(model: torch.nn.Module, options: Mapping[str, Any]) -> list[str]:
         f"{plain_name(model, name)} {describe(tensor)}{' trained' if tensor.requires_grad else ''}"
         for name, tensor in named_tensors(model)
     ]
-    simple = (bool, int, float, str, type(None))
-    settings = [
-        f"{name}={value!r}" for name, value in sorted(options.items()) if isinstance(value, simple)
-    ]
+    settings = [f"{name}={value!r}" for name, value in sorted(options.items()) if _is_plain(value)]
     return [*settings, *tensors]
+
+
+def _is_plain(value: Any) -> bool:
+    """Say whether a value is written alike in every process."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str, Seconds, type(None)))
 
 
 def _problem(

@@ -87,6 +87,7 @@ class Ending:
     def _watch(self) -> None:
         try:
             while not self._over.wait(INTERVAL):
+                self._board.note(self._taken())
                 if self._process.told_to_end:
                     self._board.end()
                 elif not self._board.ends():

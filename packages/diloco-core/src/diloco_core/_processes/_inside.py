@@ -18,6 +18,7 @@ from ._moves import failed
 T = TypeVar("T")
 
 _PIECE_BYTES = 64 * 2**20  # the most that one message between processes carries
+_SHORT_BYTES = 4096  # what the leader shares takes one message if it is no longer than this
 
 
 class Inside:
@@ -35,7 +36,7 @@ class Inside:
             alone talks to the store.
         processes: How many there are.
         ranks: Their numbers in torch's default group.
-        failure: Returns which process has failed, and how, if one has said so.
+        failure: Returns which process has failed, and how, if that is known (:class:`.Board`).
         common: The error that the leader has told to all of them; None if there is none.
     """
 
@@ -47,7 +48,7 @@ class Inside:
             )
         self.ranks = distributed.get_process_group_ranks(group)
         self.process, self.processes = distributed.get_rank(group), len(self.ranks)
-        self.failure: Callable[[], tuple[int, str] | None] = lambda: None
+        self.failure: Callable[..., tuple[int, str] | None] = lambda **_: None
         self.common: BaseException | None = None
         limit = datetime.timedelta(seconds=timeout)
         self._group: distributed.ProcessGroup | None = distributed.new_group(
@@ -68,12 +69,14 @@ class Inside:
             ProcessFailedError: Another process has ended, or does not answer.
         """
         data = pickle.dumps(message) if self.leads and message is not None else b""
-        length = torch.tensor([len(data)])
-        self.broadcast(length)
-        if not length.item():
+        first = _box(len(data).to_bytes(8, "little") + data[:_SHORT_BYTES], 8 + _SHORT_BYTES)
+        self.broadcast(first)
+        length = int.from_bytes(first[:8].numpy().tobytes(), "little")
+        if length == 0:
             return None
-        box = torch.frombuffer(bytearray(data or bytes(int(length))), dtype=torch.uint8)
-        self.broadcast(box)
+        box = first[8:]
+        if length > _SHORT_BYTES:
+            self.broadcast(box := _box(data, length))
         # From a process of this replica, over torch's own group, whose object collectives do the
         # same: nothing that a store or another replica holds comes here.
         return message if self.leads else pickle.loads(box.numpy().tobytes())
@@ -112,9 +115,20 @@ class Inside:
             result = act()
         except Exception as error:  # noqa: BLE001 - raised below, on every process
             problem = failed(error)
-        for each in filter(None, self.collect(problem)):
-            raise each.error()
+        if self.anywhere(problem is not None):
+            raise next(filter(None, self.collect(problem))).error()
         return result
+
+    def anywhere(self, holds: bool) -> bool:
+        """Say whether something holds on any process, which costs a single small message.
+
+        Raises:
+            ProcessFailedError: Another process has ended, or does not answer.
+        """
+        flag = torch.tensor(holds)
+        most = distributed.ReduceOp.MAX
+        self._do(lambda: distributed.all_reduce(flag, op=most, group=self._group))
+        return bool(flag)
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""
@@ -146,7 +160,8 @@ class Inside:
         try:
             act()
         except RuntimeError as error:
-            number, how = self.failure() or (None, "")
+            late = "imed out" in str(error)  # torch has no class of its own for it
+            number, how = self.failure(late=late) or (None, "")
             raise ProcessFailedError(
                 f"process {number} of this replica has failed: {how}"
                 if number is not None
@@ -160,3 +175,8 @@ class Inside:
         if self._group is not None:
             distributed.destroy_process_group(self._group)
             self._group = None
+
+
+def _box(data: bytes, size: int) -> torch.Tensor:
+    """Return bytes with zeros after them, as a tensor that a message of this size fills."""
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)

@@ -13,6 +13,7 @@ from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._loop._diloco import DiLoCo
 from .._loop._inner_loop import TrainingProcess
+from .._model._loads import Loads
 from .._run._exchange import StoreExchange
 from .._terms._schedule import Schedule
 from ._ending import interruptible, put_off
@@ -43,6 +44,7 @@ class LeaderLoop(DiLoCo):
         exchange: The leader's connection to the store.
         ask: Called with the tensors of the fragment that is about to be synced.
         inner: The inner states of all processes; None if they are not saved.
+        loads: Notices what is loaded into the leader's own part of the model.
         **options: Further arguments of :class:`.DiLoCo`.
     """
 
@@ -52,12 +54,14 @@ class LeaderLoop(DiLoCo):
         exchange: StoreExchange,
         ask: Ask,
         inner: Stateful | None,
+        loads: Loads,
         **options: Any,
     ) -> None:
         self._counting = torch.optim.SGD(twin.parameters())  # without gradients, changes nothing
         self._ask = ask
         stateful = {} if inner is None else {"processes": inner}
         super().__init__(twin, self._counting, exchange, stateful=stateful, **options)
+        self._loads = loads  # nothing is ever loaded into the twin
 
     def progress(self) -> Progress:
         """Return where this loop stands."""

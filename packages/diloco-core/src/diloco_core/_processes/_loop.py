@@ -64,7 +64,7 @@ class ReplicaLoop(DiLoCo):
         check_stateful(named := stateful_of(stateful), save_inner_every)
         options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
         self._inside = Inside(exchange.patience, exchange.group)
-        told = {**options, "stateful": ", ".join(named)}
+        told = {**options, "stateful": ", ".join(named), "rank": exchange.rank}
         refuse_together(self._inside, model, optimizers, told)
         reshard(model)
         names = {id(each): plain_name(model, name) for name, each in model.named_parameters()}
@@ -112,7 +112,9 @@ class ReplicaLoop(DiLoCo):
             self._inside,
             self._held,
             self._process,
-            lambda ask, tell: LeaderLoop(twin.model, opened, ask, inner, on_sync=tell, **options),
+            lambda ask, tell: LeaderLoop(
+                twin.model, opened, ask, inner, self._loads, on_sync=tell, **options
+            ),
         )
 
     @property
@@ -285,6 +287,7 @@ class ReplicaLoop(DiLoCo):
             self._rates.clear()
             self._checks.after_sync()
         self._progress, self._met = done.progress, self._taken
+        self._loads.stepped()
         for report in done.reports if self._on_sync else ():
             self._on_sync(report)  # type: ignore[misc]
         return done

@@ -36,20 +36,20 @@ def held_tensors(
 ) -> list[Held]:
     """Return what this process holds of each tensor. All processes call this together."""
     chunks = [_chunk(tensor) for tensor in tensors]
-    of_all = inside.collect(chunks)
-
-    def gives(number: int) -> bool:
-        alike = [
-            process for process, theirs in enumerate(of_all) if theirs[number] == chunks[number]
-        ]
-        # Buffers may differ between processes; parameters do not, so these share the work.
-        turn = number if isinstance(tensors[number], torch.nn.Parameter) else 0
-        return alike[turn % len(alike)] == inside.process
-
-    return [
-        Held(tensor, whole, mine, gives(number))
-        for number, (tensor, whole, mine) in enumerate(zip(tensors, wholes, chunks, strict=True))
-    ]
+    loads = [0] * inside.processes
+    held = []
+    for tensor, whole, mine, of_all in zip(
+        tensors, wholes, chunks, zip(*inside.collect(chunks), strict=True), strict=True
+    ):
+        givers = {}
+        for chunk in dict.fromkeys(of_all):
+            alike = [process for process, theirs in enumerate(of_all) if theirs == chunk]
+            # Buffers may differ between processes; parameters do not, so these share the work.
+            shared = isinstance(tensor, torch.nn.Parameter)
+            givers[chunk] = giver = min(alike, key=loads.__getitem__) if shared else alike[0]
+            loads[giver] += whole.nbytes
+        held.append(Held(tensor, whole, mine, givers[mine] == inside.process))
+    return held
 
 
 def _chunk(tensor: torch.Tensor) -> _Chunk:
