@@ -1,0 +1,55 @@
+"""What the processes of a replica let each other know, and what a stranger may write there."""
+
+import pytest
+from torch.distributed import TCPStore
+
+from diloco_core._processes._board import Board
+
+
+class Alone:
+    """A replica whose processes never meet, in place of :class:`.Inside`."""
+
+    leads = True
+
+    def __init__(self, process=0, processes=1, port=None):
+        self.process, self.processes, self._port = process, processes, port
+        self.leads = process == 0
+
+    def share(self, port):
+        return port or self._port
+
+
+def boards(processes):
+    """Return the board as each process has it."""
+    first = Board(Alone(0, processes))
+    port = first._store.port
+    return [first, *(Board(Alone(number, processes, port)) for number in range(1, processes))]
+
+
+def test_the_first_that_fails_is_named_to_all():
+    first, second, third = boards(3)
+    assert first.failure(late=False) is None
+    third.fail(ValueError("no data"))
+    second.fail(ValueError("later"))
+    assert [each.failure(late=False) for each in (first, second, third)] == [
+        (2, "ValueError: no data")
+    ] * 3
+
+
+def test_only_a_process_that_is_behind_is_said_not_to_answer():
+    first, second = boards(2)
+    first.note(7)
+    second.note(7)
+    assert first.failure(late=True) is None
+    first.note(12)
+    assert first.failure(late=False) is None
+    number, how = second.failure(late=True)
+    assert (number, how[:52]) == (1, "it does not answer. It has taken 7 inner steps insid")
+
+
+@pytest.mark.parametrize("text", ["", "x y", "9" * 5000, "\udcff"])
+def test_what_a_stranger_writes_names_no_process(text):
+    (board,) = boards(1)
+    stranger = TCPStore("localhost", board._store.port, is_master=False)
+    stranger.set("failed", text.encode(errors="surrogateescape"))
+    assert board.failure(late=True) is None
