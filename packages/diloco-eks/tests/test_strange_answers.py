@@ -8,6 +8,7 @@ import traceback
 from dataclasses import replace
 
 import pytest
+from eks_lab import PATIENCE
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor, _client
@@ -265,7 +266,7 @@ def test_an_answer_that_drips_holds_nobody_up(tmp_path, answer, what):
                 pytest.raises(UnavailableError, match=r"comes too slowly|Tunnel connection failed"),
             ):
                 ASK[what](cluster)
-            assert time.monotonic() - begin < 10
+            assert time.monotonic() - begin < PATIENCE
 
 
 def test_a_log_may_take_any_time_once_its_headers_are_here(server, executor):
