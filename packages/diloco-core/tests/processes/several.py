@@ -101,11 +101,15 @@ def wrapped(model, kind, group=None, how=None):
     )
 
     processes = distributed.get_world_size()
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    if kind == "parts":
+        for layer in model.layers:
+            parallelize_module(layer, init_device_mesh("cpu", (processes,)), plan)
+        return model
     shape = (processes,) if kind == "fsdp" else (2, processes // 2)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "part")[: len(shape)])
     if kind == "tensor":
         for layer in model.layers:
-            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(layer, mesh["part"], plan)
         mesh = mesh["data"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if how == "bf16" else None
@@ -118,7 +122,7 @@ def wrapped(model, kind, group=None, how=None):
 
 def part_of(kind, batch):
     """The rows of a batch that this process learns from: half of them where two share the work."""
-    if kind == "plain":
+    if kind in {"plain", "parts"}:
         return batch
     process, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if kind == "tensor":  # processes with the same data hold parts of the layers
@@ -168,6 +172,10 @@ def member(folder, kind, case):
     if case.get("alternates"):
         first, *others = optimizer.param_groups[0]["params"]
         optimizers = [torch.optim.SGD([first], lr=0.01), torch.optim.SGD(others, lr=0.01)]
+    if case.get("groups"):
+        inner = getattr(model, "module", model)
+        groups = [{"params": inner.layers, "lr": 0.4}, {"params": [inner.head.weight]}]
+        options |= {"outer_groups": groups, "clip": "median"}
     if "seconds_on" in case:
         options["sync_every"] = Seconds(100 if case["seconds_on"] == process else 1000)
     if case.get("wrong_on") == process:
