@@ -69,7 +69,7 @@ def main() -> int:
         flush=True,
     )
     command = [sys.executable, str(HERE / "processes.py"), f"--parameters={arguments.parameters}"]
-    return subprocess.run(command).returncode
+    return subprocess.run(command, check=False).returncode
 
 
 def _run(what: str, replicas: int, arguments: argparse.Namespace) -> dict[str, list[float]]:
