@@ -15,7 +15,7 @@ from .._store._api import Buffer
 from ._file import check_size, file_parts, pack, unpack, verified
 
 # Fields of a saved file that are not states of objects.
-_OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters", "layout"}
+_OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters", "layout", "given"}
 
 
 class Stateful(Protocol):
@@ -59,9 +59,8 @@ class InnerState:
 
     Attributes:
         overwritten: Settings of optimizers that the last :meth:`restore` has replaced with saved
-            ones, as text.
-        scheduled: Whether one of these optimizers has a learning rate scheduler, which sets its
-            learning rate anyway.
+            ones, as text. Those that the program gives as in the first incarnation are not among
+            them, since it was a schedule, or the program itself, that changed them later.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class InnerState:
         self._layout = layout
         self._own_names = frozenset(own or {})  # no concern of the user's
         self.overwritten: list[str] = []
-        self.scheduled = False
         several = len(optimizers) > 1
         self._holders: dict[str, Stateful] = {
             **{
@@ -93,6 +91,8 @@ class InnerState:
             **{f"stateful.{name}": holder for name, holder in stateful.items()},
             **(own or {}),
         }
+        # The settings with which the first incarnation of a rank began; later ones keep them.
+        self._given = {name: _texts(holder) for name, holder in self._holders.items()}
 
     def _kinds(self) -> dict[str, str]:
         return {name: type(holder).__name__ for name, holder in self._holders.items()}
@@ -174,6 +174,7 @@ class InnerState:
         tree["rollback"] = rollback
         tree["kinds"] = self._kinds()
         tree["parameters"] = self._parameters()
+        tree["given"] = self._given
         if self._layout:
             tree["layout"] = self._layout
         yield from file_parts(tree, tensors, identity)
@@ -216,7 +217,7 @@ class InnerState:
                     "held them in another order or in other groups: give it the same parameters as "
                     "before, in the same order and groups"
                 )
-        self.overwritten, self.scheduled = [], False
+        self.overwritten, began = [], tree.get("given", self._given)
         for name, holder in self._holders.items():
             given_settings = _settings(holder)
             try:
@@ -224,18 +225,13 @@ class InnerState:
                 if isinstance(holder, torch.optim.Optimizer):
                     _lay_out_like_parameters(holder)
                     _move_settings(holder, given_settings)
+                    given, self._given[name] = self._given[name], began[name]
+                    self.overwritten += _replaced(name, self._given[name], given, _texts(holder))
             except Exception as error:
                 raise ConfigurationError(
                     f"{name} ({type(holder).__name__}) refuses the state that is saved in "
                     f"{origin}: {type(error).__name__}: {error}"
                 ) from error
-            pairs = zip(given_settings, _settings(holder), strict=False)
-            for number, (before, now) in enumerate(pairs):
-                changed = [k for k in before if k in now and repr(before[k]) != repr(now[k])]
-                self.overwritten += [
-                    f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed
-                ]
-                self.scheduled |= "initial_lr" in before
         try:
             set_random_state(unpack(tree["random"], tensors))
         except Exception as error:
@@ -286,4 +282,25 @@ def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
 def _settings(holder: Stateful) -> list[dict[str, Any]]:
     """The settings of an optimizer, group by group; empty for other objects."""
     groups = holder.param_groups if isinstance(holder, torch.optim.Optimizer) else []
-    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    other = {"params", "param_names"}
+    return [{key: value for key, value in group.items() if key not in other} for group in groups]
+
+
+def _texts(holder: Stateful) -> list[dict[str, str]]:
+    """The settings of an optimizer as text, group by group; empty for other objects."""
+    return [{key: repr(value) for key, value in group.items()} for group in _settings(holder)]
+
+
+def _replaced(
+    name: str,
+    began: Sequence[Mapping[str, str]],
+    given: Sequence[Mapping[str, str]],
+    now: Sequence[Mapping[str, str]],
+) -> list[str]:
+    """Return the settings that are given otherwise than at the beginning, and stay as saved."""
+    return [
+        f"{name} group {number}: {key}={holds[key]} (not {value})"
+        for number, (first, group, holds) in enumerate(zip(began, given, now, strict=True))
+        for key, value in group.items()
+        if key in holds and value not in {first.get(key), holds[key]}
+    ]

@@ -244,8 +244,7 @@ class OwnState:
                 self.open_steps.apply(steps)
                 self._saved_steps = self._began_at = steps
             if self._inner.overwritten:
-                level = logging.INFO if self._inner.scheduled else logging.WARNING
-                log.log(level, notices.SAVED_SETTINGS, rank, "; ".join(self._inner.overwritten))
+                log.warning(notices.SAVED_SETTINGS, rank, "; ".join(self._inner.overwritten))
             if passed_over:
                 log.warning(notices.OLDER_INNER_STATE, rank, saved.sync, self.behind)
             elif self.behind:
