@@ -178,13 +178,15 @@ def test_of_two_processes_of_a_rank_the_earlier_one_is_fenced():
 
 
 def test_a_rank_that_is_started_again_goes_on(caplog):
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     for operation in range(8, 60, 4):
         outcome, training = lived(Fault(1, 1, operation, "kill before"))
         assert violations(outcome, training) == []
         assert isinstance(outcome.results[1, 1], Killed)
         assert ends(outcome) == []
     assert "counts as nothing" in caplog.text
+    back = "rank 1 is back: it takes part in sync 2, as incarnation 2"
+    assert {f"rank {rank}: {back}" for rank in (0, 2)} <= {*caplog.messages}
 
 
 SYNC = 3

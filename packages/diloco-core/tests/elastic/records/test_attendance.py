@@ -20,7 +20,7 @@ def delta(rank, sync, epoch=1):
 
 
 def commit(sync, ranks, epoch=1):
-    members = tuple(delta(rank, sync, epoch) for rank in ranks)
+    members = tuple(delta(rank, sync, epoch if rank == 2 else 1) for rank in ranks)
     positions = dict.fromkeys(ranks, sync)
     return Commit(sync, 0, "0" * 16, "1" * 16, members, positions, sync, run="f" * 16)
 
@@ -38,7 +38,7 @@ class Watched:
         self.attendance.begin(0, {0: 0, 1: 0, 2: 0}, 100.0, *options)
 
     def sync(self, number, ranks, now, epoch=1, keys=()):
-        """What is said of a sync that names these ranks, of this epoch."""
+        """What is said of a sync that names these ranks, rank 2 with this epoch."""
         return self.attendance.committed(commit(number, ranks, epoch), lambda: [*keys], now)
 
 
@@ -51,7 +51,12 @@ STORIES = {  # the number of a sync, whom it names, when, and what is said of it
         (1, ALL, 110.0, {}, ()),
         (2, PAIR, 185.0, {}, (WARNING, SILENT)),
         (3, PAIR, 200.0, {}, ()),
-        (4, ALL, 210.0, {"epoch": 2}, (INFO, "rank 2 is back: it takes part in sync 4")),
+        (4, ALL, 210.0, {"epoch": 2}, (INFO, "takes part in sync 4, as incarnation 2")),
+    ],
+    "started again before it was missed": [
+        (1, ALL, 110.0, {}, ()),
+        (2, ALL, 120.0, {"epoch": 2}, (INFO, "rank 2 is back: it takes part in sync 2, as inc")),
+        (3, ALL, 130.0, {"epoch": 2}, ()),
     ],
     "never came, and joins": [
         (1, PAIR, 160.5, {}, (WARNING, "not heard from since this replica began, 60.5 s ago")),

@@ -270,7 +270,7 @@ class Others:
                 0, rank, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
             )
         for rank in [rank for rank in self._gone if rank not in found]:
-            incarnation.say.info("rank %d is back", rank)
+            incarnation.say.info("rank %d gives signs of life again", rank)
             del self._gone[rank]
         # First those whose failure no other rank has caused. A list, so that all are considered.
         ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))

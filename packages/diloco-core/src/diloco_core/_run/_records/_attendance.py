@@ -105,7 +105,8 @@ class Attendance:
         self._seen: set[str] = set()  # keys of the sync in progress
         # Ranks that have contributed to the sync in progress, even if late or from another state.
         self._came: set[int] = set()
-        self._known: set[int] = set()  # ranks that have been in a sync since this incarnation began
+        # Ranks that have been in a sync since this incarnation began, with their epochs then.
+        self._known: dict[int, int] = {}
         self._warned: set[tuple[int, int]] = set()  # ranks and epochs whose absence was logged
 
     def begin(
@@ -156,20 +157,21 @@ class Attendance:
             now: The time.
         """
         self.look((member.key for member in commit.members), now)
-        members = {member.rank for member in commit.members}
+        members = {member.rank: member.epoch for member in commit.members}
         messages = [
             (
                 logging.INFO,
                 (
                     f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes "
-                    f"part in sync {commit.sync}"
+                    f"part in sync {commit.sync}, as incarnation {epoch}"
                 ),
             )
-            for rank in sorted(self._gone & members)
+            for rank, epoch in members.items()
+            if rank in self._gone or epoch > self._known.get(rank, epoch)
         ]
-        self._gone -= members
+        self._gone -= members.keys()
         self._known |= members
-        missing = sorted(self._present.keys() - members)
+        missing = sorted(self._present.keys() - members.keys())
         # A rank that was itself left out cannot tell which other ranks were late.
         if missing and self._rank in members:
             self.look(listing(), now)
