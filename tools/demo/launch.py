@@ -51,8 +51,9 @@ class Cohort:
     ) -> None:
         self._executor = executor
         self._name = name
-        self._kill_after = settings.steps // 3 if name == "diloco" else settings.steps
-        self._killed = settings.kill
+        self._to_kill = settings.kill if name == "diloco" else None
+        self._kill_after = settings.steps // 3
+        self._killed: int | None = None  # the number of the process that was killed
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._started = time.monotonic()
         self.lines: list[dict[str, Any]] = []
@@ -95,11 +96,20 @@ class Cohort:
         return statistics.fmean(result["result"] for result in self._executor.collect(self.handles))
 
     def _kill(self, line: dict[str, Any]) -> None:
-        """Kill the replica that is to be killed, once, as a machine that fails would."""
-        if line["rank"] == self._killed and line["total_inner_steps"] >= self._kill_after:
-            print(f"\nkill -9 {line['pid']}: replica {self._killed} is gone, and the others wait\n")
-            self._killed = None
+        """Kill one replica, once, as a machine that fails would, and say when it is back."""
+        rank, pid = self._to_kill, line.get("pid")
+        if line["rank"] != rank:
+            return
+        if self._killed is None and line["total_inner_steps"] >= self._kill_after:
+            print(f"\nkill -9 {pid}: replica {rank} is gone, and the others wait\n", flush=True)
+            self._killed = pid
             os.kill(line["pid"], signal.SIGKILL)
+        elif self._killed not in (None, pid):
+            print(
+                f"\nreplica {rank} is back since sync {line['sync']}, step "
+                f"{line['total_inner_steps']}: process {pid} is its second incarnation\n"
+            )
+            self._to_kill = None
 
     def _follow(self, handle: ReplicaHandle) -> None:
         try:
