@@ -15,17 +15,20 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from integration_lab import PATIENCE
 
 TOP = Path(__file__).parents[1]
 PAGES = sorted(TOP.glob("packages/*/docs/**/*.md"))
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = ("hatch run ", "pip install ", "export ", "kubectl ", "aws ", "git ", "torchrun ")
+NOT_RUN += ("REPLICA_RANK=", "wait")  # a test of their own runs these together
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 WIDTH = 86  # columns that a code block of the site shows in a window of 1280 pixels
 # Shell lines that stay one line, each with the reason.
@@ -183,6 +186,33 @@ def test_the_code_of_a_page(path, folder, request):
     for file in folder.glob("*.py"):
         uses = [code for _, code, _ in found if not code.startswith(f"# {file.name}\n")]
         assert any(file.stem in code for code in uses), f"nothing runs {file.name}"
+
+
+@pytest.mark.processes
+def test_two_replicas_of_two_processes_run_as_the_page_shows_them(folder):
+    page = [code for _, code, _ in blocks(TOP / "packages/diloco-core/docs/processes.md")]
+    (script,) = (code for code in page if code.startswith("# my_script.py"))
+    (commands,) = (code for code in page if "--standalone" in code)
+    (folder / "my_script.py").write_text(script, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    shell = subprocess.Popen(
+        ["bash", "-c", commands],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, log = shell.communicate(timeout=PATIENCE)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGTERM)
+    for rank in (0, 1):
+        assert log.count(f"rank {rank}: done, after outer step 5 and inner step 100") == 1, log
 
 
 @pytest.mark.parametrize("package", PRELUDES)
