@@ -6,8 +6,12 @@ would count as an empty list.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
+
+tries: ContextVar[int] = ContextVar("tries", default=0)
+"""How often the client has tried a call of SageMaker; whoever makes the call sets it to 0."""
 
 _ALWAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "CreateTrainingJob": {"TrainingJobArn": ()},
@@ -41,7 +45,15 @@ def check_answers(client: Any) -> None:
 
     May be called again with the same client.
     """
-    client.meta.events.register("after-call", _check, unique_id="diloco-sagemaker-answers")
+    events = client.meta.events
+    events.register("after-call", _check, unique_id="diloco-sagemaker-answers")
+    # Before the request is signed, for which credentials may be lacking.
+    created = "request-created.sagemaker"
+    events.register_first(created, _count, unique_id="diloco-sagemaker-tries")
+
+
+def _count(**_: Any) -> None:
+    tries.set(tries.get() + 1)
 
 
 def _check(http_response: Any, parsed: Any, model: Any, **_: Any) -> None:

@@ -18,7 +18,7 @@ from diloco_protocol.backend import check_size, read_bounded, shown
 
 from . import _names as names
 from .__about__ import __version__
-from ._answers import check_answers
+from ._answers import check_answers, tries
 from ._bounded import bound_answers, bound_clients
 from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, not_made, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
@@ -354,6 +354,7 @@ class Client:
 
     def _with(self, service: str, what: str, act: Callable[[Any], T]) -> T:
         client = self._of(service)
+        tries.set(0)
         try:
             return act(client)
         except DilocoError:
@@ -363,7 +364,7 @@ class Client:
         try:
             # Outside the except clause, since an error of diloco looks for secrets in all errors
             # that are being handled, however long they are.
-            raise to_error(caught, what).with_traceback(caught.__traceback__)
+            raise to_error(caught, what, tries.get()).with_traceback(caught.__traceback__)
         finally:
             del caught
 

@@ -63,6 +63,8 @@ _MISSING = frozenset(
 )
 _OF_NONE = frozenset(["GetCallerIdentity", "ListTrainingJobs", "Search"])
 """Operations that ask for nothing by name: their "not found" says nothing about any run."""
+_ONCE = frozenset(["CreateTrainingJob", "StopTrainingJob"])
+"""Operations that are refused, or say something else, if they have been carried out before."""
 _FORBIDDEN = frozenset(
     [
         "AccessDenied",
@@ -91,6 +93,7 @@ _AUTH = frozenset(
 )
 
 
+_EARLIER = "an earlier try, without an answer, may have been carried out"
 LOOK = "Look at the variables AWS_... and HTTP..._PROXY, and at ~/.aws/config"
 _OF_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 NOT_ITS_OWN = " (this answer is not AWS's own, or was cut)"
@@ -105,7 +108,13 @@ class UnseenError(UnavailableError):
 
 
 class TakenError(BackendError):
-    """Raised when the name of a job is taken, or a job cannot be removed now (ResourceInUse)."""
+    """Raised when the name of a job is taken, or a job cannot be removed now (ResourceInUse).
+
+    Attributes:
+        again: Whether the client had tried before, so that this call may have taken the name.
+    """
+
+    again = False
 
 
 class EndedError(BackendError):
@@ -116,10 +125,14 @@ class UnreachedError(UnavailableError):
     """Raised when there was no connection, so that the request was not sent."""
 
 
-def to_error(error: Exception, what: str) -> DilocoError:
+def to_error(error: Exception, what: str, tries: int = 0) -> DilocoError:
     """Return the error of the protocol for one that botocore raised.
 
-    ``what`` says what was tried, such as ``"create the training job diloco-run-1-00000"``.
+    Args:
+        error: The error of botocore.
+        what: What was tried, such as ``"create the training job diloco-run-1-00000"``.
+        tries: How often the client has tried. With more than one, an earlier try may have been
+            carried out, whatever has prevented this one.
     """
     from botocore import exceptions as of_botocore  # slow to import
     from urllib3.exceptions import LocationValueError
@@ -129,6 +142,8 @@ def to_error(error: Exception, what: str) -> DilocoError:
     text = f"cannot {what}: {redact_and_cut(str(error), _LONGEST) or type(error).__name__}".rstrip(
         "."
     )
+    if tries > 1:
+        return UnavailableError(f"{text} ({_EARLIER})")
     if isinstance(error, of_botocore.HTTPClientError):
         unsent = error.kwargs.get("error")
         if str(unsent).startswith(_UNSENDABLE):
@@ -240,14 +255,14 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     if about is MissingError and operation == "CreateTrainingJob":
         about = InvalidRequestError  # what is missing is something that the request names
     of_none = about is MissingError and operation in _OF_NONE
-    if (
-        about is not TakenError
-        and operation == "CreateTrainingJob"
-        and metadata.get("RetryAttempts")
-    ):
-        return UnavailableError(f"{text} (an earlier try, without an answer, may have created it)")
+    again = bool(metadata.get("RetryAttempts"))
+    if about is not TakenError and operation in _ONCE and again:
+        return UnavailableError(f"{text} ({_EARLIER})")
     if about is not None and metadata.get("RequestId") and not of_none:
-        return about(text)
+        known = about(text)
+        if isinstance(known, TakenError):
+            known.again = again
+        return known
     if about is not None or (code in {"", str(status)} and status not in {0, 429}):
         # botocore found no error of AWS in it: it was cut on its way, or something in between, such
         # as a proxy, has answered. It says nothing about what was asked for, so no result counts as

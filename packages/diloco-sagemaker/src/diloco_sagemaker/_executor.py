@@ -38,7 +38,7 @@ from ._facts import Summary
 from ._handles import LAUNCH_ID, check_handle, make_handle, unseen
 from ._launch import FailedLaunchError, Launch, Launcher, Made
 from ._logs import JobLog
-from ._names import LAUNCH
+from ._names import LAUNCH, job_prefix
 from ._options import SageMakerOptions
 from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._runs import Runs
@@ -47,6 +47,8 @@ from ._sweep import Jobs
 
 T = TypeVar("T")
 
+_SECONDS_TO_BE_TAKEN = 10.0
+"""Seconds in which no job is ended and deleted, and its name taken; AWS states no number."""
 _LEFT_OUT: dict[str, Any] = {
     "pending_timeout": None,
     "platform_retries": 0,
@@ -211,7 +213,8 @@ class SageMakerExecutor(BaseExecutor):
         launch_id = uuid.uuid4().hex[:LAUNCH_ID]
         for job in jobs:
             job["HyperParameters"][LAUNCH] = launch_id
-        launch = Launch({str(job["TrainingJobName"]): job for job in jobs}, launch_id)
+        requests = {str(job["TrainingJobName"]): job for job in jobs}
+        launch = Launch(requests, launch_id, self._backoff.clock())
 
         def handle(rank: int, created: int | str) -> ReplicaHandle:
             return make_handle(request.run_id, rank, request.world_size, created, region, account)
@@ -262,12 +265,20 @@ class SageMakerExecutor(BaseExecutor):
     def _created(self, request: RunRequest, launch: Launch) -> dict[int, int]:
         """Return when the jobs of a launch were created.
 
-        The times come from one list; jobs that it lacks are described one by one.
+        The times come from one list; jobs that it lacks are described one by one. If the launch has
+        taken long enough for a job to be removed, and its name to be taken, all are looked at.
+
+        Raises:
+            RunConflictError: One of them was ended meanwhile.
+            UnavailableError: One of them is not there yet.
         """
-        listed = self._jobs.of_run(request.run_id)
+        listed: Mapping[int, Summary] = self._jobs.of_run(request.run_id)
+        if self._backoff.clock() - launch.began >= _SECONDS_TO_BE_TAKEN:
+            looked = self._jobs.details(list(listed.values()), job_prefix(request.run_id))
+            listed = {job.rank: job for job in looked.values()}
         times = {}
         for rank, name in zip(request.ranks, launch.requests, strict=True):
-            job: Summary | None = listed.get(rank)
+            job = listed.get(rank)
             if job is None:
                 try:
                     job = self._client.describe(name)
@@ -336,7 +347,7 @@ class SageMakerExecutor(BaseExecutor):
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
 
-        Takes two calls per rank, and a few for the run.
+        Takes three calls per rank, and a few for the run.
         """
         try:
             handles = self._find(run_id)

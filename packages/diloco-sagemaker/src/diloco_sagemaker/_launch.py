@@ -53,6 +53,7 @@ class Launch:
         requests: The requests of the jobs to create, by job name, in rank order.
         launch_id: The id that each of these jobs carries, and no job of another launch, even if
             that has the same fingerprint.
+        began: When it began, by the backoff's clock.
         made: The state of each job so far.
         met: The jobs of :attr:`Made.THERE` that had not ended when they were met. Until it is known
             which launch they belong to, all jobs with these names that are in a list.
@@ -61,6 +62,7 @@ class Launch:
 
     requests: dict[str, dict[str, Any]] = field(repr=False)
     launch_id: str
+    began: float
     made: dict[str, Made] = field(default_factory=dict)
     met: dict[str, Summary] = field(default_factory=dict)
     over: JobFacts | None = None
@@ -90,22 +92,30 @@ class Launch:
         """Refuse a job that was ended meanwhile, if it was alive when it was met or was created.
 
         Raises:
-            RunConflictError: It is being ended; or it was met, and is gone.
+            RunConflictError: It is being ended; or it was met, and is gone; or it was created, and
+                its name is another launch's.
         """
         met = self.met.get(job_name)
         ended = now is not None and now.status in _TAKEN_BACK
-        if met is not None and (now is None or ended or not same_life(met.created, now.created)):
-            del self.met[job_name]
+        if met is not None:
+            taken = now is not None and not same_life(met.created, now.created)
+            ended |= now is None
             which = "another launch of this run"
-        elif ended and self.of(job_name) is Made.OURS:
-            which = "this launch"
         else:
+            taken = isinstance(now, JobFacts) and now.launch != self.launch_id
+            which = "this launch"
+        if not (ended or taken) or (met is None and self.of(job_name) is not Made.OURS):
             return
+        self.met.pop(job_name, None)
+        told = f"the training job {job_name}, which {which} had created, was ended meanwhile"
+        if taken:
+            raise RunConflictError(
+                f"{told}, and its name is another launch's: choose another run_id"
+            )
         run_id, _ = names.parse_job_name(job_name) or ("", -1)
         raise RunConflictError(
-            f"the training job {job_name}, which {which} had created, was ended meanwhile: its "
-            "launch was interrupted, or somebody has cancelled the run. Before you launch it "
-            f"again, end what is left of it with cancel_run({run_id!r}), and purge it"
+            f"{told}: its launch was interrupted, or somebody has cancelled the run. Before you "
+            f"launch it again, end what is left of it with cancel_run({run_id!r}), and purge it"
         )
 
     def checkpoints(self, job_name: str) -> str:
@@ -275,8 +285,8 @@ class Launcher:
         launch.made[name] = Made.UNSURE
         try:
             self._client.create(launch.requests[name])
-        except TakenError:
-            return self._meet(launch, name, before)
+        except TakenError as error:
+            return self._meet(launch, name, Made.UNSURE if error.again else before)
         except UnreachedError as error:
             launch.made[name] = before
             return error
@@ -288,12 +298,12 @@ class Launcher:
         launch.made[name] = Made.OURS
         return None
 
-    def _meet(self, launch: Launch, name: str, before: Made) -> BackendError | None:
+    def _meet(self, launch: Launch, name: str, otherwise: Made) -> BackendError | None:
         """Look at the job that already has this name, and record it if it is of this launch.
 
         It may be this launch's own, if an answer was lost (also to a client that was handed in, and
         that has tried again itself); or that of another launch with the same fingerprint; or that
-        of a different launch.
+        of a different launch. Where nobody can say, its state is ``otherwise``.
         """
         try:
             job = self._client.describe(name)
@@ -302,7 +312,7 @@ class Launcher:
                 f"{error}, although its name is taken: it is about to appear, or to go"
             )
         except BackendError as error:
-            launch.made[name] = before  # the name was taken, so this call has created nothing
+            launch.made[name] = otherwise
             return error
         try:
             self._check_same(launch, job)

@@ -219,6 +219,9 @@ class Runs:
         Args:
             handle: The replica.
             seen: Whether its job has just been seen, so that there is no need to look again.
+
+        Raises:
+            BackendError: The stop, which goes by the job's name, has met another job.
         """
         asked = sent = False
 
@@ -230,6 +233,8 @@ class Runs:
                 try:
                     job = self.job(handle)
                 except ReplicaNotFoundError:
+                    if sent:
+                        self._check_met(handle)
                     return
                 if job.status in ENDED | {"Stopping", "Deleting"}:
                     if asked and job.status in {"Stopping", "Stopped"}:  # the answer was lost
@@ -248,6 +253,7 @@ class Runs:
                 asked |= not isinstance(error, UnreachedError)
                 raise
             self._mark(name, created, arn or self._client.job_arn(name, account))
+            retry(lambda: self._check_met(handle), self._backoff, timeout=self._patience)
 
         try:
             retry(once, self._backoff, timeout=self._patience)
@@ -257,6 +263,15 @@ class Runs:
                 if sent and (job := self.job(handle)).status in {"Stopping", "Stopped"}:
                     self._client.tag(job.arn, names.TAG_CANCELLED, "true")
             raise
+
+    def _check_met(self, handle: ReplicaHandle) -> None:
+        """Refuse to be silent where the stop that was sent for a handle has met another job."""
+        job = self._jobs.described([handle.metadata["job_name"]]).get(handle.metadata["job_name"])
+        if job is not None and not is_of(handle, job) and job.status in {"Stopping", "Stopped"}:
+            raise BackendError(
+                f"the training job {job.name} of run {handle.run_id!r} was removed a moment ago: "
+                "its name is another's by now, and that one has been stopped"
+            )
 
     def _mark(self, name: str, created: int, arn: str) -> None:
         """Record that an executor has asked for the end, which has been accepted by now."""
@@ -342,6 +357,9 @@ class Runs:
         )
 
     def _remove(self, job: JobFacts) -> None:
+        now = self._jobs.described([job.name]).get(job.name)
+        if now is not None and now.created != job.created:
+            return  # another purge was faster, and the name lives again
         streams = list(islice(self._client.log_streams(job.name), MOST_STREAMS))
         for stream, _ in streams:
             with contextlib.suppress(MissingError):

@@ -32,6 +32,13 @@ It may not be visible yet, and a create whose answer was lost may still be under
 """
 
 
+_ANOTHER = (
+    "the training job %s is another launch's by now, and was stopped: it has taken the name "
+    "between a look and the stop, or somebody else has stopped it"
+)
+_log = logging.getLogger("diloco_sagemaker")
+
+
 class _NotYetError(BackendError):
     """Raised when a job is missing that may still appear."""
 
@@ -114,7 +121,7 @@ def withdraw(
     except (KeyboardInterrupt, SystemExit) as again:
         result.interrupted = again
     for name in result.kept:
-        logging.getLogger("diloco_sagemaker").warning(
+        _log.warning(
             (
                 "the training job %s of a launch that failed is being ended, and was not deleted: "
                 "its name is taken until it is"
@@ -128,7 +135,7 @@ def _forget_checkpoints(client: Client, name: str, uri: str) -> None:
     try:
         remove_checkpoints(client, name, uri)
     except BackendError as error:
-        logging.getLogger("diloco_sagemaker").warning(
+        _log.warning(
             "what the training job %s of a launch that failed has left in %s was not deleted, and "
             "the next job of that name will go on from it: %s",
             name,
@@ -157,7 +164,10 @@ def _delete(
                 waiting.append(name)
                 continue
             try:
-                if client.describe(name).launch != launch_id:
+                job = client.describe(name)
+                if job.launch != launch_id:
+                    if job.status in {"Stopping", "Stopped"}:
+                        _log.warning(_ANOTHER, name)
                     continue
                 client.delete(name)
                 waiting.append(name)  # until a try shows that it is gone
