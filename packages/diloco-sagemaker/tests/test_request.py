@@ -206,6 +206,23 @@ def test_preferred_types_have_what_is_asked_for(offline, gpu, kind, fits):
 
 
 @pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"instance_type": "ml.g5.xlarge"}, "instance_type='ml.g5.xlarge' is for launches without"),
+        ({"gpu": "L4", "volume_size_gb": 100}, r"volume_size_gb has no effect on ml\.g6\.xlarge"),
+        ({"gpu": "H100", "volume_kms_key": "key"}, "volume_kms_key has no effect on"),
+        ({"instance_preferences": ["ml.g5.xlarge"], "volume_kms_key": "key"}, "volume_kms_key has"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(offline, options, text):
+    gpu = options.pop("gpu", None)
+    if "instance_type" in options:
+        options["instance_preferences"] = ["ml.g5.2xlarge"]
+    with pytest.raises(InvalidRequestError, match=text):
+        plan(offline(**options), gpu=gpu)
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"image_uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/trainer:2"},

@@ -11,7 +11,10 @@ from datetime import datetime
 from typing import Any
 
 tries: ContextVar[int] = ContextVar("tries", default=0)
-"""How often the client has tried a call of SageMaker; whoever makes the call sets it to 0."""
+"""How often the client has tried this thread's last call of SageMaker.
+
+Set to 0 before each call.
+"""
 
 _ALWAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "CreateTrainingJob": {"TrainingJobArn": ()},

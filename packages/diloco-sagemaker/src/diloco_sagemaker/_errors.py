@@ -108,13 +108,7 @@ class UnseenError(UnavailableError):
 
 
 class TakenError(BackendError):
-    """Raised when the name of a job is taken, or a job cannot be removed now (ResourceInUse).
-
-    Attributes:
-        again: Whether the client had tried before, so that this call may have taken the name.
-    """
-
-    again = False
+    """Raised when the name of a job is taken, or a job cannot be removed now (ResourceInUse)."""
 
 
 class EndedError(BackendError):
@@ -255,14 +249,10 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     if about is MissingError and operation == "CreateTrainingJob":
         about = InvalidRequestError  # what is missing is something that the request names
     of_none = about is MissingError and operation in _OF_NONE
-    again = bool(metadata.get("RetryAttempts"))
-    if about is not TakenError and operation in _ONCE and again:
+    if about is not TakenError and operation in _ONCE and metadata.get("RetryAttempts"):
         return UnavailableError(f"{text} ({_EARLIER})")
     if about is not None and metadata.get("RequestId") and not of_none:
-        known = about(text)
-        if isinstance(known, TakenError):
-            known.again = again
-        return known
+        return about(text)
     if about is not None or (code in {"", str(status)} and status not in {0, 429}):
         # botocore found no error of AWS in it: it was cut on its way, or something in between, such
         # as a proxy, has answered. It says nothing about what was asked for, so no result counts as

@@ -35,6 +35,7 @@ from ._check import check_launch
 from ._client import Client
 from ._errors import MissingError
 from ._facts import Summary
+from ._gpus import has_local_storage
 from ._handles import LAUNCH_ID, check_handle, make_handle, unseen
 from ._launch import FailedLaunchError, Launch, Launcher, Made
 from ._logs import JobLog
@@ -193,6 +194,8 @@ class SageMakerExecutor(BaseExecutor):
                 kept = {name: value for name, value in given.items() if value is not None}
                 overlay[key] = {**kept, **dict.fromkeys(fields)}
             changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
+            if has_local_storage(self._options.cpu_instance_type):
+                changed |= {"volume_size_gb": None, "volume_kms_key": None}
             # The attribute is private, but the object is of this very class
             probe._options = replace(self._options, **changed)  # noqa: SLF001
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")

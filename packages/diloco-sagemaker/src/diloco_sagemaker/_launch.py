@@ -20,6 +20,7 @@ from diloco_protocol import (
 )
 
 from . import _names as names
+from ._answers import tries
 from ._client import Client
 from ._errors import MissingError, TakenError, UnreachedError
 from ._facts import ENDED, JobFacts, Summary, same_life
@@ -285,8 +286,9 @@ class Launcher:
         launch.made[name] = Made.UNSURE
         try:
             self._client.create(launch.requests[name])
-        except TakenError as error:
-            return self._meet(launch, name, Made.UNSURE if error.again else before)
+        except TakenError:
+            # Unless the client has tried before by itself, this call has created nothing.
+            return self._meet(launch, name, Made.UNSURE if tries.get() > 1 else before)
         except UnreachedError as error:
             launch.made[name] = before
             return error
@@ -339,12 +341,12 @@ class Launcher:
                 f"there is a training job {job.name} already, which is not part of this launch: "
                 f"choose another run_id; attach({job.run_id!r}) finds a run again"
             )
-        if not job.run_id or job.fingerprint != launch.fingerprint(job.name):
-            if not job.run_id:
-                raise RunConflictError(
-                    f"there is a training job {job.name} already, that was not launched by diloco: "
-                    "choose another run_id"
-                )
+        if not job.run_id:
+            raise RunConflictError(
+                f"there is a training job {job.name} already, that was not launched by diloco: "
+                "choose another run_id"
+            )
+        if job.fingerprint != launch.fingerprint(job.name):
             raise RunConflictError(
                 f"there is a training job {job.name} already, of another launch, whose arguments "
                 "or options were different: choose another run_id, or purge that run first, which "

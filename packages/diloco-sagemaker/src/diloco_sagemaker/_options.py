@@ -37,6 +37,7 @@ from ._model import instance_types, some_of
 from ._names import TAG_PREFIX
 
 RUNNER = ("python", "-m", "diloco_protocol.runner")
+GPU_TYPE, VOLUME_GB = "ml.g5.2xlarge", "100"  # what is used if the options do not say
 DAY = 86_400
 LONGEST_RUN = 28 * DAY  # seconds; the service's limit of MaxRuntimeInSeconds
 LONGEST_GRACE = (
@@ -237,9 +238,10 @@ class SageMakerOptions(Options):
         image_uri: The replicas' container image, usually in ECR.
         output_s3_path: Where jobs write their results, each below its own name.
         instance_type: The instance type for GPUs of any model (``gpu="2"``), if it has enough of
-            them.
-        cpu_instance_type: The instance type if no GPU is asked for.
-        volume_size_gb: Size of the volume in GB; left out for types whose storage is fixed.
+            them; not with ``instance_preferences``.
+        cpu_instance_type: The instance type if no GPU is asked for; with ``instance_preferences``,
+            only of the job with which ``check()`` tries a rendezvous.
+        volume_size_gb: Size of the volume in GB; not for types whose storage is fixed.
         run_id: Prefix of the names of runs that the caller does not name.
         region: The AWS region.
         sagemaker_client: A boto3 client to use; its own retries stay as they are.
@@ -272,7 +274,7 @@ class SageMakerOptions(Options):
             costs money meanwhile, and its job cannot be purged.
         security_group_ids: Security groups of the jobs, together with ``subnets``.
         subnets: Subnets of the jobs. They must lead to S3 and CloudWatch, by a NAT or endpoints.
-        volume_kms_key: KMS key of the volume; left out for types whose storage is fixed, which take
+        volume_kms_key: KMS key of the volume; not for types whose storage is fixed, which take
             none.
         output_kms_key: KMS key of what is written to S3.
         instance_preferences: Up to 5 instance types, the most wanted first; SageMaker takes one
@@ -301,9 +303,9 @@ class SageMakerOptions(Options):
     role_arn: str = field(metadata=details(check=_check_role))
     image_uri: str = field(metadata=details(check=_check_image))
     output_s3_path: str = field(metadata=details(check=_check_s3))
-    instance_type: str = option("ml.g5.2xlarge", check=_check_type)
+    instance_type: str | None = option(None, check=or_none(_check_type), shown=GPU_TYPE)
     cpu_instance_type: str = option("ml.m5.xlarge", check=_check_type)
-    volume_size_gb: int = option(100, check=_within(1, 16_384))
+    volume_size_gb: int | None = option(None, check=or_none(_within(1, 16_384)), shown=VOLUME_GB)
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
     region: str | None = option(None, check=or_none(check_region_name), shown="the session's")
     sagemaker_client: Any = option(
@@ -372,6 +374,11 @@ class SageMakerOptions(Options):
         if (self.subnets is None) != (self.security_group_ids is None):
             raise InvalidRequestError(
                 "subnets and security_group_ids belong together: give both or none"
+            )
+        if self.instance_preferences is not None and self.instance_type is not None:
+            raise InvalidRequestError(
+                f"instance_type={self.instance_type!r} is for launches without "
+                "instance_preferences: leave one of them out"
             )
         if self.image_credentials_arn is not None and self.subnets is None:
             raise InvalidRequestError(

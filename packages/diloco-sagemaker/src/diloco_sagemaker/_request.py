@@ -14,7 +14,7 @@ from diloco_protocol.backend import variables_to_strings
 from . import _names as names
 from ._gpus import choose_instance, gpus_of, has_gpus, has_local_storage
 from ._model import check_request
-from ._options import DAY, LONGEST_RUN, SageMakerOptions
+from ._options import DAY, GPU_TYPE, LONGEST_RUN, VOLUME_GB, SageMakerOptions
 from ._overlay import apply_overlay
 
 MESSAGE_BYTES = 900
@@ -113,7 +113,9 @@ def _shared(request: RunRequest, options: SageMakerOptions) -> dict[str, Any]:
     spot = options.spot if request.spot is None else request.spot
     again = spot or options.platform_retries > 0  # SageMaker itself may start a job again
     instance = choose_instance(
-        request.gpu, gpu_type=options.instance_type, cpu_type=options.cpu_instance_type
+        request.gpu,
+        gpu_type=options.instance_type or GPU_TYPE,
+        cpu_type=options.cpu_instance_type,
     )
     job: dict[str, Any] = {
         "TrainingJobName": "",
@@ -213,7 +215,7 @@ def _resources(
     if preferred is not None and spot:
         raise InvalidRequestError(
             "instance_preferences cannot be had on spot: leave one of them out, or give "
-            "instance_type="
+            "instance_type= in its place"
         )
     if options.keep_alive and spot:
         raise InvalidRequestError("keep_alive cannot be had on spot: leave one of them out")
@@ -231,10 +233,16 @@ def _resources(
         }
     else:
         resources["InstanceType"] = instance
+    size, key = options.volume_size_gb, options.volume_kms_key
     if not all(has_local_storage(kind) for kind in kinds):
-        resources["VolumeSizeInGB"] = options.volume_size_gb
-        if options.volume_kms_key is not None:
-            resources["VolumeKmsKeyId"] = options.volume_kms_key
+        resources["VolumeSizeInGB"] = int(VOLUME_GB) if size is None else size
+        if key is not None:
+            resources["VolumeKmsKeyId"] = key
+    elif size is not None or key is not None:
+        raise InvalidRequestError(
+            f"{'volume_kms_key' if size is None else 'volume_size_gb'} has no effect on "
+            f"{', '.join(kinds)}, with storage of a fixed size and no volume: leave it out"
+        )
     if options.keep_alive:
         resources["KeepAlivePeriodInSeconds"] = options.keep_alive
     if options.training_plan_arn is not None:
