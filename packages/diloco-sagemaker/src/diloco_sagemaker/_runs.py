@@ -266,12 +266,13 @@ class Runs:
 
     def _check_met(self, handle: ReplicaHandle) -> None:
         """Refuse to be silent where the stop that was sent for a handle has met another job."""
-        job = self._jobs.described([handle.metadata["job_name"]]).get(handle.metadata["job_name"])
-        if job is not None and not is_of(handle, job) and job.status in {"Stopping", "Stopped"}:
-            raise BackendError(
-                f"the training job {job.name} of run {handle.run_id!r} was removed a moment ago: "
-                "its name is another's by now, and that one has been stopped"
-            )
+        with contextlib.suppress(MissingError):
+            job = self._jobs.describe(handle.metadata["job_name"])
+            if not is_of(handle, job) and job.status in {"Stopping", "Stopped"}:
+                raise BackendError(
+                    f"the training job {job.name} of run {handle.run_id!r} was removed a moment "
+                    "ago: its name is another's by now, and that one has been stopped"
+                )
 
     def _mark(self, name: str, created: int, arn: str) -> None:
         """Record that an executor has asked for the end, which has been accepted by now."""
