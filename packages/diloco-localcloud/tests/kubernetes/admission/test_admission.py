@@ -84,6 +84,51 @@ def test_a_quota_lets_in_as_many_as_it_has_room_for(clients):
     assert len(clients.world.pods("run", "ns")) == 3  # there is room now
 
 
+REQUESTS = {
+    "containers": [{"name": "main", "image": "any:1", "resources": {"limits": {"cpu": "1"}}}]
+}
+
+
+@pytest.mark.parametrize(
+    ("scope", "template", "counts"),
+    [
+        ("Terminating", {}, False),
+        ("Terminating", {"activeDeadlineSeconds": 60}, True),
+        ("NotTerminating", {}, True),
+        ("BestEffort", {}, True),
+        ("BestEffort", REQUESTS, False),
+        ("NotBestEffort", REQUESTS, True),
+        ("PriorityClass", {}, False),
+        ("CrossNamespacePodAffinity", {}, False),
+        (("In", ["system-node-critical"]), {}, False),
+        (("In", ["system-node-critical"]), {"priorityClassName": "system-node-critical"}, True),
+        (("NotIn", ["system-node-critical"]), {}, True),
+        (("DoesNotExist", None), {}, True),
+    ],
+)
+def test_a_quota_counts_the_pods_in_its_scopes(clients, scope, template, counts):
+    spec = {"hard": {"pods": "1"}}
+    if isinstance(scope, str):
+        spec["scopes"] = [scope]
+    else:
+        one = {"scopeName": "PriorityClass", "operator": scope[0], "values": scope[1]}
+        spec["scopeSelector"] = {"matchExpressions": [one]}
+    body = {"metadata": {"name": "small"}, "spec": spec}
+    clients.core.create_namespaced_resource_quota(namespace="ns", body=body)
+    assert make(clients, 2, **template) == (1 if counts else 2)
+    (quota,) = clients.core.list_namespaced_resource_quota(namespace="ns").items
+    assert quota.status.used == {"pods": str(int(counts))}
+
+
+@pytest.mark.parametrize(
+    "spec", [{"hard": 5}, {"scopes": 5}, {"scopeSelector": {"matchExpressions": [5]}}]
+)
+def test_a_quota_of_the_wrong_types_is_refused(clients, spec):
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "odd"}, "spec": spec}
+    with clients.refused(400, "BadRequest", "cannot be handled as a ResourceQuota"):
+        clients.core.create_namespaced_resource_quota(namespace="ns", body=body)
+
+
 def test_what_a_quota_counts_must_be_given(clients):
     body = {"metadata": {"name": "small"}, "spec": {"hard": {"limits.memory": "2Gi"}}}
     clients.core.create_namespaced_resource_quota(namespace="ns", body=body)

@@ -222,6 +222,15 @@ def test_volumes_of_which_a_part_is_missing(clients, volume, field):
         clients.create(clients.indexed("run", 1, template={"volumes": [volume]}))
 
 
+def test_a_volume_of_two_kinds(clients):
+    volume = {"name": "v", "configMap": {"name": "c"}, "emptyDir": {}, "hostPath": None}
+    words = (
+        r"spec.template.spec.volumes\[0\].configMap: Forbidden: may not specify more than 1 volum"
+    )
+    with clients.refused(422, "Invalid", words):
+        clients.create(clients.indexed("run", 1, template={"volumes": [volume]}))
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [

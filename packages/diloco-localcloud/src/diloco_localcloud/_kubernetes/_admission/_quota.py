@@ -28,8 +28,10 @@ def check(store: Store, pod: Json) -> None:
     """
     namespace = pod["metadata"]["namespace"]
     for quota in store.list(_resources.QUOTAS, namespace):
+        if not _counts(quota, pod["spec"]):
+            continue
         hard = (quota.get("spec") or {}).get("hard") or {}
-        name, asked, used = quota["metadata"]["name"], _amounts(pod), _used(store, namespace)
+        name, asked, used = quota["metadata"]["name"], _amounts(pod), _used(store, quota)
         missing = sorted(each for each in hard if each in _MUST_BE_GIVEN and each not in asked)
         if missing:
             main = pod["spec"]["containers"][0]["name"]
@@ -53,7 +55,7 @@ def refresh(store: Store, namespace: str) -> None:
     """Write the used amounts into the quotas of a namespace."""
     for quota in store.list(_resources.QUOTAS, namespace):
         hard = (quota.get("spec") or {}).get("hard") or {}
-        total = _used(store, namespace)
+        total = _used(store, quota)
         used = {each: _text(each, total.get(each, 0.0)) for each in hard}
         status = {"hard": hard, "used": used}
         if quota.get("status") != status:
@@ -62,10 +64,38 @@ def refresh(store: Store, namespace: str) -> None:
             )
 
 
-def _used(store: Store, namespace: str) -> dict[str, float]:
+def _counts(quota: Json, pod: Json) -> bool:
+    """Return whether a pod, given by its spec, is in all scopes of a quota."""
+    spec = quota.get("spec") or {}
+    scopes = [{"scopeName": name, "operator": "Exists"} for name in spec.get("scopes") or []]
+    scopes += (spec.get("scopeSelector") or {}).get("matchExpressions") or []
+    return all(_is_in(scope, pod) for scope in scopes)
+
+
+def _is_in(scope: Json, pod: Json) -> bool:
+    """Return whether a pod is in a scope; no pod is in CrossNamespacePodAffinity here.
+
+    https://kubernetes.io/docs/concepts/policy/resource-quotas/#quota-scopes
+    """
+    ends, of_class = "activeDeadlineSeconds" in pod, pod.get("priorityClassName", "")
+    containers = [*pod.get("initContainers", []), *pod["containers"]]
+    amounts = [each for one in containers for each in (one.get("resources") or {}).values()]
+    asks = any(name in each for each in amounts for name in ("cpu", "memory"))
+    listed = of_class in (scope.get("values") or [])
+    by_operator = {"Exists": of_class != "", "DoesNotExist": of_class == "", "In": listed}
+    return {
+        "Terminating": ends,
+        "NotTerminating": not ends,
+        "BestEffort": not asks,
+        "NotBestEffort": asks,
+        "PriorityClass": {**by_operator, "NotIn": not listed}.get(scope.get("operator", ""), False),
+    }.get(scope.get("scopeName", ""), False)
+
+
+def _used(store: Store, quota: Json) -> dict[str, float]:
     total: dict[str, float] = {}
-    for pod in store.list(_resources.PODS, namespace):
-        if not _facts.ended(pod):
+    for pod in store.list(_resources.PODS, quota["metadata"]["namespace"]):
+        if not _facts.ended(pod) and _counts(quota, pod["spec"]):
             for name, amount in _amounts(pod).items():
                 total[name] = total.get(name, 0.0) + amount
     return total

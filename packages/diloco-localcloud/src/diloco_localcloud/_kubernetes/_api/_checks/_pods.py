@@ -10,6 +10,12 @@ from ._names import LABEL_WORDS, Cause, invalid, is_label, not_supported, requir
 
 Json = dict[str, Any]
 
+# In the order in which the server looks at them.
+_SOURCES = (
+    "emptyDir", "hostPath", "gitRepo", "secret", "nfs", "iscsi", "persistentVolumeClaim", "cephfs",
+    "downwardAPI", "fc", "configMap", "projected", "csi", "ephemeral", "image",
+)  # fmt: skip
+
 
 def with_defaults(spec: Json) -> Json:
     """Return a pod spec with the API server's defaults."""
@@ -79,6 +85,9 @@ def causes(spec: Json, field: str) -> list[Cause]:
 
 def _volume(volume: Json, where: str) -> list[Cause]:
     problems = [] if volume.get("name") else [required(f"{where}.name")]
+    for kind in [kind for kind in _SOURCES if kind in volume][1:]:
+        words = "Forbidden: may not specify more than 1 volume type"
+        problems.append((f"{where}.{kind}", "FieldValueForbidden", words))
     for kind, name in (("configMap", "name"), ("secret", "secretName")):
         source = volume.get(kind)
         if source is None:

@@ -148,6 +148,18 @@ _KINDS: dict[str, Any] = {
         "dryRun": ["string"],
     },
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
+    "ResourceQuota": {
+        "metadata": _META,
+        "spec": {
+            "hard": ("map", "quantity"),
+            "scopes": ["string"],
+            "scopeSelector": {
+                "matchExpressions": [
+                    {"scopeName": "string", "operator": "string", "values": ["string"]}
+                ]
+            },
+        },
+    },
 }
 _OTHER = {"metadata": _META}
 _BASE64 = re.compile(r"(?:[a-zA-Z0-9+/]{4})*(?:[a-zA-Z0-9+/]{2}==|[a-zA-Z0-9+/]{3}=)?")
