@@ -121,11 +121,13 @@ def test_clients_of_the_callers_are_used_as_they_are(bench):
 
     api = config.new_client_from_config(str(bench.kubeconfig))
     executor = bench.executor(
-        batch_api=client.BatchV1Api(api), core_api=client.CoreV1Api(api), kubeconfig="/none"
+        batch_api=client.BatchV1Api(api), core_api=client.CoreV1Api(api), kubeconfig=None
     )
     run = bench.launch(1, executor=executor)
     assert run.states() == ["running"]
-    assert run.states(bench.executor(batch_api=client.BatchV1Api(api))) == ["running"]
+    assert run.states(bench.executor(batch_api=client.BatchV1Api(api), kubeconfig=None)) == [
+        "running"
+    ]
     bench.stand_in.faults.add("unauthorized", times=None)
     with pytest.raises(AuthError):
         executor.poll(run.handles[0])
@@ -139,6 +141,12 @@ def test_half_of_the_callers_clients_is_refused():
     """The other half would be made from the kubeconfig, and might speak to another cluster."""
     with pytest.raises(InvalidRequestError, match="core_api= is used together with batch_api="):
         EKSExecutor("image", core_api=object())
+
+
+@pytest.mark.parametrize("option", ["context", "kubeconfig"])
+def test_a_kubeconfig_beside_the_callers_clients_is_refused(option):
+    with pytest.raises(InvalidRequestError, match=f"{option}= has no effect beside batch_api="):
+        EKSExecutor("image", batch_api=object(), **{option: "one"})
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,22 @@ def test_the_callers_selector_wins():
     places = gpus.place_gpus("H100").places
     assert gpus.node_affinity(places, spot=None, chosen={gpus.INSTANCE_TYPE: "p5.48xlarge"}) is None
     assert gpus.node_affinity(places, spot=None, chosen={"pool": "blue"}) is not None
-    assert gpus.node_affinity({}, spot=True, chosen={gpus.KARPENTER_CAPACITY: "reserved"}) is None
+    assert gpus.node_affinity({}, spot=True, chosen={gpus.NODE_GROUP_CAPACITY: "SPOT"}) is None
+    assert gpus.node_affinity({}, spot=False, chosen={gpus.KARPENTER_CAPACITY: "reserved"}) is None
     assert gpus.node_affinity({}, spot=None, chosen={}) is None
+
+
+@pytest.mark.parametrize(
+    ("spot", "chosen"),
+    [
+        (True, {gpus.KARPENTER_CAPACITY: "reserved"}),
+        (True, {gpus.NODE_GROUP_CAPACITY: "ON_DEMAND"}),
+        (False, {gpus.KARPENTER_CAPACITY: "spot"}),
+    ],
+)
+def test_a_selector_for_another_capacity_than_that_of_the_launch_is_refused(bench, spot, chosen):
+    with pytest.raises(InvalidRequestError, match=f"spot={spot} together with node_selector="):
+        bench.executor(node_selector=chosen).plan(1, "trainer:train", spot=spot)
 
 
 def test_a_table_of_the_callers_own():

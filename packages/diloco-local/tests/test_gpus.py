@@ -10,9 +10,13 @@ from diloco_protocol import InvalidRequestError
 
 LISTING = """\
 GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5a2c9a36-a1ae-4b33-9cbf-5a4b0d6a8c11)
-  MIG 1g.10gb     Device  0: (UUID: MIG-c1a9ac8e)
 GPU 1: NVIDIA H200 (UUID: GPU-0b2c9a36-a1ae-4b33-9cbf-5a4b0d6a8c22)
 """
+SLICES = """\
+  MIG 1g.10gb     Device  0: (UUID: MIG-c1a9ac8e)
+  MIG 3g.40gb Device 1: (UUID: MIG-d1)
+"""
+SLICED = LISTING.replace("GPU 1", f"{SLICES}GPU 1")
 
 
 def test_a_model_is_found_by_part_of_its_name_and_shared_out():
@@ -37,6 +41,22 @@ def test_listing():
     assert parse_nvidia_smi("No devices found\n") == []
 
 
+def test_a_gpu_that_is_cut_is_listed_by_its_slices():
+    """CUDA would show the first of them as the GPU."""
+    old = SLICED.replace("MIG-c1a9ac8e", "MIG-GPU-5a2c9a36/7/0").replace("MIG-d1", "MIG-GPU-5a/8/0")
+    for listing in (SLICED, old):
+        whole, first, second, last = parse_nvidia_smi("GPU 7: NVIDIA T4\n" + listing)
+        assert (whole, last) == (Gpu("7", "NVIDIA T4"), Gpu("1", "NVIDIA H200"))
+        assert (first.model, second.model) == ("MIG 1g.10gb", "MIG 3g.40gb")
+        assert f"(UUID: {first.device})" in listing
+        assert f"(UUID: {second.device})" in listing
+        with pytest.raises(InvalidRequestError, match="offers 0 of them"):
+            share_out("A100", 1, lambda listing=listing: parse_nvidia_smi(listing))
+        assert share_out("MIG 3g.40gb", 1, lambda listing=listing: parse_nvidia_smi(listing)) == [
+            second.device
+        ]
+
+
 def test_where_the_gpus_come_from():
     def ask():
         return parse_nvidia_smi(LISTING)
@@ -54,7 +74,19 @@ def test_where_the_gpus_come_from():
 
 
 @pytest.mark.parametrize(
-    "visible", ["0,0", "0,1,0", "0,00", "0, 0", "GPU-1,GPU-1", "MIG-1,MIG-1", "GPU-12,GPU-2,GPU-1"]
+    "visible",
+    [
+        "0,0",
+        "0,1,0",
+        "0,00",
+        "0, 0",
+        "GPU-1,GPU-1",
+        "MIG-1,MIG-1",
+        "GPU-12,GPU-2,GPU-1",
+        "MIG-GPU-1/2/0,MIG-GPU-1/2/0",
+        "GPU-1,MIG-GPU-1/2/0",
+        "MIG-GPU-12/2/0,GPU-1",
+    ],
 )
 def test_a_gpu_that_is_named_twice_is_refused(visible):
     """Two replicas would share it."""
@@ -65,11 +97,45 @@ def test_a_gpu_that_is_named_twice_is_refused(visible):
 
 
 @pytest.mark.parametrize(
-    "devices", [["0,1", "1"], ["foo"], ["0", "1;2"], ["-1"], ["0", "GPU-1"], ["\0"]]
+    "devices",
+    [
+        ["0,1", "1"],
+        ["foo"],
+        ["0", "1;2"],
+        ["-1"],
+        ["0", "GPU-1"],
+        ["\0"],
+        ["MIG-GPU-1"],
+        ["MIG-GPU-1/2"],
+        ["MIG-GPU-1/02/0"],
+        ["MIG-GPU-1/2/0/0"],
+        ["MIG-1/2/0"],
+        ["GPU-1/2/0"],
+    ],
 )
 def test_what_may_be_no_gpu_of_its_own_is_refused(devices):
     with pytest.raises(InvalidRequestError, match="must name GPUs by their numbers"):
         LocalProcessExecutor(gpus=devices)
+
+
+def test_slices_of_gpus():
+    """In the new form, and in that of older drivers, whose numbers may begin alike."""
+    old = ["MIG-GPU-8932f937-d72c/1/1", "MIG-GPU-8932f937-d72c/1/10", "MIG-GPU-8932f937-d72c/11/0"]
+    for devices in (old, ["MIG-c1a9ac8e", "MIG-d1a9ac8e"]):
+        found = available_gpus(None, {"CUDA_VISIBLE_DEVICES": ",".join(devices)}, list)
+        assert found == [Gpu(device) for device in devices]
+        assert LocalProcessExecutor(gpus=devices)._options.gpus == tuple(devices)
+        assert share_out("any:1", 2, lambda found=found: found) == devices[:2]
+        with pytest.raises(InvalidRequestError, match=f"one slice .*{devices[0]}: ask for one"):
+            share_out("any:2", 1, lambda found=found: found)
+
+
+def test_gpus_are_named_once(tmp_path):
+    executor = LocalProcessExecutor(root=tmp_path, gpus=["0"])
+    plan = {"entrypoint": "a:b", "env": {"CUDA_VISIBLE_DEVICES": "1"}}
+    assert executor.plan(1, **plan).requests[0]["env"]["CUDA_VISIBLE_DEVICES"] == "1"
+    with pytest.raises(InvalidRequestError, match=r"='1' in env has no effect beside gpus=\['0'\]"):
+        executor.plan(1, gpu="1", **plan)
 
 
 @pytest.mark.parametrize("visible", ["0,foo,1", "0,,1", "0, -1,1"])

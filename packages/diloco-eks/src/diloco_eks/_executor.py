@@ -90,6 +90,12 @@ class EKSExecutor(LogVerbs):
                 "core_api= is used together with batch_api=: give both, of the same cluster, or "
                 "neither"
             )
+        for name in ("context", "kubeconfig"):
+            if chosen.batch_api is not None and getattr(chosen, name) is not None:
+                raise InvalidRequestError(
+                    f"{name}= has no effect beside batch_api=, which knows its cluster: leave one "
+                    "of them out"
+                )
         super().__init__(
             run_id=chosen.run_id,
             journal=chosen.journal,

@@ -242,7 +242,8 @@ def node_affinity(
         reservation: Id of a capacity reservation, or ``"block"`` for any capacity block.
 
     Raises:
-        InvalidRequestError: Both spot capacity and reserved capacity are requested.
+        InvalidRequestError: Both spot capacity and reserved capacity are requested, or the node
+            selector names another capacity.
     """
     kinds: list[list[dict[str, Any]]] = [[]]
     if places and not chosen.keys() & places.keys():
@@ -275,7 +276,12 @@ def _reserved(reservation: str, *, spot: bool | None) -> list[list[dict[str, Any
 
 
 def _of_market(chosen: Mapping[str, str], *, spot: bool | None) -> list[list[dict[str, Any]]]:
-    if spot is None or chosen.keys() & {KARPENTER_CAPACITY, NODE_GROUP_CAPACITY}:
+    named = {key: chosen[key] for key in (KARPENTER_CAPACITY, NODE_GROUP_CAPACITY) if key in chosen}
+    if spot is not None and any((kind.lower() == "spot") is not spot for kind in named.values()):
+        raise InvalidRequestError(
+            f"spot={spot} together with node_selector={named!r}: leave one of them out"
+        )
+    if spot is None or named:
         return [[]]
     labels = ((KARPENTER_CAPACITY, ("spot",)), (NODE_GROUP_CAPACITY, ("SPOT",)))
     if spot:

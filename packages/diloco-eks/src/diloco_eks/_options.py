@@ -179,7 +179,8 @@ class EKSOptions(Options):
         service_account_name: The service account of the pods, which carries their AWS role (IRSA or
             Pod Identity). It must exist.
         node_selector: Node selector of the pods. If it names a GPU model, an instance type or a
-            capacity type, the executor adds no node affinity of its own for that.
+            capacity type (that of ``spot=``), the executor adds no node affinity of its own for
+            that.
         tolerations: Tolerations of the pods; the one for GPU nodes is added.
         runtime_class_name: RuntimeClass of the pods (gVisor, Kata and the like); together with GPUs
             it causes a warning.
@@ -192,8 +193,8 @@ class EKSOptions(Options):
         backoff_limit: Restarts of a failed replica if the launch does not say (``max_restarts``).
         gpu_resource_key: The extended resource that counts GPUs.
         run_id: Prefix of the names of runs that the caller does not name.
-        batch_api: A ``kubernetes.client.BatchV1Api`` to use; ``context`` and ``kubeconfig`` are not
-            read then.
+        batch_api: A ``kubernetes.client.BatchV1Api`` to use in place of ``context`` and
+            ``kubeconfig``.
         core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
         context: Name of the kubeconfig's context.
         kubeconfig: The kubeconfig file.

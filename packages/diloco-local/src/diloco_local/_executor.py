@@ -120,6 +120,12 @@ class LocalProcessExecutor(BaseExecutor):
         )
 
     def _orders(self, request: RunRequest, setting: Setting) -> list[Order]:
+        named, given = self._options.gpus, request.env.get("CUDA_VISIBLE_DEVICES")
+        if request.gpu is not None and named is not None and given is not None:
+            raise InvalidRequestError(
+                f"CUDA_VISIBLE_DEVICES={shown(given)} in env has no effect beside "
+                f"gpus={shown(list(named))}: leave one of them out"
+            )
         devices = share_out(
             request.gpu,
             len(request.ranks),

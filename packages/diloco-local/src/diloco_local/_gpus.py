@@ -14,8 +14,13 @@ from diloco_protocol.backend import ANY, parse_gpu, shown
 
 from ._environment import find_program
 
-_DEVICE = re.compile(r"(?P<number>\d{1,9})|(?:GPU|MIG)-[\w./-]{1,200}", re.ASCII)
+# A slice is called by a UUID of its own or, by older drivers, by its GPU's and two numbers.
+_DEVICE = re.compile(
+    r"(?P<number>\d{1,9})|(?:GPU|MIG(?!-GPU))-[\w-]{1,200}|MIG-GPU-[\w-]{1,200}(/(0|[1-9]\d?)){2}",
+    re.ASCII,
+)
 _LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
+_SLICE = re.compile(r"^ +(MIG \S+) +Device +\d+: \(UUID: (MIG-[^)]+)\)\s*$")
 _PATIENCE = 30.0
 
 
@@ -28,9 +33,16 @@ class Gpu:
 
 
 def parse_nvidia_smi(text: str) -> list[Gpu]:
-    """Return the GPUs that ``nvidia-smi -L`` lists, without MIG slices and other lines."""
-    matches = (_LINE.match(line) for line in text.splitlines())
-    return [Gpu(match[1], match[2]) for match in matches if match]
+    """Return the GPUs that ``nvidia-smi -L`` lists; of one that is cut into slices, these."""
+    found: list[Gpu] = []
+    for line in text.splitlines():
+        if gpu := _LINE.match(line):
+            found.append(Gpu(gpu[1], gpu[2]))
+        elif part := _SLICE.match(line):
+            # By its number, CUDA would show the first slice of the GPU above.
+            whole = [each for each in found[-1:] if each.device.isdecimal()]
+            found[len(found) - len(whole) :] = [Gpu(part[2], part[1])]
+    return found
 
 
 def ask_nvidia_smi() -> list[Gpu]:
@@ -52,7 +64,8 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
 
     Args:
         name: The option or variable that names them, for the error.
-        devices: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``.
+        devices: Numbers as text, or UUIDs that begin with ``GPU-`` or ``MIG-``, or slices in the
+            form ``MIG-GPU-UUID/INSTANCE/INSTANCE`` of older drivers.
 
     Returns:
         The same, without blanks, and without zeros before a number.
@@ -66,11 +79,11 @@ def check_devices(name: str, devices: Sequence[str]) -> tuple[str, ...]:
     if not all(matches) or 0 < len(numbers) < len(devices):
         raise InvalidRequestError(
             f"{name}={shown(list(devices))} must name GPUs by their numbers ('0'), or all of them "
-            "by UUIDs that begin with GPU- or MIG-"
+            "by UUIDs that begin with GPU- or MIG-, or as MIG-GPU-UUID/INSTANCE/INSTANCE"
         )
     known = tuple(str(int(match[0])) if match["number"] else match[0] for match in matches if match)
-    # CUDA takes the beginning of a UUID for the whole UUID.
-    in_order = sorted(known)
+    # CUDA takes the beginning of a UUID for the whole UUID, and a slice is a part of its GPU.
+    in_order = sorted(f"{name[4:]}/" if "/" in name else name for name in known)
     alike = str.__eq__ if numbers else str.startswith
     if any(map(alike, in_order[1:], in_order)):
         raise InvalidRequestError(f"{name}={shown(list(devices))} names a GPU twice")
@@ -108,7 +121,8 @@ def share_out(
         gpus: Called only when GPUs are asked for.
 
     Raises:
-        InvalidRequestError: Bad request, unknown model, or too few GPUs.
+        InvalidRequestError: Bad request, unknown model, too few GPUs, or several slices of GPUs for
+            one replica.
     """
     if request is None:
         return [None] * n_replicas
@@ -129,4 +143,9 @@ def share_out(
             "out, so that the replicas share what CUDA_VISIBLE_DEVICES shows"
         )
     devices = [gpu.device for gpu in fitting]
+    if count > 1 and (slices := [name for name in devices if name.startswith("MIG-")]):
+        raise InvalidRequestError(
+            f"gpu={shown(request)}: CUDA shows a process one slice of a GPU at most, such as "
+            f"{slices[0]}: ask for one per replica"
+        )
     return [",".join(devices[k * count : (k + 1) * count]) for k in range(n_replicas)]
