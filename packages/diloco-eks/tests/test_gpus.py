@@ -121,6 +121,19 @@ def test_a_selector_for_another_capacity_than_that_of_the_launch_is_refused(benc
         bench.executor(node_selector=chosen).plan(1, "trainer:train", spot=spot)
 
 
+def test_a_selector_for_other_nodes_than_those_of_hyperpod_is_refused(bench):
+    label = "sagemaker.amazonaws.com/node-health-status"
+    for value in ("Schedulable", "Unschedulable"):
+        executor = bench.executor(node_selector={label: value, "a": "b"}, hyperpod=True)
+        if value == "Schedulable":
+            (job, *_) = executor.plan(1, "trainer:train").requests
+            spec = job["spec"]["template"]["spec"]
+            assert spec["nodeSelector"] == {label: value, "a": "b"}
+            continue
+        with pytest.raises(InvalidRequestError, match=f"hyperpod=True both set {label}"):
+            executor.plan(1, "trainer:train")
+
+
 def test_a_table_of_the_callers_own():
     own = gpus.check_table({"GB300": {"example.com/gpu": ["gb300"]}, "h100": {"pool": ["a", "b"]}})
     assert gpus.place_gpus("gb300:4", own).places == {"example.com/gpu": ("gb300",)}

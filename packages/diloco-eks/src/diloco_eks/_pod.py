@@ -40,7 +40,11 @@ def shape_pod(pod: Json, options: EKSOptions, labels: Mapping[str, str], gpus: i
     if options.priority_class_name is not None:
         pod["priorityClassName"] = options.priority_class_name
     if options.hyperpod:
-        pod["nodeSelector"] = {**_HEALTHY, **pod.get("nodeSelector", {})}
+        pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **_HEALTHY}
+        if pod["nodeSelector"] != {**_HEALTHY, **(options.node_selector or {})}:
+            raise InvalidRequestError(
+                f"node_selector and hyperpod=True both set {next(iter(_HEALTHY))}: leave one out"
+            )
     _mount(pod, options, gpus)
     if options.topology is not None:
         _place(pod, options.topology, {names.RUN: labels[names.RUN]})
