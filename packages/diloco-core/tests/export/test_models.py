@@ -165,12 +165,16 @@ def test_a_damaged_part_of_it_is_named(lab, run, model, no_pause):
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptedObjectError, match="unsynced"):
-        export(run, model)
-    path.unlink()
-    with pytest.raises(CorruptedObjectError, match="unsynced"):
-        export(run, model)
+    for harm in ("unsynced.*checksum", "gone.*unsynced"):
+        with pytest.raises(CorruptedObjectError, match=harm) as caught:
+            export(run, model)
+        text = str(caught.value)
+        assert "does not sync ('base.weight', 'base.bias'), as they were when the run began" in text
+        assert "export with synced_only=True, which writes all other tensors" in text
+        path.unlink(missing_ok=True)
     assert not model.exists()
+    export(run, model, synced_only=True)
+    assert "base.weight" not in load_file(model)
 
 
 class Quantised(torch.Tensor):

@@ -65,8 +65,8 @@ def export(
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at
             least float32).
         synced_only: Leave out the tensors that were not synced, and do not read them: for a store
-            that has lost them when no replica is left to write them again. Load the file with
-            ``strict=False`` into a model that has them from elsewhere.
+            that has lost them. Load the file with ``strict=False`` into a model that has them from
+            elsewhere.
         at: The number of outer steps (``DiLoCo.committed``) after which the state was saved; the
             store keeps only the last few states. If the run has gone back to older states, those
             that it gave up are not used.

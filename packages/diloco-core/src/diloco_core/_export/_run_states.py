@@ -417,15 +417,9 @@ def without_unsynced(table: Mapping[str, Any]) -> str:
     """Return the advice of errors for a file of unsynced tensors that cannot be read."""
     names = [str(entry["name"]) for entry in table.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    remedy = (
-        "A replica of the run whose model holds the same values writes it again: a running replica "
-        "checks every few syncs, and when it leaves, whether it is there. If none is running, "
-        "start all ranks of the run again on this prefix (if the run is finished, they leave at "
-        "once): they also read it, and so find damage in it."
-    )
     return (
         f"It holds tensors that the run does not sync ({', '.join(map(repr, names[:3]))}{more}), "
-        f"as they were when the run began. {remedy} If no replica can write it again, export with "
-        "synced_only=True, which writes all other tensors, and take these from the model that the "
-        "run began with."
+        "as they were when the run began. If you have a copy of it, put it back. Otherwise export "
+        "with synced_only=True, which writes all other tensors, and take these from the model that "
+        "the run began with."
     )

@@ -3,16 +3,13 @@
 They are frozen parameters, and buffers under ``buffers="none"``.
 
 They are stored once, when the run begins, so that the store holds the whole model. The run's
-manifest has their checksums, so when an object is lost or damaged, a replica can find out whether
-its own tensors hold the same values, and then write it again.
+manifest has their checksums.
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,28 +17,14 @@ import torch
 import xxhash
 
 from .._arithmetic._layout import CHUNK_BYTES, Layout, Piece, Rule
-from .._errors import ConfigurationError, CorruptedObjectError
-from .._store._api import Buffer, ObjectReader
-from .._store._patient import Patient
-from .._store._reread import read_again
-from .._wire._published import END, Sums, ValuesReader, ending
+from .._errors import ConfigurationError
+from .._store._api import Buffer
+from .._wire._published import END, Sums, ending
 from .._wire._safetensors import SAFETENSORS_DTYPES
-from .._wire._sections import (
-    CHECKSUM_BYTES,
-    Parts,
-    Section,
-    fingerprint,
-    header,
-    result_of,
-    section_bytes,
-    section_parts,
-    seed,
-)
+from .._wire._sections import Section, fingerprint, header, section_parts, seed
 from ._partition import NamedTensor
 from ._segments import arrange, tensor_table
 from ._values import is_plain, plain_name
-
-_log = logging.getLogger("diloco_core")
 
 OBJECT_BYTES = 256 * 2**20
 """The most bytes of values in one object."""
@@ -102,65 +85,37 @@ class Unsynced:
         sums: list[str] = []
         table = {
             "folder": folder,
-            "shards": 0,  # comes first, as in every manifest of this format
+            "shards": self.layout.shards if self.tensors else 0,
             "sums": sums,
-            **self.place(),
+            **tensor_table(self.layout, self._segments),
             "aliases": self.aliases,
             "omitted": self.omitted,
             **({"special": self.special} if self.special else {}),
         }
         for number in range(table["shards"]):
             checksums: list[int] = []  # the parts may be asked for again: the last checksum counts
-            put(unsynced_key(folder, number), partial(self.parts, folder, number, checksums.append))
+            parts = partial(self._parts, folder, number, checksums.append)
+            put(unsynced_key(folder, number), parts)
             sums.append(f"{checksums[-1]:016x}")
         return table
 
-    def place(self) -> dict[str, Any]:
-        """Return the part of that table which says where each tensor is."""
-        shards = self.layout.shards if self.tensors else 0
-        return {"shards": shards, **tensor_table(self.layout, self._segments)}
-
-    def section(self, folder: str, number: int) -> Section:
-        """The section with the values of an object."""
-        return Section("values", self.layout.shard(number), unsynced_seed(folder, number))
-
-    def header(self, number: int) -> bytes:
-        """The header of an object; it is the same in all folders."""
-        sections = [self.section("", number), *END]
-        return header(self.layout, sections, {"diloco": "unsynced", "shard": str(number)})
-
-    def header_checksum(self, number: int) -> int:
-        """The checksum of an object's header, which is stored at the end of the object."""
-        return xxhash.xxh3_64_intdigest(self.header(number))
-
-    def object_bytes(self, number: int) -> int:
-        """Size of an object in bytes."""
-        values = section_bytes(self.layout, self.section("", number))
-        return len(self.header(number)) + values + CHECKSUM_BYTES * len(END)
-
-    def parts(self, folder: str, number: int, written: Callable[[int], object] = bool) -> Parts:
-        """The bytes of an object.
-
-        Returns the checksum of its values; ``written`` is called with it after the last byte.
-        """
-        yield self.header(number)
-        chunks = map(self._chunk, self.chunks(number))
-        values = yield from section_parts(self.section(folder, number), chunks)
+    def _parts(
+        self, folder: str, number: int, written: Callable[[int], object]
+    ) -> Iterator[Buffer]:
+        """The bytes of an object; ``written`` is called with the checksum of its values."""
+        section = Section("values", self.layout.shard(number), unsynced_seed(folder, number))
+        metadata = {"diloco": "unsynced", "shard": str(number)}
+        beginning = header(self.layout, [section, *END], metadata)
+        yield beginning
+        chunks = map(self._chunk, self.layout.chunks(number, CHUNK_BYTES))
+        values = yield from section_parts(section, chunks)
         self._copied = None
-        yield ending(Sums(values, self.header_checksum(number)))
+        yield ending(Sums(values, xxhash.xxh3_64_intdigest(beginning)))
         written(values)
-        return values
-
-    def chunks(self, number: int) -> tuple[Piece, ...]:
-        """The chunks of an object, in order."""
-        return self.layout.chunks(number, CHUNK_BYTES)
-
-    def empty(self, piece: Piece) -> torch.Tensor:
-        """Memory for the values of a chunk."""
-        return torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
 
     def _chunk(self, piece: Piece) -> torch.Tensor:
-        out = self.empty(piece)
+        dtype = self.layout.groups[piece.group].dtype
+        out = torch.empty(piece.numel, dtype=dtype, device="cpu")
         for segment in self._segments[piece.group]:
             start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
             if start < stop:
@@ -202,121 +157,3 @@ def unsynced_key(folder: str, number: int) -> str:
 def unsynced_seed(folder: str, number: int) -> int:
     """Seed of the checksum of the values in such an object."""
     return seed(fingerprint("unsynced"), folder, number)
-
-
-@dataclass(eq=False)
-class UnsyncedWatch:
-    """Checks that the objects with the tensors that are not synced are there and whole.
-
-    Not thread-safe.
-
-    Args:
-        store: The run's prefix.
-        rank: The rank of this replica, for the log.
-        table: The table in the run's manifest that describes the objects; empty if there are none.
-        own_tensors: The same tensors of this replica's model.
-    """
-
-    store: Patient
-    rank: int
-    table: Mapping[str, Any]
-    own_tensors: Unsynced | None
-
-    def __post_init__(self) -> None:
-        self._folder = str(self.table.get("folder", ""))
-        self._sums = [int(checksum, 16) for checksum in self.table.get("sums", ())]
-        if self.own_tensors is not None and not (
-            self.own_tensors.place().items() <= self.table.items()
-        ):
-            self.own_tensors = None
-        self._reported: set[int] = set()
-
-    def look(self, part: int = 0, parts: int = 1, *, whole: bool = False) -> None:
-        """Check objects, and write those again that are gone or have a wrong size.
-
-        With ``whole``, damaged ones are written again, too.
-
-        Takes one listing if there is anything to check.
-
-        Args:
-            part: The objects ``part``, ``part + parts``, … are checked.
-            parts: 1 for all of them.
-            whole: Read the objects, which also shows damage inside them.
-        """
-        numbers = range(part, len(self._sums), parts)
-        if not numbers:
-            return
-        listing = self.store.list(f"{self._folder}/")
-        for number in numbers:
-            damage = self._damage_in_listing(number, listing)
-            if damage is None and whole:
-                damage = self._damage_inside(number)
-            if damage is not None:
-                self._write_again(number, damage)
-
-    def _damage_in_listing(self, number: int, listing: Mapping[str, int]) -> str | None:
-        """The damage to an object that its listing shows; None if it shows none."""
-        key = unsynced_key(self._folder, number)
-        if key not in listing:
-            return f"{self._origin(key)} is gone"
-        size = self.own_tensors and self.own_tensors.object_bytes(number)
-        if size is not None and listing[key] != size:
-            return f"{self._origin(key)} has {listing[key]} bytes, not {size}"
-        return None
-
-    def _damage_inside(self, number: int) -> str | None:
-        """Return the damage to an object that reading it shows.
-
-        None if it is whole, or cannot be compared.
-        """
-        if self.own_tensors is None:
-            return None
-        key, own_tensors = unsynced_key(self._folder, number), self.own_tensors
-        expected = Sums(self._sums[number], own_tensors.header_checksum(number))
-
-        def use(reader: ObjectReader) -> bool:
-            header = bytearray(len(own_tensors.header(number)))
-            if reader.size < len(header):
-                raise CorruptedObjectError(f"{self._origin(key)} is truncated")
-            reader.read_into(0, memoryview(header))
-            section = own_tensors.section(self._folder, number)
-            values = ValuesReader(reader, own_tensors.layout, section, self._origin(key))
-            for piece in own_tensors.chunks(number):
-                values.read(own_tensors.empty(piece))
-            if bytes(header) != own_tensors.header(number) or values.verified_sums() != expected:
-                raise CorruptedObjectError(f"{self._origin(key)} is damaged")
-            return True
-
-        try:
-            # Only two further readings, since the other replicas may be waiting. If the object is
-            # not damaged after all, the same bytes are just written once more.
-            if read_again(self.store.timing, partial(self.store.read, key, use), most=2):
-                return None
-        except CorruptedObjectError as error:
-            return str(error).rstrip(".")
-        return f"{self._origin(key)} is gone"
-
-    def _write_again(self, number: int, damage: str) -> None:
-        key = unsynced_key(self._folder, number)
-        own = self.own_tensors
-        if own is not None and result_of(own.parts(self._folder, number)) == self._sums[number]:
-            _log.error(
-                "rank %d: %s. It is written again with the same content. Something outside the "
-                "run deletes or changes its objects.",
-                self.rank,
-                damage,
-            )
-            self.store.put(key, partial(own.parts, self._folder, number))
-        elif number not in self._reported:
-            self._reported.add(number)
-            _log.error(
-                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers "
-                "under buffers='none'). This replica cannot write it again, because its model "
-                "holds other values than at the start of the run. Unless another replica can "
-                "write it, export() can only write the synced tensors (synced_only=True).",
-                self.rank,
-                damage,
-            )
-
-    def _origin(self, key: str) -> str:
-        return f"{self.store.uri}/{key}"

@@ -308,7 +308,6 @@ class StoreExchange(Member, Exchange):
             if incarnation.sync % WATCH_EVERY == 0:
                 watch_manifest(incarnation)
                 watch_claim(incarnation)
-                self._watch_unsynced(incarnation)
         return report
 
     @one_thread()

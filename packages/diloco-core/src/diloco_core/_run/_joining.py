@@ -14,10 +14,9 @@ from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
 from .._exchange._pending import Syncs
 from .._exchange._resumable import Position, ResumableJob
-from .._model._unsynced import UnsyncedWatch
 from .._store._api import Store
 from .._store._patient import Patient
-from .._timing import WATCH_EVERY, Timing
+from .._timing import Timing
 from ._claims import check_run, claim, watch_manifest
 from ._generations._entering import Entrance
 from ._generations._names import FOLDER
@@ -94,7 +93,6 @@ class Member:
         self._incarnation: Incarnation | None = None
         self._ended = ""
         self._run = ""
-        self._unsynced: UnsyncedWatch | None = None
 
     @one_thread()
     def restore(self, jobs: Sequence[ResumableJob], *, loaded: bool = False) -> Position:
@@ -181,10 +179,6 @@ class Member:
         if self.fixed and incarnation.sync == manifest.first and not standing.rollbacks:
             meet(incarnation)
         incarnation.attendance.begin(self.rank, standing.members, incarnation.now, store.get)
-        self._unsynced = UnsyncedWatch(store, self.rank, manifest.unsynced, schema.unsynced)
-        # At the beginning of a run, the replica that began it has just written these objects
-        if incarnation.sync:
-            self._unsynced.look(self.rank, self.world_size, whole=True)
         store.patience = self._timing.sync_timeout
 
     @property
@@ -276,25 +270,12 @@ class Member:
         """
         watch_manifest(incarnation)
         _leave_word(incarnation, None, incarnation.sync)
-        if self._unsynced is not None:
-            self._unsynced.look()
         # If this incarnation's state is no longer the run's, there is nothing to publish.
         with suppress(ReloadError):
             look_back(incarnation)
             finish(incarnation)
             if incarnation.deletes_own:
                 collect(incarnation)
-
-    def _watch_unsynced(self, incarnation: Incarnation) -> None:
-        """Check this replica's share of the unsynced objects.
-
-        Each object is checked by one member, and by a different one each time, so that not all
-        write the same object at once.
-        """
-        members = sorted(incarnation.standing.members)
-        if self._unsynced is not None and self.rank in members:
-            turn = (members.index(self.rank) - incarnation.sync // WATCH_EVERY) % len(members)
-            self._unsynced.look(turn, len(members))
 
     def _running(self) -> Incarnation:
         self._check_open()
