@@ -26,7 +26,6 @@ from diloco_core._export._choice import read_tensors
 from diloco_core._export._run_states import unsynced_files
 from diloco_core._inner import _state
 from diloco_core._inner._file import SavedInner
-from diloco_core._loop._own_state import Residuals
 from diloco_core._model._partition import NamedTensor
 from diloco_core._model._unsynced import Unsynced, unsynced_key
 from diloco_core._outer._fragment import Fragment
@@ -83,7 +82,7 @@ MANIFEST = Manifest(
     tensors={"weight": "torch.float32 [32] outer"}, fragments=[FRAGMENT], unsynced={},
     initial=NONCE, sums=[[1, 2**63]], rests=[[3, 4]], rate=Rate((0.5,), 2, 1),
 )  # fmt: skip
-INNER, RESIDUAL = _keys.inner_key(1, 2, 5), _keys.residual_key(1, 2, 6)
+INNER = _keys.inner_key(1, 2, 5)
 LACKING, WHOLE, CHANGED = (shard_key(sync, 0, 0, NONCE) for sync in (5, 6, 7))
 FROZEN = {"count": [0, 1, 2], "few": [1.0, 0.5]}
 CHUNK = 1024
@@ -201,9 +200,6 @@ def write(store):
     manifest = SimpleNamespace(world_size=2, first=0)
     _carrying.carry(SimpleNamespace(manifest=manifest, fragments=[], store=nothing), store, 0, 1)
     put(store, INNER, inner(STATE)[0].parts(6, INNER, 2))
-    lost = SimpleNamespace(offered=([torch.arange(4.0), torch.empty(0)], 6))
-    parts = Residuals.parts(SimpleNamespace(name="0", residual=lost))
-    put(store, RESIDUAL, parts(RESIDUAL))
     for sync, key in ((5, LACKING), (6, WHOLE), (7, CHANGED)):
         job, one = shard(sync, 2.0)
         put(store, key, one.parts(shard_metadata(job, sync, "1.2" if sync == 5 else "")))
@@ -244,19 +240,6 @@ def saved_inner(store):
     data, (state, loader) = store.get(INNER), inner()
     saved = SavedInner(5, INNER, INNER, data)
     return state.restore(data, INNER, INNER), saved.rollback(), repr(loader.state)
-
-
-def saved_residual(store):
-    found = []
-
-    def load(values, tag):
-        found.append((tag, [each.tolist() for each in values]))
-
-    residual = SimpleNamespace(tag=0, fits=lambda values: True, load=load)
-    residuals = Residuals()
-    residuals.watch([SimpleNamespace(name="0", residual=residual)])
-    residuals.take([SavedInner(6, RESIDUAL, RESIDUAL, store.get(RESIDUAL))], 1, [6])
-    return found
 
 
 def loaded(sync, lacks=None):
@@ -311,7 +294,6 @@ READ = {
         ),
         ("carried.json", _carrying.read_choice, CHOICE),
         (INNER, saved_inner, (6, 2, repr(STATE))),
-        (RESIDUAL, saved_residual, [(6, [[0.0, 1.0, 2.0, 3.0], []])]),
         loaded(5, "1.2"),
         loaded(6),
         loaded(7),

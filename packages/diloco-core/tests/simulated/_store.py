@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from diloco_core._run._records._keys import highest_epochs, parse_inner, parse_residual
+from diloco_core._run._records._keys import highest_epochs, parse_inner
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class SimulatedStore:
         """Whether a later incarnation of the rank has claimed it than the one that saves inner
         state under this key.
         """
-        epoch, _ = parse_inner(key) or parse_residual(key) or (0, 0)
+        epoch, _ = parse_inner(key) or (0, 0)
         rank = int(key.split("/")[1])
         return highest_epochs(self.below(f"claims/{rank:05}")).get(rank, 0) > epoch
 

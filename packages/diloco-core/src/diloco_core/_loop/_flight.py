@@ -135,7 +135,6 @@ class Flight:
     def _begin(self) -> Pending:
         if isinstance(self.fragment, DelayedFragment):
             self.fragment.collect()
-        self.membership.own.save_residual(self.fragment)
         last = self._last or not self.membership.elastic
         self._pending = self.membership.exchange.begin(self.fragment, last=last)
         return self._pending

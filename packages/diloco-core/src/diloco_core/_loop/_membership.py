@@ -229,7 +229,6 @@ class StoreMembership(Membership):
             return
         own.restore(counted)
         position = exchange.position
-        own.residuals.take(exchange.saved_residuals(), exchange.rank, position.counted)
         own.residuals.check(exchange.rank, position.counted, position.sync)
         lost = ", ".join(
             f"{counted - steps} of fragment {fragment.name}"

@@ -297,7 +297,6 @@ class OuterSteps:
                 self._depart(fragment)
                 if isinstance(fragment, DelayedFragment):
                     fragment.collect()
-                membership.own.save_residual(fragment)
                 # In a fixed run every sync may be the last one, as another replica may have left.
                 may_be_last = last or not membership.elastic
                 report = membership.exchange.begin(fragment, last=may_be_last).finish()

@@ -6,21 +6,18 @@ This says when it is saved in the run's store, and what a new incarnation of its
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from .._errors import CorruptedObjectError
-from .._inner._file import SavedInner, file_parts, pack, unpack, verified
 from .._inner._state import InnerState, Stateful
 from .._model._own_buffers import OwnBuffers
 from .._outer._fragment import Fragment
 from .._outer._residual import Residual
 from .._run._exchange import StoreExchange
-from .._store._api import Buffer
 from . import _notices as notices
 from ._counters import OpenSteps
 
@@ -61,58 +58,6 @@ class Residuals:
             saved = state[fragment.name]
             residual.load(saved["values"], int(saved["tag"]))
 
-    @staticmethod
-    def parts(fragment: Fragment) -> Callable[[str], Iterable[Buffer]] | None:
-        """Return a function that makes the bytes of a fragment's residual if what is sent counts.
-
-        None if none is sent.
-
-        They are saved before the contribution can be counted: after that, this replica may die
-        before it knows.
-        """
-        offered = None if fragment.residual is None else fragment.residual.offered
-        if offered is None:
-            return None
-        values, tag = offered
-        tensors: list[torch.Tensor] = []
-        tree = {
-            "kinds": {},
-            "parameters": {},
-            "random": None,
-            "rollback": 0,
-            "inner_steps": tag,
-            "fragment": fragment.name,
-            "residual": pack({"values": values}, tensors, "error feedback"),
-        }
-        return partial(file_parts, tree, tensors)
-
-    def take(self, saved: Iterable[SavedInner], rank: int, positions: Sequence[int]) -> None:
-        """Continue with saved residuals whose contributions have been counted since.
-
-        Args:
-            saved: They.
-            rank: The rank of this replica.
-            positions: As in :meth:`check`.
-        """
-        wanted = {
-            fragment.name: (residual, position)
-            for (fragment, residual), position in self._at(positions)
-            if residual.tag != position
-        }
-        for each in saved if wanted else ():
-            try:
-                tree, tensors = verified(each.data, each.identity, each.origin)
-                values = unpack(tree["residual"], tensors)["values"]
-            # Whatever these bytes are, this replica goes on without them
-            except Exception as error:  # noqa: BLE001
-                notices.log.error("rank %d: %s", rank, error)
-                continue
-            name = str(tree.get("fragment"))
-            residual, position = wanted.get(name, (None, 0))
-            if residual is not None and tree["inner_steps"] == position and residual.fits(values):
-                residual.load(values, position)
-                del wanted[name]
-
     def check(self, rank: int, positions: Sequence[int], sync: int) -> None:
         """Set residuals to zero that do not hold where this replica begins, and log which ones.
 
@@ -121,13 +66,11 @@ class Residuals:
             positions: For every fragment, how many inner steps of this rank are counted in it.
             sync: The number of the newest sync.
         """
-        for (fragment, residual), position in self._at(positions):
+        pairs = zip(self._pairs, positions, strict=bool(self._pairs))
+        for (fragment, residual), position in pairs:
             if residual.move(position):
                 lost = (fragment.name, sync, self._advice)
                 notices.log.warning(notices.RESIDUAL_LOST, rank, *lost)
-
-    def _at(self, positions: Sequence[int]) -> Iterable[tuple[tuple[Fragment, Residual], int]]:
-        return zip(self._pairs, positions, strict=bool(self._pairs))
 
 
 @dataclass(eq=False)
@@ -287,17 +230,6 @@ class OwnState:
         if due and counted:
             self._save(inner_steps)
 
-    def save_residual(self, fragment: Fragment) -> None:
-        """Save what a fragment's residual becomes if the contribution that is sent now counts.
-
-        This is done if a save is due after the contribution.
-        """
-        sync = self.exchange.position.sync + 1
-        due = sync - self._saved_at >= self.every or not self._has_saved
-        parts = self.residuals.parts(fragment) if due and self.saves else None
-        if parts is not None:
-            self.exchange.save_residual(parts)
-
     def save_last(self, inner_steps: int) -> None:
         """Save the state if it may have changed since the last save, and nothing later. Repeatable.
 
@@ -344,9 +276,6 @@ class NothingSaved:
         """Do nothing."""
 
     def save(self, inner_steps: int, overlap: int) -> None:
-        """Do nothing."""
-
-    def save_residual(self, fragment: Fragment) -> None:
         """Do nothing."""
 
     def save_loaded(self, inner_steps: int) -> None:

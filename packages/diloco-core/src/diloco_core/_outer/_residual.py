@@ -125,22 +125,6 @@ class Residual:
         self.values, self.tag = [], position
         return True
 
-    @property
-    def offered(self) -> tuple[list[torch.Tensor], int] | None:
-        """The residual if what is sent counts, and its position; None if nothing is sent."""
-        return (self._offered, self._offered_tag) if self._offered and not self._open else None
-
-    def fits(self, values: object) -> bool:
-        """Say whether these are the values of a residual of this fragment."""
-        if not isinstance(values, list) or not all(isinstance(v, torch.Tensor) for v in values):
-            return False
-        # Of a tensor without elements, the dtype does not matter.
-        held = [(each.numel(), each.dtype) if each.numel() else None for each in values]
-        return not values or held == [
-            (group.numel, group.dtype) if group.rule is Rule.OUTER and group.numel else None
-            for group in self.layout.groups
-        ]
-
     def load(self, values: Sequence[torch.Tensor], tag: int) -> None:
         """Continue with a saved residual, which is copied."""
         self.values = [saved.clone() for saved in values]

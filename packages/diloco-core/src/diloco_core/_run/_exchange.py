@@ -36,10 +36,10 @@ from .._terms._support import EVERYTHING_SENT
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, watch_claim, watch_manifest
 from ._incarnation._incarnation import Incarnation
-from ._inner import save_inner, save_residual, saved
+from ._inner import save_inner, saved
 from ._joining import Member
 from ._policy._ends import refuse_reload
-from ._records._keys import Hint, parse_inner, parse_residual
+from ._records._keys import Hint
 from ._repair import read_commit
 from ._round._reload import ReloadError
 from ._settings import Elastic, Fixed
@@ -329,19 +329,7 @@ class StoreExchange(Member, Exchange):
 
     def saved_inner(self) -> Iterator[SavedInner]:
         """Return what earlier incarnations of this rank have saved, the newest first."""
-        return saved(self._running(), parse_inner)
-
-    @one_thread()
-    def save_residual(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Save what a codec will have lost if the next contribution is counted.
-
-        See :func:`._inner.save_residual`.
-        """
-        save_residual(self._running(), parts)
-
-    def saved_residuals(self) -> Iterator[SavedInner]:
-        """Return what earlier incarnations of this rank saved before contributing, newest first."""
-        return saved(self._running(), parse_residual)
+        return saved(self._running())
 
     def given_up(self, saved: SavedInner) -> bool:
         """Say whether the run has since given up something that the model held then.

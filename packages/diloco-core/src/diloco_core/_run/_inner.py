@@ -10,9 +10,7 @@ from .._store._api import Buffer
 from .._wire._safetensors import check_extent
 from ._claims import check_claim, check_run
 from ._incarnation._incarnation import Incarnation
-from ._records._keys import inner_key, parse_inner, parse_residual, residual_key
-
-_Parse = Callable[[str], tuple[int, int] | None]
+from ._records._keys import inner_key, parse_inner
 
 
 def save_inner(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]]) -> None:
@@ -27,8 +25,15 @@ def save_inner(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]
         RunExistsError: The prefix belongs to another run by now.
     """
     epoch_and_sync = incarnation.epoch, incarnation.sync
-    _save(incarnation, inner_key(incarnation.rank, *epoch_and_sync), parts)
-    older = [each for each in reversed(_keys(incarnation, parse_inner)) if each[0] < epoch_and_sync]
+    key = inner_key(incarnation.rank, *epoch_and_sync)
+    check_run(incarnation)
+    check_claim(incarnation)
+    # This skips the check of the run that other writes make, so that nothing comes between
+    # check_claim() and the write.
+    incarnation.store.attempt(
+        lambda: incarnation.store.store.put(key, parts(incarnation.bound(key)))
+    )
+    older = [each for each in reversed(_keys(incarnation)) if each[0] < epoch_and_sync]
     if incarnation.fixed:
         # The run may go back to the state before its newest one, and this rank with it.
         older = [each for each in older if each[0][1] < incarnation.sync][1:] + [
@@ -37,46 +42,18 @@ def save_inner(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]
     incarnation.store.delete([old for _, old in older])
 
 
-def save_residual(incarnation: Incarnation, parts: Callable[[str], Iterable[Buffer]]) -> None:
-    """Save what a codec will have lost if the next contribution is counted.
-
-    Of what was saved earlier, only the newest stays.
-
-    Raises:
-        FencedError: A newer incarnation of this rank has taken over.
-        RunExistsError: The prefix belongs to another run by now.
-    """
-    _save(
-        incarnation, residual_key(incarnation.rank, incarnation.epoch, incarnation.sync + 1), parts
-    )
-    # The one before stays: whether this contribution is counted is not known yet.
-    incarnation.store.delete([old for _, old in _keys(incarnation, parse_residual)[:-2]])
-
-
-def saved(incarnation: Incarnation, parse: _Parse) -> Iterator[SavedInner]:
-    """Yield what earlier incarnations of this rank have saved, the newest first.
-
-    ``parse`` recognises the keys of what is wanted.
-    """
-    for (_, sync), key in reversed(_keys(incarnation, parse)):
+def saved(incarnation: Incarnation) -> Iterator[SavedInner]:
+    """Yield what earlier incarnations of this rank have saved, the newest first."""
+    for (_, sync), key in reversed(_keys(incarnation)):
         data = _read(incarnation, key)
         if data is not None:
             yield SavedInner(sync, incarnation.bound(key), incarnation.origin(key), data)
 
 
-def _save(incarnation: Incarnation, key: str, parts: Callable[[str], Iterable[Buffer]]) -> None:
-    check_run(incarnation)
-    check_claim(incarnation)
-    # This skips the check of the run that other writes make, so that nothing comes between
-    # check_claim() and the write.
-    incarnation.store.attempt(
-        lambda: incarnation.store.store.put(key, parts(incarnation.bound(key)))
-    )
-
-
-def _keys(incarnation: Incarnation, parse: _Parse) -> list[tuple[tuple[int, int], str]]:
-    """List what this rank has saved of one kind, as epoch and sync with the key, newest last."""
-    listed = ((parse(key), key) for key in incarnation.store.list(f"inner/{incarnation.rank:05}/"))
+def _keys(incarnation: Incarnation) -> list[tuple[tuple[int, int], str]]:
+    """List what this rank has saved, as epoch and sync with the key, newest last."""
+    keys = incarnation.store.list(f"inner/{incarnation.rank:05}/")
+    listed = ((parse_inner(key), key) for key in keys)
     return sorted((written, key) for written, key in listed if written is not None)
 
 

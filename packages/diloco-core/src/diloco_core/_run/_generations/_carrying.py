@@ -18,7 +18,7 @@ from ..._store._patient import Patient
 from ..._store._reread import read_again
 from ..._wire._sealed import seal, unsealed_fields
 from .._incarnation._incarnation import Incarnation
-from .._records._keys import commit_key, parse_inner, parse_residual
+from .._records._keys import commit_key, parse_inner
 from .._records._rules import done_states
 from .._states._kept import keys_of, verified
 from ._names import FOLDER
@@ -149,14 +149,13 @@ def carry(incarnation: Incarnation, store: Patient, sync: int, rank: int) -> Non
             _copy(incarnation.store, store, key)
     for key in incarnation.store.list(f"claims/{rank:05}/"):
         _copy(incarnation.store, store, key)
-    for parse in (parse_inner, parse_residual):
-        saved = [
-            (written, key)
-            for key in incarnation.store.list(f"inner/{rank:05}/")
-            if (written := parse(key)) is not None and written[1] <= sync
-        ]
-        for _, key in sorted(saved)[-2:]:
-            _copy(incarnation.store, store, key)
+    saved = [
+        (written, key)
+        for key in incarnation.store.list(f"inner/{rank:05}/")
+        if (written := parse_inner(key)) is not None and written[1] <= sync
+    ]
+    for _, key in sorted(saved)[-2:]:
+        _copy(incarnation.store, store, key)
     store.put(f"{_MARKS}{rank:05}", lambda: [b"\n"])
 
 

@@ -40,8 +40,6 @@ Keys under the run's prefix, and whether they are only created or may be put aga
                                                               back to
     inner/{rank}/{epoch}.{sync}.safetensors           put     what belongs to one replica
                                                               alone
-    inner/{rank}/{epoch}.{sync}.residual.safetensors  put     what a codec will have lost
-                                                              if a contribution counts
     unsynced/{nonce}/{number}.safetensors             put     what belongs to the model
                                                               and is not synced; never
                                                               deleted
@@ -291,16 +289,6 @@ def inner_key(rank: int, epoch: int, sync: int) -> str:
     Keys are ordered by epoch first: what a later incarnation saves is always newer.
     """
     return f"inner/{rank:05}/{epoch:04}.{sync:08}.safetensors"
-
-
-def residual_key(rank: int, epoch: int, sync: int) -> str:
-    """Key of what a codec will have lost of an incarnation's contribution to a sync."""
-    return f"inner/{rank:05}/{epoch:04}.{sync:08}.residual.safetensors"
-
-
-def parse_residual(key: str) -> tuple[int, int] | None:
-    """Epoch and sync of the residual that has this key; None if it is not the key of one."""
-    return parse_inner(key.replace(".residual.", ".")) if ".residual." in key else None
 
 
 def parse_inner(key: str) -> tuple[int, int] | None:
