@@ -49,10 +49,6 @@ class Sync:
     def __init__(self, exchange, job):
         self._exchange, self._job = exchange, job
 
-    def ready(self):
-        """Whether finish() would not have to wait; True where that is not known."""
-        return True
-
     def finish(self):
         """Wait for the others, and adopt what comes out."""
         return self._exchange.finish(self._job)

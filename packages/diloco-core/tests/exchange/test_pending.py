@@ -79,17 +79,6 @@ def test_the_halves_together_are_a_sync(replicas):
         assert (report.committed, report.members, report.contribution) == (True, 2, "counted")
 
 
-@each(*KINDS)
-def test_it_is_ready_when_all_have_contributed(replicas):
-    first, second = replicas
-    early = begin(first)
-    cannot_tell = isinstance(first.exchange, ManagerExchange)
-    assert [early.ready(), early.ready()] == [cannot_tell] * 2
-    late = begin(second)
-    assert [early.ready(), late.ready()] == [True, True]
-    at_once(finish, [early, late])
-
-
 @pytest.mark.parametrize("kind", TELLING)
 def test_the_time_of_a_sync_is_that_of_its_halves(kind, tmp_path, monkeypatch):
     """Not what comes between them: the first half takes an hour here, and that takes a day."""
@@ -132,8 +121,6 @@ def test_one_sync_is_under_way_at_a_time(replicas):
     for other in pending:
         with pytest.raises(SyncError, match="the sync of 0 is over: begin another one"):
             other.finish()
-        with pytest.raises(SyncError, match="is over"):
-            other.ready()
 
 
 @each(*TELLING)

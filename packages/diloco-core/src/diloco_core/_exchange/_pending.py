@@ -14,13 +14,7 @@ from typing import Protocol
 from .._errors import SyncError
 from ._report import SyncReport
 
-Ready = Callable[[], bool]
-"""The function that the generator of a sync yields.
-
-It returns whether all contributions are there, so that the second half would not wait for one.
-"""
-
-Steps = Generator[Ready, None, "SyncReport"]
+Steps = Generator[None, None, "SyncReport"]
 Guard = Callable[[], AbstractContextManager[object]]
 
 
@@ -56,17 +50,6 @@ class Pending(Protocol):
     does not write to the job.
     """
 
-    def ready(self) -> bool:
-        """Say whether the contributions of all other replicas are there.
-
-        If so, :meth:`finish` would not wait for one. This method does not wait itself. It costs a
-        request or two, and may be called again and again. An exchange that cannot know the answer
-        returns True.
-
-        Raises:
-            SyncError: An error that :meth:`finish` would raise is known already.
-        """
-
     def finish(self) -> SyncReport:
         """Wait for the others, reduce, update and adopt.
 
@@ -99,7 +82,7 @@ class Syncs:
         self.check(f"the sync of {name} cannot be begun")
         halves = self._under_way = _Halves(name, steps, guard, self.give_up)
         with halves.at_work():
-            halves.ready_now = next(steps)
+            next(steps)
         return halves
 
     def check(self, refusal: str) -> None:
@@ -162,12 +145,6 @@ class _Halves:
         self._steps = steps
         self._guard = guard
         self._ended = ended
-        self.ready_now: Ready = bool
-
-    def ready(self) -> bool:
-        self._check()
-        with self.at_work():
-            return self.ready_now()
 
     def finish(self) -> SyncReport:
         self._check()

@@ -99,10 +99,7 @@ class ProcessGroupExchange(ExchangeInMemory):
 
     # A replica that leaves tells all at once
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002
-        """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas.
-
-        ``ready()`` returns True.
-        """
+        """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas."""
         check_usable(joined=self._schema is not None, ended=self._ended)
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
 
@@ -147,7 +144,7 @@ class ProcessGroupExchange(ExchangeInMemory):
             raise
 
     def _sync(self, job: SyncJob) -> Steps:
-        yield lambda: True
+        yield
         clock, layout = self._timing.clock, job.layout
         start = clock()
         self._in_collectives = False

@@ -285,7 +285,7 @@ class StoreExchange(Member, Exchange):
                 sync.contribute()
             except ReloadError as error:
                 reload = error.with_traceback(None)  # it is left to the second half of the sync
-        yield sync.ready if reload is None else lambda: True
+        yield
         with saying_what_to_do(incarnation, going_back=False):
             return self._finish(incarnation, sync, reload)
 

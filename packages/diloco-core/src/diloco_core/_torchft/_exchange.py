@@ -111,7 +111,7 @@ class ManagerExchange(ExchangeInMemory):
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002
         """Meet the replicas that take part.
 
-        ``finish()`` compares, averages, votes and updates; ``ready()`` is always true.
+        ``finish()`` compares, averages, votes and updates.
 
         Raises:
             MismatchError: By ``finish()``: the replicas differ in what must be equal, or the others
@@ -124,7 +124,7 @@ class ManagerExchange(ExchangeInMemory):
         start = clock()
         sums = [] if job.kind == "initial" else self._start_step(job)
         begun = clock() - start
-        yield lambda: True
+        yield
         start = clock() - begun
         committed, contribution = True, "counted"
         if job.kind == "initial":

@@ -116,17 +116,6 @@ class StoreSync:
             incarnation.store.list(deltas(self._sync))
         )
 
-    def ready(self) -> bool:
-        """Say whether the sync is decided, or this incarnation would wait no longer for others."""
-        try:
-            self._note(self._decided or commit_mended(self._incarnation, self._sync))
-            if self._decided is not None:
-                return True
-            decision = rounds.on_look(self._round, self._look(), overdue=False, expired=False)
-        except ReloadError:
-            return True  # the second half meets the same problem again, and raises it
-        return not isinstance(decision, rounds.KeepWaiting)
-
     def finish(self) -> SyncReport:
         """The second half.
 
