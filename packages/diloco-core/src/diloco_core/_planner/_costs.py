@@ -93,7 +93,7 @@ class Costs:
     def __post_init__(self) -> None:
         self.requests = defaultdict[str, float](float)
         self.sent = self.received = 0.0
-        self._passed = self._met = self._longest = 0.0  # seconds
+        self._passed = 0.0  # seconds
         self._queues = _Queue(), _Queue()
 
     @property
@@ -101,18 +101,12 @@ class Costs:
         """Seconds until the last replica has finished all steps so far."""
         return self._passed + max(queue.delay for queue in self._queues)
 
-    @property
-    def longest_part(self) -> float:
-        """Seconds of the longest part between two points where all replicas wait for the last."""
-        return max(self._longest, self.seconds - self._met)
-
     def meet(self) -> None:
         """Let all replicas wait until the last one has come to this point.
 
         They need a moment to see that it has.
         """
-        self._longest = self.longest_part
-        self._passed = self._met = self.seconds + self.store.poll
+        self._passed = self.seconds + self.store.poll
         self._queues = _Queue(), _Queue()
 
     def ask(

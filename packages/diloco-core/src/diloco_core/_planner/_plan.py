@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .._checks import MOST_RANKS, check_positive, kind_of, number, one_of, whole, yes_or_no
 from .._codecs._codec import Codec, check_state_codec
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
-from .._store._api import most_values
-from .._store._drivers._uploads import MOST_PARTS
-from .._store._transfer import PART_BYTES, Transfer
-from ._costs import Costs, StoreModel, check_amount
+from .._store._transfer import Transfer
+from ._costs import StoreModel, check_amount
 from ._model import Model, gather_sync, sharded_sync
 
 TOPOLOGIES = ("sharded", "gather")
@@ -57,11 +54,6 @@ class ExchangePlan:
         memory_bytes: The memory that the outer loop takes on a replica (the local and global copy
             in fp32, and outer state), without buffers. A ``delay`` adds a copy of the fragment that
             is under way, and ``error_feedback`` a copy of the model and two of that fragment.
-        limits: Sentences on what slows such a sync down and what helps. Empty if only its bytes
-            take time.
-        longest_part: Seconds of the longest part of the sync between two points at which all
-            replicas wait for each other. If one replica is half as fast as the others, they wait
-            this much longer for it.
     """
 
     topology: str
@@ -74,8 +66,6 @@ class ExchangePlan:
     deletes: float
     cost: float
     memory_bytes: float
-    limits: tuple[str, ...] = ()
-    longest_part: float = 0.0
 
     def exposed(self, overlap: float = 0.0) -> float:
         """Return the seconds of a sync in which a replica does not train.
@@ -256,20 +246,12 @@ def plan_exchange(
         clip=clip is not None,
         tensors=tensors,
     )
-    syncs: dict[str, Callable[[StoreModel, float], Costs]] = {
-        "sharded": partial(sharded_sync, model)
-    }
+    each = {"sharded": sharded_sync(model, store, bandwidth)}
     if not fixed and published.plain:
-        syncs["gather"] = partial(gather_sync, model, publish_every)
-    each = {name: sync(store, bandwidth) for name, sync in syncs.items()}
+        each["gather"] = gather_sync(model, publish_every, store, bandwidth)
     quickest = min(each, key=lambda name: each[name].seconds)
     chosen = quickest if topology == "auto" else topology
     costs, count = each[chosen], each[chosen].requests
-    unlimited = syncs[chosen](replace(store, reads=None, writes=None), bandwidth)
-    sentences = limits(costs, unlimited, model, sharded=chosen == "sharded")
-    if chosen != quickest:
-        quicker = f"{quickest!r}: such a sync takes {each[quickest].seconds:.3g} s"
-        sentences.append(f"Another topology is quicker, {quicker}.")
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     dollars += costs.received * store.egress_price
     residual = 0 if published.plain else size
@@ -285,63 +267,9 @@ def plan_exchange(
         deletes=count["DELETE"],
         cost=replicas * dollars,
         memory_bytes=4 * params + fragments * (size + outer),
-        limits=tuple(sentences),
-        longest_part=costs.longest_part,
     )
     if not math.isfinite(
         plan.seconds + plan.bytes_sent + plan.bytes_received + plan.cost + plan.memory_bytes
     ):
         raise OverflowError("a number of the plan")
     return plan
-
-
-_FELT = 1.1  # a sync must take this many times as long before the rate of requests is mentioned
-
-
-def limits(costs: Costs, unlimited: Costs, model: Model, *, sharded: bool) -> list[str]:
-    """Sentences on what slows a sync down.
-
-    Args:
-        costs: What the sync costs.
-        unlimited: What it would cost if the prefix accepted any number of requests.
-        model: What is synced.
-        sharded: Whether the topology is sharded.
-    """
-    sentences = []
-    largest = MOST_PARTS * PART_BYTES
-    if model.values > most_values(largest):
-        fragments = math.ceil(model.values / most_values(largest))
-        sentences.append(
-            "Such a sync is refused when the run begins: each contribution has "
-            f"{model.values / 1e9:.3g} GB, which is too large for one object (at most "
-            f"{largest / 1e9:.0f} GB). Cut the model into at least {fragments} fragments, and plan "
-            "the sync of one of them."
-        )
-    if costs.seconds <= _FELT * unlimited.seconds:
-        return sentences
-    n, store, count = model.replicas, costs.store, costs.requests
-    reads, writes = n * (count["GET"] + count["LIST"]), n * (count["PUT"] + count["DELETE"])
-    sentences.append(
-        "The rate of requests below the prefix is limited, which slows a sync down: it takes "
-        f"{costs.seconds:.3g} s, and would take {unlimited.seconds:.3g} s without that limit. The "
-        f"{n} replicas send {reads:,.0f} reads and {writes:,.0f} writes. The prefix accepts "
-        f"{_rate_of(store.reads)} reads and {_rate_of(store.writes)} writes per second. A larger "
-        "sync_every makes such syncs rarer. So do fewer fragments: the sync of one fragment sends "
-        "about as many requests as that of the whole model. Fewer replicas send fewer."
-    )
-    block = model.transfer.block_bytes
-    if (
-        sharded
-        and model.shard > block
-        and reads / store.rate("GET") > writes / store.rate("PUT") / 2
-    ):
-        sentences.append(
-            f"Larger ranges need fewer reads: a shard has {model.shard / 1e6:.3g} MB, and is read "
-            f"in ranges of at most {block / 1e6:.3g} MB. To read larger ranges, use "
-            "connect(transfer=Transfer(block_bytes=...))."
-        )
-    return sentences
-
-
-def _rate_of(rate: float | None) -> str:
-    return "any number" if rate is None else f"{rate:,.0f}"

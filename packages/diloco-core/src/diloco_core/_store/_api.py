@@ -253,14 +253,6 @@ def creates_once(
         attempt(clean_up)
 
 
-def most_values(largest: int) -> float:
-    """Return the most bytes of values that fit into a contribution.
-
-    A contribution is one object of at most ``largest`` bytes.
-    """
-    return 0.99 * largest  # the header and the checksums take far less than a hundredth
-
-
 def check_size(store: Store, size: int) -> None:
     """Refuse a fragment whose contributions would be too large for the store.
 
@@ -271,11 +263,13 @@ def check_size(store: Store, size: int) -> None:
     Raises:
         ConfigurationError: The fragment is too large; the error says into how many to cut it.
     """
-    if store.largest is not None and size > most_values(store.largest):
+    # The header and the checksums take far less than a hundredth of a contribution.
+    most = math.inf if store.largest is None else 0.99 * store.largest
+    if store.largest is not None and size > most:
         raise ConfigurationError(
             f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which "
             f"can have at most {store.largest / 1e9:.0f} GB: cut it into "
-            f"{math.ceil(size / most_values(store.largest))} fragments or more"
+            f"{math.ceil(size / most)} fragments or more"
         )
 
 
