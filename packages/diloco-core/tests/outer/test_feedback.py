@@ -1,13 +1,12 @@
 """Error feedback in every exchange: what a codec loses is added to the next contribution."""
 
 import logging
-import threading
 
 import pytest
 import torch
 from loop_lab import KINDS, as_sent, exchanges, loop
 from resuming_lab import REPLICAS, Experiment, equal
-from training_lab import PATIENCE, fill, identical, push, run, values
+from training_lab import fill, identical, push, run, values
 
 from diloco_core import ConfigurationError, NonFiniteDeltaError, connect, in_process
 
@@ -119,37 +118,6 @@ def test_a_residual_that_was_not_saved_is_lost_and_said(kind, save_every, delay,
         (record,) = [each for each in caplog.records if said in each.getMessage()]
         assert record.levelno == logging.WARNING
         assert "save_inner_every=1 avoids this" in record.getMessage()
-
-
-@pytest.mark.parametrize("kind", ["store", "sharded"])
-def test_a_residual_outlives_a_kill_after_a_delayed_sync_was_counted(kind, tmp_path, caplog):
-    """This rank has not adopted the sync yet, and has saved nothing since."""
-    options = {**FED, "delay": 1, "save_inner_every": 1}
-    first, again = (exchanges(kind, 2, tmp_path, resume=resume) for resume in (False, True))
-    counted = {}
-    for exchange in first:
-
-        def begin(job, begin=exchange.begin, rank=exchange.rank, **given):
-            pending, counted[rank] = begin(job, **given), threading.Event()
-            finish = pending.finish
-            pending.finish = lambda: (finish(), counted[rank].set())[0]
-            return pending
-
-        exchange.begin = begin
-
-    def killed(exchange):
-        def after(outer):
-            assert outer.syncing
-            assert counted[exchange.rank].wait(PATIENCE)
-            raise StopError
-
-        return after
-
-    with pytest.raises(BaseExceptionGroup):
-        run(lambda each: live(each, 7, killed(each), **options), first)
-    caplog.clear()
-    run(lambda each: live(each, 9, **options), again)
-    assert "starts again from zero" not in caplog.text
 
 
 def test_what_is_not_finite_with_the_residual_is_refused_before_it_is_sent(tmp_path):

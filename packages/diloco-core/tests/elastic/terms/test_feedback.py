@@ -39,7 +39,7 @@ def test_who_is_late_keeps_its_residual(late, fate, delay):
     assert not training.feedback.said
 
 
-def run_killed(operation=59, **training):
+def run_killed(operation=61, **training):
     """Rank 1 is killed after one of its requests, and comes back."""
     faults = [Fault(1, 1, operation, "kill after")]
     schedule = Schedule(2, faults=faults, latency=0.01, restart_after=3.0)
