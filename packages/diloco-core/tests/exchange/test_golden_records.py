@@ -22,8 +22,8 @@ from diloco_core._arithmetic._coded import CodedUpdates, Encoded
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._arithmetic._rate import Rate, digits
 from diloco_core._arithmetic._sharded import Scratch
-from diloco_core._export._choice import read_tensors
 from diloco_core._export._run_states import unsynced_files
+from diloco_core._export._stored import read_fragment
 from diloco_core._inner import _state
 from diloco_core._inner._file import SavedInner
 from diloco_core._model._partition import NamedTensor
@@ -262,8 +262,9 @@ def loaded(sync, lacks=None):
 def unsynced(store):
     """What export() finds in the object, by name."""
     table = Manifest.from_json(RECORDS[_keys.MANIFEST], "").unsynced
-    tensors = read_tensors(store.store, table, unsynced_files(table), None)
-    return {name: tensor.tolist() for name, tensor in tensors.items()}
+    fragment, files = unsynced_files(table)
+    read_fragment(store.store, fragment, files)
+    return {name: tensor.tolist() for name, tensor in fragment.tensors(None).items()}
 
 
 #: By key, how an object is read, and what comes of it.

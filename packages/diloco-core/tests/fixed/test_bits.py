@@ -140,8 +140,7 @@ class TestExport:
     def exported(self, healthy, tmp_path, monkeypatch):
         """What ``export`` makes of the run when an object is harmed."""
         at_once = Timing(sleep=lambda seconds: None)  # where it is read again
-        monkeypatch.setattr("diloco_core._export._choice._TIMING", at_once)
-        monkeypatch.setattr("diloco_core._export._run_states.Timing", lambda: at_once)
+        monkeypatch.setattr("diloco_core._export._stored._TIMING", at_once)
         folder, target = tmp_path / "run", tmp_path / "model"
         for key, data in healthy.objects.items():
             (folder / key).parent.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,9 @@ from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
-from ._choice import INCOMPLETE, Choice, as_damage, newest_whole, read_tensors, the_states
+from ._choice import INCOMPLETE, Choice, as_damage, newest_whole, the_states
 from ._run_states import RunStates, find_source, sentence, unsynced_files, without_unsynced
+from ._stored import read_fragment
 
 _log = logging.getLogger("diloco_core")
 
@@ -116,13 +117,15 @@ def export(
             unsynced = source.manifest.unsynced
             choice, tensors = newest_whole(store, source, dtype, at)
             step = choice.step
-            if not synced_only:
+            if unsynced and not synced_only:
+                rest, files = unsynced_files(unsynced)
                 try:
-                    tensors.update(read_tensors(store, unsynced, unsynced_files(unsynced), dtype))
+                    read_fragment(store, rest, files)
                 except (ObjectNotFoundError, CorruptedObjectError) as error:
                     raise CorruptedObjectError(
                         f"{sentence(as_damage(error))} {without_unsynced(unsynced)}"
                     ) from error
+                tensors.update(rest.tensors(dtype))
         finally:
             store.close()
         aliases = unsynced.get("aliases", {})

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import xxhash
+
+from .._arithmetic._coded import CodedUpdates
+from .._arithmetic._layout import CHUNK_BYTES
 from .._codecs._codec import Codec
 from .._codecs._named import CODECS
 from .._errors import (
@@ -18,8 +21,8 @@ from .._errors import (
     RendezvousError,
     RunExistsError,
 )
-from .._model._unsynced import unsynced_key, unsynced_seed
-from .._run._incarnation._progress import published_seed
+from .._model._unsynced import unsynced_header, unsynced_key, unsynced_seed
+from .._run._incarnation._progress import published_shard
 from .._run._records._keys import (
     MANIFEST,
     Delta,
@@ -31,35 +34,16 @@ from .._run._records._keys import (
 )
 from .._run._records._manifest import Manifest
 from .._run._records._records import Commit, Done, Rollback, of_run, read_record
-from .._run._records._rules import done_states, is_whole, made_of
+from .._run._records._rules import done_states, made_of
 from .._run._records._rules import states as published_states
 from .._store._api import Store
-from .._store._reread import list_folders, read_again, read_or_copy
-from .._timing import Timing
+from .._store._reread import list_folders, read_or_copy
+from .._wire._published import Shard, Sums
+from ._stored import PublishedFile, StoredFragment, reading_again
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
 
 _log = logging.getLogger("diloco_core")
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedFile:
-    """The file of a shard of a fragment's state.
-
-    Attributes:
-        key: The key of the file.
-        seed: Seed of the checksum of its values.
-        checksum: What this checksum must be; None if no record says it.
-        shard: The number of the shard.
-        update: If the file holds an update of the values in the files before it: how that is
-            encoded, and the seed of its checksum.
-    """
-
-    key: str
-    seed: int
-    checksum: int | None = None
-    shard: int = 0
-    update: tuple[Codec, int] | None = None
 
 
 class RunStates:
@@ -91,7 +75,10 @@ class RunStates:
         self.manifest = manifest
         self._run = manifest.run()
         self._whole_every = int(manifest.settings.get("full_state_every", "1"))
-        self._codec = _state_codec(manifest.settings, store.uri)
+        codec = _state_codec(manifest.settings, store.uri)
+        self._coded = (
+            CodedUpdates(codec, self._whole_every, len(manifest.fragments)) if codec else None
+        )
 
     def state(self, number: int) -> list[int]:
         """Return the state after a number of the log: each fragment's last sync up to then."""
@@ -160,31 +147,24 @@ class RunStates:
             steps += record.outer_steps
         return steps
 
-    def files(self, index: int, sync: int) -> list[PublishedFile]:
-        """Return the files of a fragment's state after a sync, in the order of reading them."""
+    def files(self, index: int, sync: int) -> tuple[StoredFragment, list[PublishedFile]]:
+        """Return a fragment, and the files of its state after a sync in the order of reading."""
         begun = sync > self.initial_steps
         done = self._done(sync, index) if begun else self.manifest.done(index)
+        fragment = StoredFragment(self.fragments[index], self._coded)
+        initial = self.manifest.initial
         parts = self._made_of(index, sync)
-        return [
-            self._file(index, part, number, checksum if part == parts[-1] else None)
+        return fragment, [
+            PublishedFile(
+                shard_key(part, index, number, initial),
+                published_shard(
+                    fragment.job, part, number, self._run if part else initial, CHUNK_BYTES
+                ),
+                Sums(done.sums[number], done.rests[number]) if part == parts[-1] else None,
+            )
             for part in parts
-            for number, checksum in enumerate(done.sums)
+            for number in range(fragment.layout.shards)
         ]
-
-    def _file(self, index: int, sync: int, number: int, checksum: int | None) -> PublishedFile:
-        identity = (
-            self.fragments[index]["fingerprint"],
-            self._run if sync else self.manifest.initial,
-            sync,
-        )
-        codec = self._codec if not is_whole(sync, len(self.fragments), self._whole_every) else None
-        return PublishedFile(
-            shard_key(sync, index, number, self.manifest.initial),
-            published_seed(*identity, "values", number),
-            checksum,
-            number,
-            (codec, published_seed(*identity, "update", number)) if codec else None,
-        )
 
     def _made_of(self, index: int, sync: int) -> list[int]:
         # The initial state has the number 0 in keys.
@@ -312,7 +292,9 @@ class RunStates:
     def _done(self, sync: int, index: int) -> Done:
         key = done_key(sync, index)
         origin = f"{self._store.uri}/{key}"
-        return self._of_this_run(Done.from_json(self._store.get(key), sync, index, origin), origin)
+        done = Done.from_json(self._store.get(key), sync, index, origin)
+        done.check_shards(self.fragments[index]["shards"], origin)
+        return self._of_this_run(done, origin)
 
     def _of_this_run(self, record: T, origin: str) -> T:
         """The record, if it belongs to this run.
@@ -381,9 +363,7 @@ def _source(store: Store) -> RunStates:
         except ObjectNotFoundError:
             return None
 
-    manifest = read_or_copy(
-        lambda key: read_again(Timing(), partial(read, key), most=2), MANIFEST, store.uri
-    )
+    manifest = read_or_copy(lambda key: reading_again(partial(read, key)), MANIFEST, store.uri)
     if manifest is None and published:
         raise CorruptedObjectError(
             f"{store.uri}/{MANIFEST} and its copy are gone, while other objects of a run are there."
@@ -400,17 +380,19 @@ def _source(store: Store) -> RunStates:
     return RunStates(store, manifest)
 
 
-def unsynced_files(table: Mapping[str, Any]) -> list[PublishedFile]:
-    """The files of the tensors that are not synced, given their table in the manifest."""
-    return [
-        PublishedFile(
-            unsynced_key(table["folder"], number),
-            unsynced_seed(table["folder"], number),
-            int(checksum, 16),
-            number,
-        )
-        for number, checksum in enumerate(table.get("sums", ()))
-    ]
+def unsynced_files(table: Mapping[str, Any]) -> tuple[StoredFragment, list[PublishedFile]]:
+    """Return the unsynced tensors that a table of the manifest describes, and their files."""
+    fragment, files, folder = StoredFragment(table), [], table["folder"]
+
+    def seed(_: str, number: int) -> int:
+        return unsynced_seed(folder, number)
+
+    for number, checksum in enumerate(table["sums"]):
+        shard = Shard(fragment.job, number, seed, CHUNK_BYTES)
+        beginning = unsynced_header(fragment.layout, shard.values(), number)
+        expected = Sums(int(checksum, 16), xxhash.xxh3_64_intdigest(beginning))
+        files.append(PublishedFile(unsynced_key(folder, number), shard, expected))
+    return fragment, files
 
 
 def without_unsynced(table: Mapping[str, Any]) -> str:

@@ -104,8 +104,7 @@ class Unsynced:
     ) -> Iterator[Buffer]:
         """The bytes of an object; ``written`` is called with the checksum of its values."""
         section = Section("values", self.layout.shard(number), unsynced_seed(folder, number))
-        metadata = {"diloco": "unsynced", "shard": str(number)}
-        beginning = header(self.layout, [section, *END], metadata)
+        beginning = unsynced_header(self.layout, section, number)
         yield beginning
         chunks = map(self._chunk, self.layout.chunks(number, CHUNK_BYTES))
         values = yield from section_parts(section, chunks)
@@ -157,3 +156,8 @@ def unsynced_key(folder: str, number: int) -> str:
 def unsynced_seed(folder: str, number: int) -> int:
     """Seed of the checksum of the values in such an object."""
     return seed(fingerprint("unsynced"), folder, number)
+
+
+def unsynced_header(layout: Layout, values: Section, number: int) -> bytes:
+    """Return the header of such an object, whose checksum is stored at the object's end."""
+    return header(layout, [values, *END], {"diloco": "unsynced", "shard": str(number)})

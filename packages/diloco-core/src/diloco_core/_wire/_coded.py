@@ -94,7 +94,7 @@ class EncodedUpdate:
         origin: str,
         chunk_bytes: int,
         values_of: Callable[[Piece], torch.Tensor],
-        adopt: Callable[[Piece, torch.Tensor], object] = lambda *_: None,
+        adopt: Callable[[Piece, torch.Tensor], object],
     ) -> int:
         """Add the update in a file to the values of the sync before.
 

@@ -122,7 +122,7 @@ def published_shard(
 
     ``origin`` is the name of the run or, for sync 0, the initial state's nonce.
     """
-    section_seed = partial(published_seed, job.fingerprint, origin, sync)
+    section_seed = partial(seed, job.fingerprint, origin, sync)
     if sync and job.coded is not None:
         full = publishes_whole(job, sync)
         return CodedShard(job, number, section_seed, chunk_bytes, job.coded, full=full)
@@ -135,11 +135,6 @@ def publishes_whole(job: ResumableJob, sync: int) -> bool:
     See :func:`.._records._rules.is_whole`.
     """
     return job.coded is None or is_whole(sync, job.coded.fragments, job.coded.full_every)
-
-
-def published_seed(fingerprint: str, origin: str, sync: int, *section: object) -> int:
-    """Seed of a checksum in a published shard; ``origin`` is as for :func:`published_shard`."""
-    return seed(fingerprint, origin, sync, *section)
 
 
 def layout_bytes(layout: Layout) -> int:
