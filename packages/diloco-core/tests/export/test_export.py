@@ -193,7 +193,7 @@ class TestStatesThatAreCollectedWhileTheyAreRead:
 
         history(lab, run, "sharded")
         meddled(monkeypatch, open=removed)
-        with pytest.raises(CorruptedObjectError, match=r"is incomplete: .* missing"):
+        with pytest.raises(CorruptedObjectError, match=r"is incomplete\. Missing: state"):
             export(run, model)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice, takewhile
 from typing import NamedTuple
 
 import torch
@@ -15,13 +14,11 @@ from ._run_states import RunStates, sentence
 from ._stored import read_fragment, reading_again
 
 _TRIES = 8
-# How many numbers of the log are looked at, from the newest one on, for a state that is not
-# complete.
-_MOST_EXPECTED = 1000
 
 INCOMPLETE = (
-    "If the run is going on, this is normal: a replica is about to write what is missing. If no "
-    "replica is running, the run ended before it was written, or something has deleted it."
+    "If the run is going on, this is normal: a replica is about to write what is missing, or "
+    "publish_every= leaves this state out. If no replica is running, the run ended before it was "
+    "written, or something has deleted it."
 )
 
 
@@ -91,7 +88,7 @@ def _choose(
     if wanted and at is not None:
         return Choice(wanted[0], at, [], [])
     newest = max(whole, default=-1)
-    expected = source.expected()
+    begun = source.begun()
     if wanted:
         harmed = [steps[number] for number in numbers if number > newest]
         return Choice(newest, steps[newest], harmed, list(damaged.values()))
@@ -101,14 +98,12 @@ def _choose(
     if damaged and (at is None or at in steps.values()):
         error = next(iter(damaged.values()))
         raise CorruptedObjectError(f"{sentence(error)} {complete_states}") from error
-    for number in islice(takewhile(lambda each: each > newest, expected), _MOST_EXPECTED):
+    for number in (each for each in begun if each > max(newest, source.initial_steps)):
         step = source.outer_steps(number)
-        is_wanted = number not in steps and at in {None, step} and number > source.initial_steps
-        if is_wanted and (missing := source.missing(number)):
-            more = len(missing) - 1
-            missed = f"{missing[0]} and {more} more are" if more else f"{missing[0]} is"
+        if number not in steps and at in {None, step} and (missing := source.missing(number)):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CorruptedObjectError(
-                f"{the_states([step])} in {store.uri} is incomplete: {missed} missing. "
+                f"{the_states([step])} in {store.uri} is incomplete. Missing: {missing[0]}{more}. "
                 f"{INCOMPLETE} {complete_states}"
             )
     if source.unknown:

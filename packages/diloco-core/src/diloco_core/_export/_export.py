@@ -143,7 +143,7 @@ def export(
         if age := _age(source, choice, at):
             metadata["behind"] = str(age)
         if not choice.damaged:
-            _tell_age(target, step, age, source.seldom)
+            _tell_age(target, step, age)
         _tell_omitted(target, unsynced)
         try:
             _save(tensors, temporary, metadata)
@@ -163,7 +163,7 @@ def _age(source: RunStates, choice: Choice, at: int | None) -> int:
     return max(0, source.outer_steps(source.newest) - choice.step)
 
 
-def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
+def _tell_age(target: Path, step: int, age: int) -> None:
     if step == 0:
         since = f": {age} outer steps were taken since" if age else ""
         _log.warning(
@@ -173,17 +173,13 @@ def _tell_age(target: Path, step: int, age: int, seldom: bool) -> None:
             since,
         )
     elif age:
-        why = (
-            "It publishes its state only every publish_every= syncs, and when it ends."
-            if seldom
-            else f"Newer states are incomplete. {INCOMPLETE}"
-        )
         _log.warning(
-            "%s holds the state after outer step %d, and the run has taken %d more since. %s",
+            "%s holds the state after outer step %d, and the run has taken %d more since. Newer "
+            "states are incomplete. %s",
             target,
             step,
             age,
-            why,
+            INCOMPLETE,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from .._run._incarnation._progress import published_shard
 from .._run._records._keys import (
     MANIFEST,
     Delta,
-    Hint,
     commit_key,
     commit_sync,
     done_key,
@@ -57,9 +56,8 @@ class RunStates:
         initial_steps: Number of outer steps that had been taken when the run began.
         rollbacks: The records that say from which older states the run went on, the oldest first;
             as of the last call of :meth:`complete`.
-        seldom: Whether the run publishes its state only after some of its syncs.
         newest: The newest number of the log that the store shows, as of the last call of
-            :meth:`expected`.
+            :meth:`begun`.
         unknown: Number of the newest rollback whose record cannot be read, as of the last call of
             :meth:`complete`; 0 if all can. It is then not known which of the states before it were
             given up, so all of them are left out.
@@ -68,7 +66,6 @@ class RunStates:
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
         self.unknown = self.newest = 0
-        self.seldom = manifest.topology == "gather"
         self.fragments = manifest.fragments
         self.initial_steps = manifest.first
         self._store = store
@@ -185,45 +182,20 @@ class RunStates:
             for number in shards
         ]
 
-    def expected(self) -> Iterator[int]:
-        """Yield the numbers of states that were surely published once, or are being published now.
+    def begun(self) -> list[int]:
+        """Return the numbers of states of which the store holds something, the newest first.
 
-        They are numbers of the log, the newest first. Any object that shows that a sync took place
-        counts, not only its records. Old states may have been deleted since, by the rules of the
-        run. Rollbacks are known as of the last call of :meth:`complete`.
+        Old states may have been deleted since, by the rules of the run. The newest number that any
+        object shows is among them; rollbacks are known as of the last call of :meth:`complete`.
         """
-        traces = {sync for sync, _ in published_states(self._written("state/"))}
+        numbers = {sync for sync, _ in published_states(self._written("state/"))}
         committed = {sync for sync in map(commit_sync, self._written("commits/")) if sync}
-        deltas = self._written("deltas/")
-        # A replica that contributes to a sync, or joins in it, has the state before it.
-        committed |= {delta.sync - 1 for delta in map(Delta.parse, deltas) if delta}
-        hints = [hint for hint in map(Hint.parse, deltas) if hint]
-        committed |= {hint.sync - 1 for hint in hints if hint.event == "join"}
-        left: dict[tuple[int, int], int] = {}
-        for hint in hints:
-            if hint.event == "leave":
-                # An incarnation that fails names two syncs; it has the state before the first.
-                incarnation = hint.rank, hint.epoch
-                left[incarnation] = min(hint.sync - 1, left.get(incarnation, hint.sync))
-        first = self.initial_steps
-        newest = self.newest = max({first}.union(traces, committed, left.values()))
-        has_ended = newest in left.values()
-        # Not a list of them: the newest number may be in the name of an object that the run has not
-        # written.
-        numbers: Iterable[int] = range(newest, first - 1, -1)
-        if self.seldom:
-            # Most syncs are not published, and a state that is published has its record of
-            # completion two rounds later. Only a replica that leaves publishes at once.
-            begun = {first, *traces}
-            settled = newest if has_ended else newest - 2 * len(self.fragments) - 1
-            settled_numbers = {
-                number
-                for number in begun
-                if number <= settled and begun.issuperset(self.state(number))
-            }
-            numbers = sorted(settled_numbers | ({newest} if has_ended else set()), reverse=True)
-        obsolete = self._given_up(sys.maxsize)
-        return (number for number in numbers if number > self.unknown and number not in obsolete)
+        # A replica that contributes to a sync has the state before it.
+        deltas = filter(None, map(Delta.parse, self._written("deltas/")))
+        before = {delta.sync - 1 for delta in deltas}
+        self.newest = max({self.initial_steps}.union(numbers, committed, before))
+        begun = {*numbers, self.newest} - self._given_up(sys.maxsize)
+        return sorted((number for number in begun if number > self.unknown), reverse=True)
 
     def missing(self, number: int) -> list[str]:
         """Return the keys of objects that the whole state after a number of the log lacks."""
