@@ -2,12 +2,15 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from integration_lab import PATIENCE
+
+from diloco_local import LocalProcessExecutor
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -20,39 +23,85 @@ def python_blocks():
     return dict(blocks)
 
 
-@pytest.mark.processes
-def test_the_trainer_and_its_launcher_which_can_be_started_again(tmp_path):
+@pytest.fixture
+def start(tmp_path):
+    """Start README's launcher, in a folder with README's two files."""
     blocks = python_blocks()
     assert sorted(blocks) == ["launch.py", "my_trainer.py"]
     for name, code in blocks.items():
         (tmp_path / name).write_text(code)
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    unbuffered = {"PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
 
-    def launched(*arguments):
-        done = subprocess.run(
+    def start(*arguments):
+        return subprocess.Popen(
             [sys.executable, "launch.py", *arguments],
             cwd=tmp_path,
-            env=environment,
-            capture_output=True,
+            env={**os.environ, **unbuffered},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=PATIENCE,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr
-        *log, first, second = done.stdout.splitlines()
+
+    yield start
+    with LocalProcessExecutor(root=tmp_path / "state" / "diloco") as executor:
+        for run_id in executor.list_runs():  # where the test has failed
+            executor.cancel_run(run_id)
+
+
+def change(folder, before, after):
+    """Change one place in the launcher."""
+    launcher = folder / "launch.py"
+    first, rest = launcher.read_text().split(before)
+    launcher.write_text(first + after + rest)
+
+
+@pytest.mark.processes
+def test_the_trainer_and_its_launcher_which_can_be_started_again(tmp_path, start):
+    def launched(*arguments, says=""):
+        launcher = start(*arguments)
+        out, errors = launcher.communicate(timeout=PATIENCE)
+        assert launcher.returncode == 0, errors
+        *log, first, second = out.splitlines()
         log = [line for line in log if not line.startswith("starting run-")]
         assert [first.split()[:2], second.split()[:2]] == [["0", "succeeded"], ["1", "succeeded"]]
         if not arguments:  # who comes back sees the log of the last minute
             assert sum("rank 0: outer step" in line for line in log) == 5, "one line for each sync"
             assert "joined the run" in log[0]
             assert "done" in log[-1]
+            assert says in out
 
     launched()
     (run,) = (tmp_path / "diloco-runs").iterdir()
     launched(run.name)  # comes back to it
+    launched(run.name, "--end")  # has ended already, and stays as it is
     launched()
     assert len([*(tmp_path / "diloco-runs").iterdir()]) == 2
-    launched(run.name, "--end")  # has ended already, and stays as it is
+    change(tmp_path, 'f"diloco-runs/{run_id}"', f'"diloco-runs/{run.name}"')
+    change(tmp_path, '"steps": 100}', '"steps": 200}, "connect_options": {"resume": True}')
+    launched(says="the run is continued from outer step 5, inner step 100")
+
+
+@pytest.mark.processes
+def test_ctrl_c_says_what_has_become_of_the_run(tmp_path, start):
+    launcher = start()
+    started = launcher.stdout.readline().split()
+    launcher.send_signal(signal.SIGINT)
+    out, errors = launcher.communicate(timeout=PATIENCE)
+    assert (out, errors) == ("", f"{started[1]} was not started yet: nothing is left running.\n")
+    assert launcher.returncode == 1
+
+    change(tmp_path, '"steps": 100}', '"steps": 10**9}')
+    launcher = start()
+    run = launcher.stdout.readline().split()[1]
+    assert "joined the run" in launcher.stdout.readline()
+    launcher.send_signal(signal.SIGINT)
+    out, errors = launcher.communicate(timeout=PATIENCE)
+    assert f"launch.py {run} --end" in out
+    assert (launcher.returncode, errors) == (0, "")
+    ended = start(run, "--end")
+    out, errors = ended.communicate(timeout=PATIENCE)
+    assert (ended.returncode, errors) == (1, "")
+    assert out.endswith("0 cancelled cancelled on request\n1 cancelled cancelled on request\n")
 
 
 def test_the_two_commands_are_each_one_line():
