@@ -141,5 +141,15 @@ def test_pods_that_say_too_much_are_given_up(bench, monkeypatch):
         run.pod(rank).fail(1, message="x" * 4000)
     assert len(run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])) == 2
     monkeypatch.setattr("diloco_eks._cluster._KEPT", 6000)
-    with pytest.raises(UnavailableError, match="the pods say more than 6000 characters"):
+    with pytest.raises(UnavailableError, match="they say more than 6000 characters"):
         run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])
+
+
+def test_quotas_that_say_too_much_are_given_up(bench, monkeypatch):
+    monkeypatch.setattr("diloco_eks._cluster._KEPT", 6000)
+    for number in range(2):
+        metadata = {"name": f"q-{number}", "annotations": {"a": "x" * 4000}}
+        body = {"metadata": metadata, "spec": {"hard": {"pods": "9"}}}
+        bench.create("/api/v1/namespaces/default/resourcequotas", body)
+    (quota,) = (each for each in bench.executor().check() if each.subject == "quota")
+    assert (quota.ok, "they say more than 6000" in quota.message) == (None, True)

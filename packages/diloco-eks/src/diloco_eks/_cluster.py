@@ -22,7 +22,7 @@ T = TypeVar("T")
 Json = dict[str, Any]
 PAGE = 250
 _OBJECTS, _PAGES = 100_000, 1000  # of one list, at most
-_KEPT = 1 << 27  # characters that are kept of a list of pods
+_KEPT = 1 << 27  # characters that are kept of a list
 _KUEUE = "kueue.x-k8s.io"
 _KUEUE_VERSIONS = ("v1beta2", "v1beta1")  # the versions that this code knows, newest first
 
@@ -193,23 +193,13 @@ class Cluster:
             versions: The resourceVersion of the list is appended to it.
         """
         selector = f"{CONTROLLER_UID}={job_uid}" + ("" if index is None else f",{INDEX}={index}")
-        what, kept = f"list pods in {space}", 0
-
-        def read(pod: Json) -> PodFacts:
-            nonlocal kept
-            facts = read_pod(pod)
-            kept += len(repr(facts))
-            if kept > _KEPT:
-                raise UnavailableError(f"cannot {what}: the pods say more than {_KEPT} characters")
-            return facts
-
         return self._pages(
-            what,
+            f"list pods in {space}",
             ("PodList", "", space),
             lambda apis, options: apis.core.list_namespaced_pod(
                 namespace=space, label_selector=selector, **options
             ),
-            read,
+            read_pod,
             lambda pod: _controls(job_uid, pod),
             versions,
         )
@@ -416,7 +406,7 @@ class Cluster:
     ) -> tuple[list[T], str]:
         found: list[T] = []
         token: str | None = None
-        objects, up = 0, self.client.time_up()
+        objects, kept, up = 0, 0, self.client.time_up()
         for _ in range(_PAGES):
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
             page = self._json(
@@ -426,7 +416,11 @@ class Cluster:
             )
             items = page.get("items") or []
             objects += len(items)
-            found += map(read, filter(wanted, items))
+            for facts in map(read, filter(wanted, items)):
+                found.append(facts)
+                kept += len(repr(facts))
+                if kept > _KEPT:
+                    raise UnavailableError(f"cannot {what}: they say more than {_KEPT} characters")
             metadata = mapping(page.get("metadata"))
             last, token = token, metadata.get("continue")
             del page, items  # otherwise two pages would be in memory when the next one is read
