@@ -166,7 +166,7 @@ def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
     check_inner(data, identity, origin)
     try:
         metadata = parse_header(memoryview(data)[:-CHECKSUM_BYTES])["__metadata__"]
-        file_format = metadata.get("format", "of an earlier version")
+        file_format = metadata["format"]
         if file_format != str(FORMAT):
             raise FormatError(
                 f"{origin} has format {file_format!s:.60}, and this version of diloco-core reads "

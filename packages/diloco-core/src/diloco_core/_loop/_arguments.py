@@ -48,11 +48,6 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
             given = f"{exchange.__name__} is a class"
         elif len(missing) < len(_EXCHANGE_METHODS):
             given += f" lacks {', '.join(missing)}"
-            if missing == ["begin"] and hasattr(exchange, "sync"):
-                given += (
-                    ". An exchange of your own implements begin(), which returns a Pending, in "
-                    "place of sync()"
-                )
         else:
             given += " is neither"
         raise ConfigurationError(

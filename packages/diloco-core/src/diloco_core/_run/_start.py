@@ -11,9 +11,8 @@ import itertools
 import json
 import logging
 import math
-import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,7 +38,6 @@ _LOOKS = 8  # in a grace
 _LOOK_SECONDS = 2.0
 _STAGGER = 0.5
 _LARGEST = 4096
-_EARLIER_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 
 _log = logging.getLogger("diloco_core")
 
@@ -330,7 +328,6 @@ def read_manifest(store: Patient) -> Manifest | None:
     Raises:
         CorruptedObjectError: It is damaged in the store.
         FormatError: Another version has written it.
-        RunExistsError: It is the manifest of a kind of run that only earlier versions know.
     """
     try:
         return read_again(store.timing, lambda: stored_manifest(store))
@@ -366,7 +363,7 @@ def _read_or_restore(store: Patient) -> Manifest | None:
         if manifest is not None:
             return manifest
     # Without anything else of the run, the copy is only a leftover, and a new run may begin.
-    if copy is None or (damage is None and not _remains(store, store.list("claims/"))):
+    if copy is None or (damage is None and not _remains(store)):
         return None
     _log.error(
         "%s. It is written again from its copy %s. Something outside this run deletes or changes "
@@ -396,26 +393,18 @@ def stored_manifest(store: Patient, key: str = MANIFEST) -> Manifest | None:
     return None if data is None else Manifest.from_json(data, f"{store.uri}/{key}")
 
 
-def _remains(store: Patient, claims: Iterable[str]) -> list[str]:
-    """Return the keys of objects that a run writes only when its manifest is there.
-
-    ``claims`` are those under ``claims/``.
-    """
-    remains = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
+def _remains(store: Patient) -> list[str]:
+    """Return the keys of objects that a run writes only when its manifest is there."""
+    remains = list(filter(is_claim, store.list("claims/")))
+    remains += filter(commit_sync, store.list("commits/"))
     return remains or [key for key in store.list("state/") if any(states([key]))]
 
 
 def _check_unused(store: Patient) -> None:
     """Refuse to begin a run where objects of another run are left."""
-    claims = store.list("claims/")
-    if any(map(_EARLIER_CLAIM.fullmatch, claims)):
-        raise RunExistsError(
-            f"{store.uri} holds claims of a run that an earlier version of diloco-core has begun: "
-            "give this run a prefix of its own."
-        )
     # A run that has not created its manifest yet has written only initial states. A replica that
     # began the run at the same moment and was faster has created the manifest by now.
-    remains = _remains(store, claims)
+    remains = _remains(store)
     if remains and store.peek(MANIFEST) is None:
         raise RunExistsError(
             f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its "

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._arithmetic._rate import NO_RATE, Rate
-from ..._errors import RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unsealed_fields
 from ..._wire._tables import check_fragments
@@ -82,16 +81,8 @@ class Manifest:
         Raises:
             CorruptedObjectError: The data is not what was written.
             FormatError: Another version has written it.
-            RunExistsError: It is the manifest of a run of a kind that only earlier versions know.
         """
         fields = unsealed_fields("manifest", MANIFEST, data, origin)
-        membership = fields.text("membership")
-        if membership not in {"elastic", "fixed"}:
-            raise RunExistsError(
-                f"{origin} is the manifest of a {membership} run, which an earlier version of "
-                "diloco-core has begun and this one cannot continue: give this run a prefix of its "
-                "own."
-            )
         world_size = fields.whole("world_size", 1, 100_000)
         tables = fields.items("fragments")
         sums, rests = (
@@ -121,7 +112,7 @@ class Manifest:
             sums=sums,
             rests=rests,
             unsynced=fields.mapping("unsynced"),
-            membership=membership,
+            membership=fields.text("membership", "elastic|fixed"),
             rate=rate,
         )
 
