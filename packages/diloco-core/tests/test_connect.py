@@ -96,21 +96,11 @@ class TestWorldSize:
             exchange.leave()
         assert caplog.text == ""
 
-    @pytest.mark.parametrize("sign", ["LOCAL_RANK", "TORCHELASTIC_RUN_ID"])
-    def test_that_of_torchrun_is_not_taken(self, environ, sign):
+    def test_it_is_not_taken_for_the_number_of_replicas(self, environ):
         del environ["REPLICA_WORLD_SIZE"]
-        told = f"set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it, since {sign} is set"
+        told = "or set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it"
         with pytest.raises(ConfigurationError, match=told):
-            connect(environ={**environ, "WORLD_SIZE": "8", sign: "0"})
-
-    def test_that_of_an_older_launcher_is_taken_with_a_warning(self, environ, caplog):
-        environ["WORLD_SIZE"] = environ.pop("REPLICA_WORLD_SIZE")
-        exchange = connect(environ=environ)
-        assert exchange.world_size == 4
-        assert "taken from WORLD_SIZE=4" in caplog.text
-        exchange.leave()
-        with pytest.raises(ConfigurationError, match="WORLD_SIZE must be a whole number, not 'x'"):
-            connect(environ={**environ, "WORLD_SIZE": "x"})
+            connect(environ={**environ, "WORLD_SIZE": "8"})
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,9 @@ def connect(
 
     Arguments that are left out are taken from the environment, where a launcher sets them:
     ``RENDEZVOUS_URI``, ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_COHORT``. An argument
-    takes precedence over its variable. ``WORLD_SIZE`` is taken, with a warning, where
-    ``REPLICA_WORLD_SIZE`` is missing and neither ``LOCAL_RANK`` nor ``TORCHELASTIC_RUN_ID`` is set:
-    those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica. Where
-    torchrun has started several processes (``LOCAL_WORLD_SIZE``), this is refused, unless ``rank``
-    and ``world_size`` are passed: each of them is a replica then.
+    takes precedence over its variable. Where torchrun has started several processes
+    (``LOCAL_WORLD_SIZE``), this is refused, unless ``rank`` and ``world_size`` are passed: each of
+    them is a replica then.
 
     A second call in the same process for the same URI and rank returns the same exchange, until
     that exchange has left its run; settings that are given in the second call must equal those of

@@ -5,7 +5,6 @@ Nothing is opened here.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -21,8 +20,6 @@ from ._run._settings import Elastic
 from ._timing import Timing, limits_given
 
 T = TypeVar("T")
-
-_log = logging.getLogger("diloco_core")
 
 
 def given(**arguments: Any) -> dict[str, Any]:
@@ -200,26 +197,13 @@ def _no_group(chosen: object) -> ConfigurationError:
 def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:
     """Return the number of replicas.
 
-    ``WORLD_SIZE`` stands for it only where it cannot be that of torchrun.
-
     Raises:
         ConfigurationError: It is not given, or the variable does not hold a whole number.
     """
-    if given is not None or "REPLICA_WORLD_SIZE" in environ or "WORLD_SIZE" not in environ:
-        return number_of(given, "world_size", "REPLICA_WORLD_SIZE", environ)
-    size = environ["WORLD_SIZE"]
-    inside = [name for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID") if name in environ]
-    if inside:
+    if given is None and "REPLICA_WORLD_SIZE" not in environ and "WORLD_SIZE" in environ:
         raise ConfigurationError(
-            f"world_size is missing: pass world_size= or set REPLICA_WORLD_SIZE. WORLD_SIZE={size} "
-            f"is not taken for it, since {inside[0]} is set too: it is torchrun's, and counts the "
-            "processes of this replica"
+            "world_size is missing: pass world_size= or set REPLICA_WORLD_SIZE. "
+            f"WORLD_SIZE={environ['WORLD_SIZE']} is not taken for it: torchrun and trainers count "
+            "the processes of one replica with it"
         )
-    number = number_of(None, "world_size", "WORLD_SIZE", environ)
-    _log.warning(
-        "the number of replicas is taken from WORLD_SIZE=%s, since REPLICA_WORLD_SIZE is not set. "
-        "Set REPLICA_WORLD_SIZE: trainers read WORLD_SIZE as the number of processes of one "
-        "replica",
-        size,
-    )
-    return number
+    return number_of(given, "world_size", "REPLICA_WORLD_SIZE", environ)
