@@ -20,9 +20,9 @@ from diloco_core._run._records._keys import (
 )
 from diloco_core._run._records._records import Commit, Done, digest, state_digest
 from diloco_core._run._round import _membership as membership
-from diloco_core._run._round import _shares as shares
+from diloco_core._run._round import _shares
 from diloco_core._run._round._membership import Create, Differ, Expired, Leave, Obey, Round
-from diloco_core._run._round._shares import Adopt, Complete, Compute, KeepWaiting, Pending, Shares
+from diloco_core._run._round._shares import Shares
 
 RUN, SCHEMA, NONCE = "b" * 16, "f" * 16, "a" * 16
 SIZE, GRACE = 100, 10.0
@@ -287,32 +287,23 @@ class Incarnation:
             self.absent |= at.late_owners(left, elapsed)
             listing = yield Request("list", f"state/{commit.sync:08}/")
             found = [s for s in left if shard_key(commit.sync, 0, s, NONCE) in listing]
-            seen = Pending(tuple(left), tuple(found))
-            while True:
-                decision = shares.on_pending(at, seen, elapsed=elapsed, patience=1e9)
-                came = []
-                if isinstance(decision, Adopt):
-                    for shard in decision.shards:
-                        value = yield Request("get", shard_key(commit.sync, 0, shard, NONCE))
-                        if value is not None:
-                            values[shard] = value
-                            came.append(shard)
-                elif isinstance(decision, Compute):
-                    for shard in decision.shards:
-                        values[shard] = yield from self._compute(commit, shard, local)
-                        came.append(shard)
-                else:
-                    break
-                left = [shard for shard in left if shard not in came]
-                seen = Pending(tuple(left), (), seen.arrived or bool(came))
-            if isinstance(decision, KeepWaiting) and world.fixed:
+            came = []
+            for shard in found:
+                value = yield Request("get", shard_key(commit.sync, 0, shard, NONCE))
+                if value is not None:
+                    values[shard] = value
+                    came.append(shard)
+            left = [shard for shard in left if shard not in came]
+            for shard in at.late(left, elapsed):
+                values[shard] = yield from self._compute(commit, shard, local)
+                came.append(shard)
+            left = [shard for shard in left if shard not in came]
+            if left and not came and world.fixed:
                 yield from self._check_claim()
-            elif isinstance(decision, KeepWaiting):
+            elif left and not came:
                 self.expired = self.expired or elapsed > 100 * GRACE
                 if elapsed > 100 * GRACE:
                     raise Violation(f"the shards {left} of sync {commit.sync} did not come in time")
-            elif isinstance(decision, Complete):
-                break
         self._stand(commit, values)
         if at.designated:
             yield from self._say_done(commit, values)
@@ -344,7 +335,7 @@ class Incarnation:
         found = yield Request("get", key)
         if found is None:
             newest = rules.newest_done((yield Request("list", "state/")), 1)[0]
-            if shares.inputs_are_superseded(newest, commit.sync, mending=False):
+            if _shares.inputs_are_superseded(newest, commit.sync, mending=False):
                 raise Gone
             raise Violation(
                 f"what sync {commit.sync} is computed from is gone, and nothing newer is complete"

@@ -2,18 +2,7 @@
 
 import pytest
 
-from diloco_core._run._round._shares import (
-    Adopt,
-    Complete,
-    Compute,
-    GiveUp,
-    KeepWaiting,
-    LookAgain,
-    Pending,
-    Shares,
-    inputs_are_superseded,
-    on_pending,
-)
+from diloco_core._run._round._shares import Shares, inputs_are_superseded
 
 _SHARES = Shares(sync=4, members=(0, 2, 3), rank=2, grace=10.0)
 _MENDING = Shares(4, (0, 2, 3), 2, 10.0, mending=True)
@@ -32,30 +21,18 @@ def test_who_does_the_work_of_one_that_is_late():
     assert Shares(4, (0, 2, 3), 0, 10.0).turn(0) < 10.0, "an owner that has looked for it first"
 
 
-PATIENCE = _SHARES.patience((0, 2))
-SEEN = {
-    "what is published comes first": (Pending((0, 2), published=(2,)), 60.0, Adopt((2,))),
-    "its owner has time": (Pending((0, 2)), 9.9, KeepWaiting()),
-    "its owner is late": (Pending((0, 2)), 10.0, Compute((0,))),
-    "and then the others": (Pending((0, 2)), 60.0, Compute((0, 2))),
-    "something has come": (Pending((0,), arrived=True), 0.0, LookAgain()),
-    "all has come": (Pending((), arrived=True), 0.0, Complete()),
-    "unreadable, which others have": (Pending((0,), readable=False), PATIENCE - 0.1, KeepWaiting()),
-    "unreadable for long": (Pending((0,), readable=False), PATIENCE, GiveUp()),
-    "but not all": (Pending((0,), arrived=True, readable=False), PATIENCE, LookAgain()),
-}
+@pytest.mark.parametrize(("elapsed", "late"), [(9.9, []), (10.0, [0]), (60.0, [0, 2])])
+def test_what_is_late_is_computed(elapsed, late):
+    assert _SHARES.late([0, 2], elapsed) == late
 
 
-@pytest.mark.parametrize(("pending", "elapsed", "decided"), SEEN.values(), ids=SEEN)
-def test_what_is_done_about_pending_shards(pending, elapsed, decided):
-    assert 20.0 + _SHARES.turn(2) - 10.0 == PATIENCE
-    assert on_pending(_SHARES, pending, elapsed=elapsed, patience=PATIENCE) == decided
+def test_whoever_cannot_compute_waits_until_all_others_had_their_turn():
+    assert _SHARES.patience((0, 2)) == 20.0 + _SHARES.turn(2) - 10.0
 
 
 def test_what_was_published_once_is_for_whoever_comes_first():
     assert _MENDING.own(range(6)) == []
-    mended = on_pending(_MENDING, Pending((0, 1)), elapsed=0.0, patience=30.0)
-    assert mended == Compute((0, 1))
+    assert _MENDING.late([0, 1], 0.0) == [0, 1]
 
 
 def test_owners_that_are_late_are_not_waited_for_in_the_next_sync():

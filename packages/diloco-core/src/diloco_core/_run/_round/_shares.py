@@ -71,6 +71,10 @@ class Shares:
         distance = count if member is None else (member - self.owner(shard)) % count
         return self.grace + (distance - 1) * min(_STAGGER, self.grace / 10)
 
+    def late(self, missing: Iterable[int], elapsed: float) -> list[int]:
+        """Return the shards that it is the incarnation's turn to compute, since they are late."""
+        return [shard for shard in missing if elapsed >= self.turn(shard)]
+
     def late_owners(self, pending: Iterable[int], elapsed: float) -> set[int]:
         """Ranks that have not published their shards in time.
 
@@ -86,96 +90,6 @@ class Shares:
         By then, each of the others has had its turn.
         """
         return self.grace + (0.0 if self.fixed else max(map(self.turn, shards)))
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What is still missing from a sync's result, in one pass over it.
-
-    Attributes:
-        shards: The shards that this incarnation has not adopted.
-        published: Those of them that are in the store and were not tried yet in this pass.
-        arrived: Whether this incarnation has adopted or computed any shard in this pass.
-        readable: Whether this incarnation can read the contributions to compute the shards from.
-    """
-
-    shards: tuple[int, ...]
-    published: tuple[int, ...] = ()
-    arrived: bool = False
-    readable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Adopt shards as they are published.
-
-    Attributes:
-        shards: These shards.
-    """
-
-    shards: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Compute shards, one after another, in place of their owners.
-
-    Attributes:
-        shards: These shards.
-    """
-
-    shards: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LookAgain:
-    """List the published shards once more: some have arrived, so more may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeepWaiting:
-    """There is nothing to do yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """End with an error, because the missing shards cannot be computed.
-
-    This incarnation cannot read the contributions, and no other has computed the shards.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The whole result is adopted."""
-
-
-def on_pending(
-    shares: Shares, pending: Pending, *, elapsed: float, patience: float
-) -> Adopt | Compute | LookAgain | KeepWaiting | GiveUp | Complete:
-    """Decide what an incarnation does next while it adopts a committed sync.
-
-    First it takes published shards, then it computes those that are late.
-
-    Args:
-        shares: Which member computes which shard, and when.
-        pending: What is still missing, as the incarnation has seen it.
-        elapsed: Seconds that it had waited at the beginning of this pass.
-        patience: Seconds that it waits for others if it cannot compute; see
-            :meth:`Shares.patience`.
-    """
-    if not pending.shards:
-        return Complete()
-    if pending.published:
-        return Adopt(pending.published)
-    late = tuple(shard for shard in pending.shards if elapsed >= shares.turn(shard))
-    if late and pending.readable:
-        return Compute(late)
-    if pending.arrived:
-        return LookAgain()
-    if not pending.readable and elapsed >= patience:
-        return GiveUp()
-    return KeepWaiting()
 
 
 def inputs_are_superseded(newest: int, sync: int, *, mending: bool) -> bool:

@@ -18,7 +18,7 @@ from .._records._keys import Delta, deltas
 from .._records._records import Commit, Rollback
 from .._repair import ask_for_repair
 from .._round._reload import ReloadError, Why
-from .._round._shares import Adopt, Compute, GiveUp, KeepWaiting, Pending, Shares, on_pending
+from .._round._shares import Shares
 from .._states._publish import publish_previous, write_done
 from ._compute import Computation
 from ._result import Result, adopt_listed, listed
@@ -105,26 +105,18 @@ class Adoption:
             self._missing = missing
             elapsed = wait.elapsed() if wait else 0.0
             incarnation.handover.absent |= shares.late_owners(missing, elapsed)
-            published = listed(self._result, missing)
-            pending = Pending(tuple(missing), tuple(published), readable=self._unreadable is None)
-            # One pass: first the published shards, then the late ones. If any arrived, more may
-            # have, so look again at once.
-            while True:
-                decision = on_pending(shares, pending, elapsed=elapsed, patience=patience)
-                if isinstance(decision, Adopt):
-                    arrived = adopt_listed(self._result, published)
-                elif isinstance(decision, Compute):
-                    arrived = self._stand_in(decision.shards)
-                else:
-                    break
+            # First the published shards, then the late ones.
+            arrived = adopt_listed(self._result, listed(self._result, missing))
+            missing = [shard for shard in missing if shard not in arrived]
+            if self._unreadable is None:
+                arrived += self._stand_in(shares.late(missing, elapsed))
                 missing = [shard for shard in missing if shard not in arrived]
-                readable = self._unreadable is None
-                pending = Pending(tuple(missing), (), pending.arrived or bool(arrived), readable)
-            if isinstance(decision, GiveUp) and self._unreadable is not None:
+            if missing and not arrived and self._unreadable is not None and elapsed >= patience:
                 raise self._unreadable
             if missing and self._ended is not None:
                 raise self._ended
-            if isinstance(decision, KeepWaiting):
+            # If any arrived, more may have, so look again at once.
+            if missing and not arrived:
                 if wait is None:
                     wait = incarnation.store.wait(
                         incarnation.timing.sync_timeout,
