@@ -147,9 +147,8 @@ def rewrite_shard(
         CorruptedObjectError: Memory holds other values than those that were published.
     """
     key, shard = incarnation.file(progress, number, sync)
-    metadata = (
-        progress.metadata(number) if sync == progress.sync else shard_metadata(progress.job, sync)
-    )
+    without = progress.without.get(number, "") if sync == progress.sync else ""
+    metadata = shard_metadata(progress.job, sync, without)
     sums = shard.sums(metadata)
     done = done or readable_done(incarnation, sync, progress.index)
     if done is not None and sums != (done.sums[number], done.rests[number]):

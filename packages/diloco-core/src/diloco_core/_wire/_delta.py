@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import xxhash
-
 from .._arithmetic._clip import norm_count
 from .._arithmetic._layout import CHUNK_BYTES, Rule
 from .._arithmetic._sharded import Scratch, carries, check_contribution, checked, may_carry
@@ -33,10 +31,6 @@ SUMMED_BYTES = CHUNK_BYTES
 
 Other than buffers, it is the same for all replicas of all runs.
 """
-
-
-class ChangedError(Exception):
-    """A shard of the global copy changed in memory. Never leaves the exchange."""
 
 
 class Named(Protocol):
@@ -118,12 +112,7 @@ class DeltaFormat:
         first = (g for g, group in enumerate(self._layout.groups) if group.rule is Rule.FIRST)
         return groups & ~sum(1 << group for group in first)
 
-    def parts(
-        self,
-        named: Named,
-        scratch: Scratch,
-        published: Callable[[int], tuple[int, int]] | None = None,
-    ) -> Iterator[Buffer]:
+    def parts(self, named: Named, scratch: Scratch) -> Iterator[Buffer]:
         """The parts of the file of this replica's contribution.
 
         All values are checked before the file is complete.
@@ -131,12 +120,8 @@ class DeltaFormat:
         Args:
             named: Which contribution it is.
             scratch: Buffers.
-            published: Returns what the values of a shard of the global copy should have: the seed
-                of their checksum, and the checksum. They are compared on the way, since they are in
-                the processor's cache anyway.
 
         Raises:
-            ChangedError: The global copy is not what was published.
             NonFiniteDeltaError: The contribution holds NaN or infinity.
         """
         rank, plan = named.rank, self._plan(named.groups, named.rank)
@@ -150,7 +135,12 @@ class DeltaFormat:
             yield norms + checksum(norms, self._seed(named, "norms"), 0)
         for shard in shards:
             first_seed, sums = self._seed(named, shard), list[bytes]()
-            for data in self._data(plan, shard, rank, scratch, published):
+            for piece in self._layout.chunks(shard, SUMMED_BYTES):
+                if not carries(plan.groups, piece.group):
+                    continue
+                values = checked(self.job, piece, rank, scratch)
+                codec = self._layout.codec_of(piece.group, self.job.terms.codec)
+                data = view(codec.encode(values))
                 sums.append(checksum(data, first_seed, len(sums)))
                 yield data
             zeros = padding_bytes(plan.shards[shard].values_bytes(self._layout))
@@ -224,33 +214,6 @@ class DeltaFormat:
         job = self.job
         metadata = {"diloco": "delta", "name": job.name, "fingerprint": job.fingerprint}
         return header(self._layout, sections, metadata, plan.beginning)
-
-    def _data(
-        self,
-        plan: _Plan,
-        shard: int,
-        rank: int,
-        scratch: Scratch,
-        published: Callable[[int], tuple[int, int]] | None,
-    ) -> Iterator[Buffer]:
-        """Yield the chunks of a shard as they are sent.
-
-        On the way, the global copy is compared with what was published.
-        """
-        start, expected = (0, None) if published is None else published(shard)
-        copy = xxhash.xxh3_64(seed=start)
-        for piece in self._layout.chunks(shard, SUMMED_BYTES):
-            data = None
-            if carries(plan.groups, piece.group):
-                values = checked(self.job, piece, rank, scratch)
-                codec = self._layout.codec_of(piece.group, self.job.terms.codec)
-                data = view(codec.encode(values))
-            if expected is not None:
-                copy.update(view(self.job.published(piece)))
-            if data is not None:
-                yield data
-        if expected is not None and copy.intdigest() != expected:
-            raise ChangedError(shard)
 
     def _chunks(self, plan: _Plan, shards: Iterable[int]) -> Iterator[Chunk]:
         for shard in shards:

@@ -38,7 +38,6 @@ from ._sections import (
     section_parts,
     section_starts,
     sum_bytes,
-    view,
     wrong_checksum,
 )
 
@@ -132,34 +131,6 @@ class Shard:
         """
         return result_of(self._before_values(metadata))
 
-    def summing(
-        self, metadata: Mapping[str, str]
-    ) -> tuple[Callable[[Piece], None], Callable[[], int]]:
-        """Compute what :meth:`rest` returns, chunk by chunk.
-
-        This is for callers that have each chunk in the processor's cache anyway. If the outer state
-        is published encoded, it is another checksum, since memory holds what was decoded.
-
-        Returns:
-            A function that adds the next chunk of the shard, and one that returns the checksum
-            after the last one.
-        """
-        beginning, names = self._beginning(metadata)
-        sums = {name: xxhash.xxh3_64(seed=self.outer(name).seed) for name in names}
-
-        def add(chunk: Piece) -> None:
-            if self._is_outer(chunk):
-                for name, tensor in self.job.outer_state(chunk).items():
-                    sums[name].update(view(tensor))
-
-        def result() -> int:
-            rest = xxhash.xxh3_64(beginning, seed=self.seed("rest", self.number))
-            for name in names:
-                rest.update(sum_bytes(sums[name].intdigest()))
-            return rest.intdigest()
-
-        return add, result
-
     def sums(self, metadata: Mapping[str, str]) -> Sums:
         """The checksums of the file that :meth:`parts` would now yield."""
         return result_of(self.parts(metadata))
@@ -194,16 +165,6 @@ class Shard:
     def writable(self) -> bool:
         """True if memory with values and outer state holds all that is needed to write the file."""
         return True
-
-    def memory_sum(self, metadata: Mapping[str, str]) -> int:
-        """Return what :meth:`summing` comes to.
-
-        It is a checksum of the outer optimizer's tensors as they are in memory.
-        """
-        add, result = self.summing(metadata)
-        for chunk in self._chunks():
-            add(chunk)
-        return result()
 
     def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
         """Adopt the values of a file. Returns its checksums.

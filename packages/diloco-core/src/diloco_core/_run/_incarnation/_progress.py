@@ -10,7 +10,7 @@ from ..._arithmetic._clip import Clipped
 from ..._arithmetic._layout import Layout
 from ..._exchange._resumable import ResumableJob
 from ..._wire._coded import CodedShard
-from ..._wire._published import Shard, Sums, shard_metadata
+from ..._wire._published import Shard, Sums
 from ..._wire._sections import seed
 from .._records._keys import Delta
 from .._records._records import Commit, Done, state_digest
@@ -31,8 +31,6 @@ class Progress:
         values_at: For every shard, the sync after which its values in memory are valid; None if
             they are undefined.
         outer_at: The same for the outer optimizer's state; None if it is not in memory.
-        outer_sums: For every shard, a checksum of that state in memory, if it is published encoded,
-            so that ``rests`` does not show whether memory has changed; otherwise None.
         unfinished: The record of the state that is being published (gather only).
         without: For shards of which a contribution was lost: which one, as the shard's header says.
         clipped: The last sync whose contributions this incarnation has clipped, and how; see
@@ -50,12 +48,11 @@ class Progress:
     without: dict[int, str] = field(default_factory=dict)
     values_at: list[int | None] = field(init=False)
     outer_at: list[int | None] = field(init=False)
-    outer_sums: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
         nothing: list[int | None] = [None] * self.job.layout.shards
         self.rests = self.rests or list(nothing)
-        self.values_at, self.outer_at, self.outer_sums = list(nothing), list(nothing), nothing
+        self.values_at, self.outer_at = list(nothing), nothing
 
     @classmethod
     def recorded(cls, job: ResumableJob, done: Done) -> Progress:
@@ -85,10 +82,6 @@ class Progress:
         full = publishes_whole(self.job, commit.sync)
         return Done(commit.sync, commit.fragment, tuple(self.sums), known, commit, full)
 
-    def metadata(self, shard: int) -> dict[str, str]:
-        """The metadata in the header of a shard of this state."""
-        return shard_metadata(self.job, self.sync, self.without.get(shard, ""))
-
     @property
     def digest(self) -> str:
         """Digest of the fragment's state after the last sync."""
@@ -112,7 +105,7 @@ class Progress:
         """Drop a shard's outer state, which is out of date or has to be read again."""
         # This is done even if outer_at says that there is none: a failed load may have left some.
         self.job.forget_outer(self.job.layout.chunks(shard, chunk_bytes))
-        self.outer_at[shard] = self.outer_sums[shard] = None
+        self.outer_at[shard] = None
 
 
 def published_shard(

@@ -23,7 +23,7 @@ from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError, DivergedError, ObjectNotFoundError
 from ..._store._api import ObjectReader
 from ..._store._reread import list_folders, open_ahead
-from ..._wire._published import WITHOUT, shard_metadata
+from ..._wire._published import WITHOUT
 from .._incarnation._incarnation import Incarnation
 from .._incarnation._progress import Progress
 from .._records._keys import Delta, commit_key, deltas, done_key
@@ -308,21 +308,8 @@ def hold(incarnation: Incarnation, progress: Progress, number: int, reader: Obje
         missing = read_values(incarnation, progress, number)
         if missing is not None:
             raise ObjectNotFoundError(f"{incarnation.origin(missing)} is gone")
-    note_outer(incarnation, progress, number, sync, progress.without.get(number, ""))
-    return True
-
-
-def note_outer(
-    incarnation: Incarnation, progress: Progress, number: int, sync: int, without: str
-) -> None:
-    """Note that memory holds the outer state of a shard after a sync.
-
-    This also keeps what is needed to see later whether it has changed there.
-    """
     progress.outer_at[number] = sync
-    if sync and progress.job.coded is not None:
-        shard = incarnation.shard(sync, progress.index, number)
-        progress.outer_sums[number] = shard.memory_sum(shard_metadata(progress.job, sync, without))
+    return True
 
 
 def _take(

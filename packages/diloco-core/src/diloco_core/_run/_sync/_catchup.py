@@ -67,9 +67,9 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
         if incarnation.handover.differed:
             raise DivergedError(
                 f"the global copy of rank {incarnation.rank} has changed in memory between two "
-                "syncs, and did so again after it was reloaded. Nothing of it was sent. Either "
-                "something in this process writes to it, or the machine's memory is faulty: check "
-                "the training code, or resume the run on another machine."
+                "syncs, and did so again after it was reloaded. Either something in this process "
+                "writes to it, or the machine's memory is faulty: check the training code, or "
+                "resume the run on another machine."
             )
         incarnation.handover.differed = True
     elif reload.damage is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from ..._arithmetic._contribution import shares
 from ..._arithmetic._reduction import reduce_shards
@@ -18,9 +19,9 @@ from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import ReloadError, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
-from .._states._load import begin_to_hold, hold, note_outer
+from .._states._load import begin_to_hold, hold
 from .._states._publish import Publications
-from ._result import Result, adopt, state_before, watched
+from ._result import Result, adopt, check_copy, state_before
 
 _IF_ENCODED = (
     " that does not need this one. If the run is going on, start this replica again when the "
@@ -143,8 +144,7 @@ class Computation:
         """Update the shards of a batch in memory."""
         for shard in batch:
             self._progress.values_at[shard] = None
-        first, unchanged = watched(self._result, batch, inputs.sources[0])
-
+        check_copy(self._result, batch)
         own = next(
             (each for each in self._commit.members if each.rank == self._incarnation.rank), None
         )
@@ -154,32 +154,22 @@ class Computation:
         if inputs.clipping is not None:
             self._progress.clipped = self._commit.sync, inputs.clipping.report()
 
-        def verify() -> None:
-            inputs.verify(batch)
-            unchanged()
-
         reduce_shards(
             self._job,
             batch,
-            [first, *inputs.sources[1:]],
+            inputs.sources,
             self._incarnation.chunk_bytes,
             self._incarnation.scratch,
             sync=self._commit.sync,
             block_bytes=inputs.block_bytes,
             everything=not self._incarnation.fixed,
-            verify=verify,
+            verify=partial(inputs.verify, batch),
             shares=shares(
                 self._job.terms.weighting, [member.amount for member in self._commit.members]
             ),
         )
         for shard in batch:
-            note_outer(
-                self._incarnation,
-                self._progress,
-                shard,
-                self._commit.sync,
-                self._result.without.get(shard, ""),
-            )
+            self._progress.outer_at[shard] = self._commit.sync
 
     def _say_what_is_lost(self, own: Delta, batch: Sequence[int]) -> None:
         """Note and log that an earlier incarnation's own part of these shards is lost.

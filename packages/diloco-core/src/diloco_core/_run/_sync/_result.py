@@ -8,20 +8,15 @@ next, that incarnation reads the outer state. What is held is compared with what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-import xxhash
-
-from ..._arithmetic._layout import Layout, Piece
-from ..._arithmetic._sharded import Source
+from ..._arithmetic._layout import Layout
 from ..._errors import CorruptedObjectError, DivergedError
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import ObjectReader
 from ..._store._reread import open_ahead
 from ..._wire._published import Shard, Sums, shard_metadata
-from ..._wire._sections import view
 from .._incarnation._incarnation import Incarnation
 from .._incarnation._progress import Progress
 from .._records._records import Commit, Done
@@ -227,80 +222,27 @@ def state_before(incarnation: Incarnation, index: int) -> Progress | None:
     return None
 
 
-def watched(
-    result: Result, shards: Sequence[int], first: Source
-) -> tuple[Source, Callable[[], None]]:
-    """Check that the outer optimizer's state is still what was published.
+def check_copy(result: Result, shards: Sequence[int]) -> None:
+    """Check that memory still holds the values that were published, if changes of them are encoded.
 
-    Only its owner can tell if it changed in memory.
-
-    So can it of the values, where state is published encoded.
-
-    Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the
-    update finds it in the processor's cache.
+    A change is added to the values that each replica holds: if those of the owner were others,
+    nobody would come to the sum that it publishes.
 
     Args:
-        result: The result that is computed.
-        shards: The shards to update, in this order.
-        first: The source that is read first for every chunk.
+        result: The result that is about to be computed.
+        shards: The shards that this incarnation updates.
 
-    Returns:
-        A source to be used instead of ``first``, which computes the checksum too; and a function to
-        be called after the last chunk, which raises an error if the state has changed.
+    Raises:
+        CorruptedObjectError: The values of a shard have changed in memory.
     """
-    incarnation, progress, previous = result.incarnation, result.progress, result.previous
-    if incarnation.fixed and result.job.coded is None:
-        # What is wrong in the memory of an owner is wrong in what it sends, too: nobody else holds
-        # its own part.
-        return first, lambda: None
-    # What is published encoded is decoded in memory.
-    published = progress.rests if result.job.coded is None else progress.outer_sums
-    sums = {
-        shard: result.before(shard).summing(progress.metadata(shard))
-        for shard in shards
-        if previous and published[shard] is not None
-    }
-    # If state is published as it is, all replicas take whatever values the owner publishes. But a
-    # change is added to the values that each of them holds: if those of the owner were others,
-    # nobody would come to the sum that it publishes.
-    values = (
-        {}
-        if result.job.coded is None
-        else {shard: xxhash.xxh3_64(seed=result.before(shard).values().seed) for shard in shards}
-    )
-    if not sums and not values:
-        return first, lambda: None
-    # The chunks are read in this order; a chunk itself does not say to which shard it belongs.
-    shard_of_chunk = (
-        shard for shard in shards for _ in result.layout.chunks(shard, incarnation.chunk_bytes)
-    )
-
-    def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        shard = next(shard_of_chunk)
-        if shard in sums:
-            sums[shard][0](piece)
-        if shard in values:
-            values[shard].update(view(result.job.published(piece)))
-        return first(piece, out)
-
-    def unchanged() -> None:
-        for shard, (_, total) in sums.items():
-            if total() != published[shard]:
-                raise _changed_in_memory(result, shard, "outer optimizer's state")
-        for shard, digest in values.items():
-            if digest.intdigest() != progress.sums[shard]:
-                raise _changed_in_memory(result, shard, "global copy")
-
-    return summed, unchanged
-
-
-def _changed_in_memory(result: Result, shard: int, what: str) -> CorruptedObjectError:
-    error = CorruptedObjectError(
-        f"the {what} of shard {shard} of fragment {result.job.name} has changed in memory since "
-        f"sync {result.previous}: it is not what was published"
-    )
-    result.incarnation.say.error(
-        "%s. Reading it again. Check the memory of this machine.",
-        str(error).rstrip("."),
-    )
-    return error
+    for shard in shards if result.job.coded is not None else ():
+        if result.before(shard).digest() == result.progress.sums[shard]:
+            continue
+        error = CorruptedObjectError(
+            f"the global copy of shard {shard} of fragment {result.job.name} has changed in memory "
+            f"since sync {result.previous}: it is not what was published"
+        )
+        result.incarnation.say.error(
+            "%s. Reading it again. Check the memory of this machine.", error
+        )
+        raise error

@@ -15,7 +15,6 @@ from ..._errors import CorruptedObjectError, SyncError
 from ..._exchange._report import SyncReport
 from ..._exchange._resumable import ResumableJob
 from ..._store._api import Buffer
-from ..._wire._delta import ChangedError
 from .._claims import check_run
 from .._incarnation._incarnation import LOST, Incarnation
 from .._records._keys import Delta, Hint, Wish, commit_key, deltas, schema
@@ -226,29 +225,8 @@ class StoreSync:
             )
         measure_norms(self._job, incarnation.rank, incarnation.scratch)
         self._ask(self._job.contribution.proposal.wish)
-
-        def published(shard: int) -> tuple[int, int]:
-            values = incarnation.shard(progress.sync, self._index, shard).values()
-            return values.seed, progress.sums[shard]
-
-        parts = partial(
-            incarnation.format(self._index).parts,
-            delta,
-            incarnation.scratch,
-            None if incarnation.fixed else published,
-        )
-        try:
-            incarnation.traffic.count_sent(incarnation.store.put(delta.key, parts))
-        except ChangedError as error:
-            incarnation.say.error(
-                "the global copy of fragment %s has changed in memory since sync %d (shard %s is "
-                "not what was published). Nothing was sent. Reloading the published state. Check "
-                "the memory of this machine.",
-                self._job.name,
-                progress.sync,
-                error,
-            )
-            raise ReloadError(Why.CHANGED) from error
+        parts = partial(incarnation.format(self._index).parts, delta, incarnation.scratch)
+        incarnation.traffic.count_sent(incarnation.store.put(delta.key, parts))
         self._own_delta, self._parts = delta, parts
 
     def _named_rate(self) -> str:
