@@ -94,9 +94,9 @@ def connect(
 
     Arguments that are left out are taken from the environment, where a launcher sets them:
     ``RENDEZVOUS_URI``, ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_COHORT``. An argument
-    takes precedence over its variable. Where torchrun has started several processes
-    (``LOCAL_WORLD_SIZE``), this is refused, unless ``rank`` and ``world_size`` are passed: each of
-    them is a replica then.
+    takes precedence over its variable. Several processes that torchrun has
+    started (``LOCAL_WORLD_SIZE``) are one replica, unless ``rank`` and ``world_size`` are passed:
+    each of them is a replica then.
 
     A second call in the same process for the same URI and rank returns the same exchange, until
     that exchange has left its run; settings that are given in the second call must equal those of
