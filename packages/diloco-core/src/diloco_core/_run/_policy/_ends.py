@@ -81,7 +81,7 @@ def refuse_reload(incarnation: Incarnation, reload: ReloadError) -> None:
         obey_end(incarnation, reload.rollback)
     if reload.rollback is None:
         check_claim(incarnation)
-        differs = reload.why in {Why.DIFFERS, Why.CHANGED}
+        differs = reload.why is Why.DIFFERS
         advice = _advice(incarnation)
         if incarnation.settings.return_within:
             advice = "Start this replica again: it takes the run's newest state"

@@ -22,7 +22,6 @@ class Why(Enum):
     )
     WENT_BACK = "the run continues from older states"
     DIFFERS = "the incarnation's state is not the one that the others hold"
-    CHANGED = "the incarnation's state has changed in memory since the last sync"
 
 
 class ReloadError(Exception):

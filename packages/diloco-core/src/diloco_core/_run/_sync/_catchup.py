@@ -61,16 +61,9 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
     """
     if reload.rollback is not None:
         obey_rollback(incarnation, reload.rollback)
-    if reload.why in {Why.DIFFERS, Why.CHANGED}:
-        if incarnation.handover.differed and reload.why is Why.DIFFERS:
-            raise diverged(incarnation.rank)
+    if reload.why is Why.DIFFERS:
         if incarnation.handover.differed:
-            raise DivergedError(
-                f"the global copy of rank {incarnation.rank} has changed in memory between two "
-                "syncs, and did so again after it was reloaded. Either something in this process "
-                "writes to it, or the machine's memory is faulty: check the training code, or "
-                "resume the run on another machine."
-            )
+            raise diverged(incarnation.rank)
         incarnation.handover.differed = True
     elif reload.damage is not None:
         incarnation.say.warning(
@@ -129,7 +122,7 @@ def _take_newest(incarnation: Incarnation) -> CorruptedObjectError | NonFiniteUp
         else:
             return None
         incarnation.timing.sleep(pause)
-    if why is Why.DIFFERS:
+    if why is Why.DIFFERS and damage is None:
         raise diverged(incarnation.rank)
     if isinstance(damage, CorruptedObjectError):
         return damage
@@ -259,8 +252,9 @@ def _hold_or_make_again(
 def diverged(rank: int) -> DivergedError:
     """The error for a replica that computes other values than the others."""
     return DivergedError(
-        f"rank {rank} computes other values than most other replicas, even from the published "
-        "state. Different kinds of processors round differently: run all replicas on the same "
+        f"rank {rank} holds other values than most other replicas, even after it has loaded the "
+        "published state. If this machine's memory is faulty, resume the run on another one. In "
+        "gather, different kinds of processors round differently: run all replicas on the same "
         "kind, or begin a new run with topology='sharded', where every shard is computed once and "
         "all replicas read the same bytes."
     )

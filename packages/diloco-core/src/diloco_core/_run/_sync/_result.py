@@ -188,7 +188,7 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
             changed,
             "" if incarnation.fixed else " Reloading the published state.",
         )
-        raise ReloadError(Why.CHANGED, damage=changed) from None
+        raise ReloadError(Why.DIFFERS, damage=changed) from None
     if sums is None:
         return False
     result.damaged.pop(shard, None)
