@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from typing import TypeVar
 
 from .._errors import CorruptedObjectError, StoreError
@@ -139,26 +138,39 @@ def open_ahead(
         yield iter(readers)
 
 
-def in_parallel(store: Store, acts: Iterable[Callable[[], T]], at_once: int) -> Iterator[T]:
-    """Yields what the functions in ``acts`` return, in their order.
+def in_parallel(
+    store: Store, acts: Iterable[Callable[[], T]], at_once: int | None = None
+) -> Generator[T, None, None]:
+    """Yield what the functions in ``acts`` return, in their order.
 
-    Up to ``at_once`` of them run at the same time.
-
-    They run one after another if requests to the store cost nothing, or if the store has no
-    threads. Each function must be able to run in another thread, and must not wait for anything
+    They run in the background, while the next function is made, and while the caller uses what was
+    yielded. They run one after another if requests to the store cost nothing, or if the store has
+    no threads. Each function must be able to run in another thread, and must not wait for anything
     else that is done in the background. When one raises an error, no further ones are started.
+    Where the caller may end before all were yielded, it closes this iterator: that waits until none
+    is running.
+
+    Args:
+        store: The store to which they send requests.
+        acts: The functions.
+        at_once: How many of them run at the same time; if left out, as many as the store can create
+            objects.
     """
-    if store.near or store.background is None:
+    background = None if store.near else store.background
+    if background is None:
         yield from (act() for act in acts)
         return
-    remaining = iter(acts)
+    at_once = at_once or background.creates_at_once
     started: deque[Future[T]] = deque()
     try:
-        while True:
-            started.extend(map(store.background.submit, islice(remaining, at_once - len(started))))
-            if not started:
-                return
+        for act in acts:
+            if len(started) == at_once:
+                yield started.popleft().result()
+            started.append(background.submit(act))
+        while started:
             yield started.popleft().result()
     finally:
         for future in started:
-            future.cancel()
+            if not future.cancel():
+                with suppress(Exception):
+                    future.result()

@@ -218,10 +218,8 @@ def upload(
         store.put(key, parts if store.near else lambda: list(parts()))
         return written[-1]
 
-    background = store.store.background
-    at_once = 1 if background is None else background.creates_at_once
     uploads = (partial(publish, *number) for number in numbers)
-    return dict(zip(numbers, in_parallel(store.store, uploads, at_once), strict=True))
+    return dict(zip(numbers, in_parallel(store.store, uploads), strict=True))
 
 
 def upload_own(

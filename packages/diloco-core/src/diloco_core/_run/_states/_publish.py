@@ -6,14 +6,10 @@ take long, shards are published while the next ones are computed.
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from ..._errors import CorruptedObjectError, ObjectNotFoundError
-from ..._store._api import Store
 from ..._store._reread import in_parallel
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import Sums, end_sums, shard_metadata
@@ -171,22 +167,16 @@ def _publish(
     """
     sync, index = progress.sync, incarnation.index(progress.sync)
     metadata = shard_metadata(progress.job, sync)
-    written: dict[int, Sums] = {}
 
-    def upload(number: int) -> None:
+    def upload(number: int) -> tuple[int, Sums | None]:
         attempts: list[Sums] = []
         parts = partial(incarnation.shard(sync, index, number).parts, metadata, attempts.append)
-        if incarnation.create(incarnation.key(sync, index, number), parts):
-            written[number] = attempts[-1]
+        created = incarnation.create(incarnation.key(sync, index, number), parts)
+        return number, attempts[-1] if created else None
 
-    publications = Publications(incarnation.store.store)
-    try:
-        for number in shards:
-            publications.add(partial(upload, number), lambda: None)
-        publications.finish()
-    finally:
-        publications.abandon()
-    return written
+    uploads = (partial(upload, number) for number in shards)
+    written = in_parallel(incarnation.store.store, uploads)
+    return {number: sums for number, sums in written if sums is not None}
 
 
 def _own_done(
@@ -303,49 +293,3 @@ def _create_done(incarnation: Incarnation, done: Done) -> None:
         # Another incarnation was faster. Reading its record raises an error if that incarnation
         # belongs to another run.
         readable_done(incarnation, done.sync, done.fragment)
-
-
-class Publications:
-    """Uploads in the background, a few at a time.
-
-    Their results are used in the thread that began the uploads, in order.
-
-    What an upload reads must not change before its result was used.
-
-    Args:
-        store: The store. If it has no threads, or needs none, uploads are done at once.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._background = None if store.near else store.background
-        self._begun: deque[tuple[Future[None], Callable[[], None]]] = deque()
-
-    def add(self, upload: Callable[[], None], use: Callable[[], None]) -> None:
-        """Upload an object.
-
-        ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones.
-        """
-        if self._background is None:
-            upload()
-            use()
-            return
-        self._use_until(self._background.creates_at_once - 1)
-        self._begun.append((self._background.submit(upload), use))
-
-    def finish(self) -> None:
-        """Wait for all uploads, and use their results. Raises what they raise."""
-        self._use_until(0)
-
-    def abandon(self) -> None:
-        """Wait until no upload reads memory any more, without using their results."""
-        while self._begun:
-            future, _ = self._begun.popleft()
-            if not future.cancel():
-                with contextlib.suppress(Exception):
-                    future.result()
-
-    def _use_until(self, left: int) -> None:
-        while len(self._begun) > left:
-            future, use = self._begun.popleft()
-            future.result()
-            use()

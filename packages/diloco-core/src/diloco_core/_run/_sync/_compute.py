@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 
 from ..._arithmetic._contribution import shares
@@ -10,6 +11,7 @@ from ..._arithmetic._reduction import reduce_shards
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ..._store._api import block_bytes_of
 from ..._store._patient import PAUSES
+from ..._store._reread import in_parallel
 from ..._wire._inputs import Inputs
 from ..._wire._published import Sums, end_sums
 from .._incarnation._incarnation import Incarnation
@@ -20,7 +22,6 @@ from .._round._reload import ReloadError, Why
 from .._round._shares import inputs_are_superseded
 from .._states._kept import bring_back
 from .._states._load import begin_to_hold, hold
-from .._states._publish import Publications
 from ._result import Result, adopt, check_copy, state_before
 
 _IF_ENCODED = (
@@ -65,7 +66,19 @@ class Computation:
             for batch in batches
             for shard in batch
         )
-        publications = Publications(self._incarnation.store.store)
+        # An upload reads memory, which must not change before its result was used.
+        with closing(in_parallel(self._incarnation.store.store, self._uploads(batches))) as uploads:
+            for shard, sums in uploads:
+                self._published(shard, sums)
+
+    def _uploads(
+        self, batches: Sequence[Sequence[int]]
+    ) -> Iterator[Callable[[], tuple[int, Sums | None]]]:
+        """Update the shards of one batch after another, and yield what uploads each of them.
+
+        An upload returns the number of the shard, and the checksums of the file that it has
+        created; None if there was one already.
+        """
         try:
             for number, batch in enumerate(batches):
                 computed = batch if self._computes(batches[number:]) else ()
@@ -73,11 +86,12 @@ class Computation:
                     self._compare(computed)
                     continue
                 for shard in computed:
-                    self._publish(shard, publications)
-            publications.finish()
+                    if shard in self._result.damaged or self._result.mending:
+                        self._rewrite(shard)
+                    else:
+                        yield partial(self._upload, shard)
         finally:
             self._close()
-            publications.abandon()
 
     def _computes(self, batches: Sequence[Sequence[int]]) -> bool:
         """Update the first of these batches in memory.
@@ -261,39 +275,34 @@ class Computation:
             raise ReloadError(Why.DAMAGED, damage=error) from error
         return False
 
-    def _publish(self, shard: int, publications: Publications) -> None:
-        incarnation, result = self._incarnation, self._result
-        if shard in result.damaged or result.mending:
-            damage = result.damaged.pop(shard, None)
-            sums = rewrite_shard(
-                incarnation, self._progress, result.sync, shard, damage, result.done
-            )
-            result.settle(shard, *sums)
-            return
+    def _rewrite(self, shard: int) -> None:
+        result = self._result
+        damage = result.damaged.pop(shard, None)
+        sums = rewrite_shard(
+            self._incarnation, self._progress, result.sync, shard, damage, result.done
+        )
+        result.settle(shard, *sums)
+
+    def _upload(self, shard: int) -> tuple[int, Sums | None]:
         written: list[Sums] = []
-        stored, metadata = result.shard(shard), result.metadata(shard)
-        created = False
+        stored, metadata = self._result.shard(shard), self._result.metadata(shard)
+        created = self._incarnation.create(
+            self._result.key(shard), lambda: stored.parts(metadata, written.append)
+        )
+        return shard, written[-1] if created else None
 
-        def upload() -> None:
-            nonlocal created
-            created = incarnation.create(
-                result.key(shard), lambda: stored.parts(metadata, written.append)
-            )
-
-        def use() -> None:
-            if created:
-                result.settle(shard, *written[-1])
-            # Another incarnation was faster: there is only one version, and all incarnations take
-            # it.
-            elif self._is_same(shard) or adopt(result, shard):
-                pass
-            elif shard in result.damaged:
-                Computation(result, local=self._local).run([[shard]])
-            else:
-                key = incarnation.origin(result.key(shard))
-                self._look_again(shard, f"{key} existed, but has been deleted since")
-
-        publications.add(upload, use)
+    def _published(self, shard: int, sums: Sums | None) -> None:
+        result = self._result
+        if sums is not None:
+            result.settle(shard, *sums)
+        # Another incarnation was faster: there is only one version, and all incarnations take it.
+        elif self._is_same(shard) or adopt(result, shard):
+            pass
+        elif shard in result.damaged:
+            Computation(result, local=self._local).run([[shard]])
+        else:
+            key = self._incarnation.origin(result.key(shard))
+            self._look_again(shard, f"{key} existed, but has been deleted since")
 
     def _is_same(self, shard: int) -> bool:
         """Say whether another incarnation has published an encoded shard with the same values.
