@@ -49,7 +49,6 @@ def reduce_shards(
     *,
     sync: int,
     block_bytes: int = 0,
-    everything: bool = False,
     verify: Callable[[], None] = lambda: None,
     shares: Sequence[float] = (),
 ) -> None:
@@ -64,8 +63,6 @@ def reduce_shards(
         scratch: Buffers.
         sync: Number of the sync, for errors.
         block_bytes: How much is read from one source before the next one: at least one chunk.
-        everything: Whether all sources also give the groups for which only the first source's
-            values are used.
         verify: Called after all contributions have been read; raises if they are not what was
             written.
         shares: For every rank, in order, what its contribution is multiplied by; empty if all count
@@ -79,7 +76,7 @@ def reduce_shards(
     for block in blocks(job.layout, shards, chunk_bytes, block_bytes):
         chunks = [chunk for _, chunk in block]
         means = [
-            _mean_of(job, chunk, out, scratch, len(sources), shares, everything=everything)
+            _mean_of(job, chunk, out, scratch, len(sources), shares)
             for chunk, out in zip(chunks, scratch.totals(job.layout, chunks), strict=True)
         ]
         for source in sources:
@@ -139,7 +136,6 @@ class _Mean:
     scratch: Scratch
     members: int  # how many contributions will be added
     shares: Sequence[float] = ()  # of the members, in rank order; empty if all count the same
-    everything: bool = False
     count: int = 0
     total: torch.Tensor | None = None
 
@@ -235,17 +231,15 @@ class _MeanOfSent(_Mean):
 
 
 class _First(_Mean):
-    """The first contribution to a chunk.
+    """The first contribution to a chunk. The others are read, so that they can be verified."""
 
-    With ``everything`` the others are read too, so that their sections can be verified.
-    """
+    def _take(self, values: torch.Tensor) -> None:
+        self.total = values if self.total is None else self.total
 
-    def add(self, source: Source) -> None:
-        """Take the first contribution, and read the next ones if they are to be read."""
-        if self.total is None:
-            self.total = source(self.chunk, self.out)
-        elif self.everything:
-            source(self.chunk, self.scratch.tensor(1, self.job.layout, self.chunk))
+    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
+        """Return the first contribution."""
+        assert self.total is not None
+        return self.total
 
 
 class _MeanOfBuffers(_Mean):
@@ -293,8 +287,6 @@ def _mean_of(
     scratch: Scratch,
     count: int,
     shares: Sequence[float],
-    *,
-    everything: bool = False,
 ) -> _Mean:
     rule = job.layout.groups[chunk.group].rule
     # Weights say how much was learned, and so do extremes. Buffers were not learned, so their mean
@@ -312,7 +304,7 @@ def _mean_of(
         kind = _WeightedMean
     else:
         kind = _Mean if count == 1 or job.must_be_finite(chunk) else _MeanOfBuffers
-    return kind(job, chunk, out, scratch, count, shares, everything)
+    return kind(job, chunk, out, scratch, count, shares)
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:

@@ -93,7 +93,8 @@ class Inputs(Closing):
                 self._readers.append((member, reader))
                 reader.open()
                 norms.append(reader.norms)
-                source = with_unchanged(job, member.groups, self._source(reader))
+                groups = format.sent(member.groups, member.rank)
+                source = with_unchanged(job, groups, self._source(reader))
                 # What a member has left out is lost with its memory, and counts as nothing learned.
                 self.sources.append(without_progress(job) if left_out else source)
             if not store.near:

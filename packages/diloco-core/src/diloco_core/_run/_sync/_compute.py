@@ -176,7 +176,6 @@ class Computation:
             self._incarnation.scratch,
             sync=self._commit.sync,
             block_bytes=inputs.block_bytes,
-            everything=not self._incarnation.fixed,
             verify=partial(inputs.verify, batch),
             shares=shares(
                 self._job.terms.weighting, [member.amount for member in self._commit.members]
