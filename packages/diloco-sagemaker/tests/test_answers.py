@@ -494,3 +494,24 @@ def test_tags_are_read_up_to_the_one_that_is_looked_for(aws, executor, monkeypat
     aws.ListTags = endless
     status = executor(retry_timeout=0).describe(handle)
     assert (status.reason, len(pages)) == (Reason.CANCEL_REQUESTED, 2)
+
+
+@pytest.mark.parametrize("operation", ["DescribeTrainingJob", "Search"])
+def test_a_job_that_says_more_than_any_is_not_kept(aws, executor, operation):
+    handles = executor().launch_replicas(4, "trainer:train", run_id="run-1")
+    for job in aws.jobs.values():
+        job["FailureReason"] = "x" * 1_000_000
+    ours = executor(retry_timeout=0)
+    look = ours.collect if operation == "Search" else lambda *_, **__: ours.describe(handles[0])
+    with pytest.raises(UnavailableError, match="it says more than 262144 characters"):
+        look(handles, timeout=0)
+    assert aws.count(operation)
+
+
+def test_lists_that_say_more_than_any_are_not_kept(aws, executor, monkeypatch):
+    executor().launch_replicas(4, "trainer:train", run_id="run-1")
+    for job in aws.jobs.values():
+        job["SecondaryStatus"] = "x" * 100_000
+    monkeypatch.setattr("diloco_sagemaker._client._KEPT_OF_LIST", 300_000)
+    with pytest.raises(UnavailableError, match="it says more than 300000 characters"):
+        executor(retry_timeout=0).list_runs()

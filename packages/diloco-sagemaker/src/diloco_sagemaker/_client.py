@@ -29,6 +29,7 @@ from ._region import check_region, check_region_of_logs
 T = TypeVar("T")
 _PAGE = 100
 _MOST_PAGES = 10_000  # of a list
+_KEPT_OF_LIST, _KEPT_OF_JOB = 1 << 28, 1 << 18  # characters
 _TIMES = 10  # a whole answer may take this many times as long as one piece of it
 _LAST_LOOK = 5.0
 """Seconds that an answer or a list may take past a deadline, so that one look is possible."""
@@ -158,7 +159,7 @@ class Client:
         answer = self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
         _check_same(name, answer["TrainingJobName"], what)
         _check_same(name, answer["TrainingJobArn"], what)
-        return read_job(answer)
+        return next(_bounded([read_job(answer)], what, _KEPT_OF_JOB))
 
     def job_arn(self, name: str, account: str) -> str:
         """Return the ARN of a training job with this name."""
@@ -197,8 +198,8 @@ class Client:
             NameContains=contains, MaxResults=_PAGE, SortBy="CreationTime", SortOrder="Ascending",
             **filters,
         )  # fmt: skip
-        for page in pages:
-            yield from map(read_summary, _as_asked(page["TrainingJobSummaries"], what))
+        asked = (_as_asked(page["TrainingJobSummaries"], what) for page in pages)
+        yield from _bounded((read_summary(each) for page in asked for each in page), what)
 
     def search(self, contains: str) -> Iterator[JobFacts]:
         """Yield the training jobs whose names contain a text, in full; their index may lag."""
@@ -214,7 +215,7 @@ class Client:
             for result in _as_asked(page.get("Results") or [], what):
                 job = result.get("TrainingJob") or {}
                 if job.get("TrainingJobName") and job.get("CreationTime"):
-                    facts = read_job(job)
+                    facts = next(_bounded([read_job(job)], what, _KEPT_OF_JOB))
                     _check_same(facts.name, facts.arn or facts.name, what)
                     yield facts
 
@@ -449,6 +450,18 @@ def _check_certificates(client: Any, what: str) -> None:
             f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look "
             "at AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
         ) from None
+
+
+def _bounded(jobs: Iterable[T], what: str, most: int | None = None) -> Iterator[T]:
+    """Yield what is kept of jobs; UnavailableError if all of it is more than any service says."""
+    kept, most = 0, most or _KEPT_OF_LIST
+    for job in jobs:
+        kept += len(repr(job))
+        if kept > most:
+            raise UnavailableError(
+                f"cannot {what}: it says more than {most} characters{NOT_ITS_OWN}"
+            )
+        yield job
 
 
 def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:

@@ -36,61 +36,31 @@ _QUOTA = re.compile(
     r"service limit '(?P<type>\S+) for (?P<use>[\w ]*usage)' is (?P<quota>\d+) Instances?, "
     r"with current utilization of (?P<used>\d+) Instances? and a request delta of (?P<delta>\d+)"
 )
-_THROTTLED = frozenset(
-    [
-        "Throttling",
-        "ThrottlingException",
-        "ThrottledException",
-        "TooManyRequestsException",
-        "RequestLimitExceeded",
-        "SlowDown",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "ProvisionedThroughputExceededException",
-        "LimitExceededException",
-        "EC2ThrottledException",
-    ]
-)
-_MISSING = frozenset(
-    [
-        "ResourceNotFound",
-        "ResourceNotFoundException",
-        "NoSuchKey",
-        "NoSuchBucket",
-        "ImageNotFoundException",
-        "RepositoryNotFoundException",
-    ]
-)
+_THROTTLED = frozenset({
+    "Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException",
+    "RequestLimitExceeded", "SlowDown", "RequestThrottled", "RequestThrottledException",
+    "ProvisionedThroughputExceededException", "LimitExceededException", "EC2ThrottledException",
+})  # fmt: skip
+_MISSING = frozenset({
+    "ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "NoSuchBucket",
+    "ImageNotFoundException", "RepositoryNotFoundException",
+})  # fmt: skip
 _OF_NONE = frozenset(["GetCallerIdentity", "ListTrainingJobs", "Search"])
 """Operations that ask for nothing by name: their "not found" says nothing about any run."""
 _ONCE = frozenset(["CreateTrainingJob", "StopTrainingJob"])
 """Operations that are refused, or say something else, if they have been carried out before."""
-_FORBIDDEN = frozenset(
-    [
-        "AccessDenied",
-        "AccessDeniedException",
-        "UnauthorizedOperation",
-        "AuthorizationError",
-        "OptInRequired",
-    ]
-)
-_EXPIRED = frozenset(
-    ["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"]
-)
-_AUTH = frozenset(
-    [
-        "UnrecognizedClientException",
-        "InvalidClientTokenId",
-        "InvalidAccessKeyId",
-        "SignatureDoesNotMatch",
-        "InvalidSignatureException",
-        "IncompleteSignature",
-        "MissingAuthenticationToken",
-        "AuthFailure",
-        "NotAuthorized",
-        "InvalidToken",
-    ]
-)
+_FORBIDDEN = frozenset({
+    "AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError",
+    "OptInRequired",
+})  # fmt: skip
+_EXPIRED = frozenset({
+    "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired",
+})  # fmt: skip
+_AUTH = frozenset({
+    "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId",
+    "SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature",
+    "MissingAuthenticationToken", "AuthFailure", "NotAuthorized", "InvalidToken",
+})  # fmt: skip
 
 
 _EARLIER = "an earlier try, without an answer, may have been carried out"

@@ -21,6 +21,7 @@ ENDED = frozenset({"Completed", "Failed", "Stopped"})
 ALIVE = frozenset({"InProgress", "Stopping", "Deleting"})
 """All other statuses that this version knows."""
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
+_LONGEST = 2500  # characters of a hyperparameter, as the service allows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         ),
         started=_seconds(record.get("TrainingStartTime")),
         ended=_seconds(record.get("TrainingEndTime")),
-        strings={key: strings[key] for key in names.RECORD if key in strings},
+        strings={key: strings[key][:_LONGEST] for key in names.RECORD if key in strings},
         output=(record.get("OutputDataConfig") or {}).get("S3OutputPath", ""),
         checkpoints=(record.get("CheckpointConfig") or {}).get("S3Uri", ""),
         instance=resources.get("SelectedInstanceType")

@@ -40,29 +40,10 @@ MODELS: Mapping[str, Mapping[str, int]] = {
 }
 
 # Their storage is local and of fixed size, so a request must not ask for a volume.
-_LOCAL_STORAGE = frozenset(
-    [
-        "g4dn",
-        "g5",
-        "g6",
-        "g6e",
-        "g7",
-        "g7e",
-        "p3dn",
-        "p4d",
-        "p4de",
-        "p5",
-        "p5e",
-        "p5en",
-        "p6-b200",
-        "p6-b300",
-        "p6e-gb200",
-        "r5d",
-        "trn1",
-        "trn1n",
-        "trn2",
-    ]
-)
+_LOCAL_STORAGE = frozenset({
+    "g4dn", "g5", "g6", "g6e", "g7", "g7e", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200",
+    "p6-b300", "p6e-gb200", "r5d", "trn1", "trn1n", "trn2",
+})  # fmt: skip
 
 
 def choose_instance(gpu: str | None, *, gpu_type: str, cpu_type: str) -> str:
