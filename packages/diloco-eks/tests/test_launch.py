@@ -404,3 +404,26 @@ def test_numbers_reach_the_cluster_in_the_types_that_it_takes(bench):
     run = bench.launch(1, timeout=10.5, cpu=2, memory="1e9", start=False)
     assert type(bench.world.job("run-1")["spec"]["activeDeadlineSeconds"]) is int
     assert run.states() == ["pending"]
+
+
+@pytest.mark.parametrize("refusal", ["forbidden", "unauthorized"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_job_whose_answer_was_lost_is_found_though_another_try_is_refused(bench, refusal, seen):
+    """Its own Job may fill the quota that refuses the next one."""
+    bench.stand_in.faults.add("ambiguous", **JOBS)
+    bench.stand_in.faults.add(refusal, times=None, **JOBS)
+    if not seen:
+        bench.stand_in.faults.add("forbidden", verb="get", resource="jobs", times=None)
+        with pytest.raises(LaunchError, match="Whether the Job run-1 was created is not known"):
+            bench.launch(1, start=False)
+        return
+    run = bench.launch(1, start=False)
+    bench.stand_in.faults.clear()
+    assert run.states() == ["pending"]
+
+
+def test_a_refusal_after_a_lost_request_is_what_it_says(bench):
+    bench.stand_in.faults.add("cut", **JOBS)
+    bench.stand_in.faults.add("forbidden", times=None, **JOBS)
+    with pytest.raises(ForbiddenError, match="cannot create Job"):
+        bench.launch(1, start=False)

@@ -71,7 +71,8 @@ def create(
     try:
         return retry(once, backoff, timeout=patience)
     except BackendError as error:
-        if not (unsure and error.retryable):
+        # A refusal says nothing of an earlier try: its Job may fill the quota that refuses another.
+        if not unsure or isinstance(error, RunConflictError):
             raise
         try:
             return known(cluster, manifest), False
