@@ -1,6 +1,7 @@
 """Runs over the scripted stand-in: handles, states, attempts, results and purge."""
 
 import asyncio
+import contextlib
 import threading
 from dataclasses import replace
 from datetime import datetime
@@ -250,6 +251,30 @@ def test_purge(lab):
     with pytest.raises(ReplicaNotFoundError):
         executor.describe(handles[0])
     assert executor.list_runs() == []
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_record_that_has_taken_the_name_of_a_purged_one_stays(lab, monkeypatch, moment):
+    """It is made just before Modal answers where the name leads, for the so-manieth time."""
+    handles = lab.launch(2)
+    for handle in handles:
+        lab.begin(handle)
+        lab.finish(handle)
+    dicts, take = lab.stand_in._workspace.dicts, lab.stand_in.faults.take
+    asked, made = [], [None]
+
+    def take_later(verb, resource):
+        if verb == "DictGetOrCreate":
+            asked.append(verb)
+            if len(asked) == moment:
+                dicts.delete(dicts.named("main", "diloco-run").dict_id)
+                made[0] = dicts.create("main", "diloco-run")
+        return take(verb, resource)
+
+    monkeypatch.setattr(lab.stand_in.faults, "take", take_later)
+    with contextlib.suppress(BackendError):
+        lab.executor().purge(handles[0])
+    assert dicts.named("main", "diloco-run") is made[0]
 
 
 @pytest.mark.parametrize("gone", ["record", "call"])

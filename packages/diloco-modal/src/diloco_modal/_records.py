@@ -187,19 +187,13 @@ class Records(Connection):
 
         A Dict that was made under its name meanwhile belongs to another run, and stays.
         """
-        modal = import_modal()
-        name, where = record_name(run_id), self._where
+        from . import _wire
+
         with self._lock:
             self._records.pop(run_id, None)
-
-        async def delete() -> None:
-            # Modal's client removes by name only.
-            named = await modal.Dict.from_name(name, **where).hydrate.aio()
-            if named.object_id == record.object_id:
-                await modal.Dict.objects.delete.aio(name, allow_missing=True, **where)
-
+        what = f"removing the Dict {record_name(run_id)!r}"
         with contextlib.suppress(MissingError):
-            self._ask(delete, f"removing the Dict {name!r}")
+            self._ask(lambda: _wire.remove_dict.aio(record), what)
 
     async def is_record(self, run_id: str) -> bool:
         """Return whether there is a Dict with the name of this run that is a record."""

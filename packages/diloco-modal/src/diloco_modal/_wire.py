@@ -192,6 +192,12 @@ async def _remove_entry(record: Any, key: str) -> None:
     await record.client._stub.DictPop(request)
 
 
+async def _remove_dict(record: Any) -> None:
+    """Remove a Dict by its id; Modal's client looks its name up first, which may be another's."""
+    await record.hydrate()
+    await record.client._stub.DictDelete(api_pb2.DictDeleteRequest(dict_id=record.object_id))
+
+
 def _key(key: str) -> bytes:
     import pickle  # only to write, as Modal's client does
 
@@ -210,3 +216,4 @@ find_app = synchronize_api(_find_app)
 get_entry = synchronize_api(_get_entry)
 get_entries = synchronize_api(_get_entries)
 remove_entry = synchronize_api(_remove_entry)
+remove_dict = synchronize_api(_remove_dict)
