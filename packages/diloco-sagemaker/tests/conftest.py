@@ -2,7 +2,7 @@ import sys
 from pathlib import Path
 
 import boto3
-import botocore.loaders
+import botocore.session
 import pytest
 
 from diloco_protocol import Backoff
@@ -13,8 +13,8 @@ from small_aws import SmallAWS
 
 # Every test has sessions of its own; reading the services' models anew for each would take most of
 # the time.
-LOADER = botocore.loaders.create_loader()
-botocore.loaders.create_loader = lambda *_: LOADER
+LOADER = botocore.session.create_loader()
+botocore.session.create_loader = lambda *_: LOADER
 
 REQUIRED = {
     "role_arn": "arn:aws:iam::123456789012:role/trainer",
