@@ -20,8 +20,8 @@ from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
 from .._wire._safetensors import entry, header_bytes
 from .._wire._sections import view
-from ._choice import INCOMPLETE, Choice, as_damage, newest_whole, the_states
-from ._run_states import RunStates, find_source, sentence, unsynced_files, without_unsynced
+from ._choice import INCOMPLETE, as_damage, newest_whole, the_states
+from ._run_states import find_source, sentence, unsynced_files, without_unsynced
 from ._stored import read_fragment
 
 _log = logging.getLogger("diloco_core")
@@ -140,7 +140,10 @@ def export(
                 " ".join(map(sentence, choice.errors)),
                 step,
             )
-        if age := _age(source, choice, at):
+        # Outer steps that the run has taken since, as far as the store shows them.
+        counted = at is None and not source.unknown
+        age = max(0, source.outer_steps(source.newest) - step) if counted else 0
+        if age:
             metadata["behind"] = str(age)
         if not choice.damaged:
             _tell_age(target, step, age)
@@ -151,16 +154,6 @@ def export(
         except OSError as error:
             raise _unwritable(target, str(error)) from error
     return step
-
-
-def _age(source: RunStates, choice: Choice, at: int | None) -> int:
-    """Return how many outer steps the run has taken since the state that is exported.
-
-    Steps count as far as the store shows them.
-    """
-    if at is not None or source.unknown:
-        return 0
-    return max(0, source.outer_steps(source.newest) - choice.step)
 
 
 def _tell_age(target: Path, step: int, age: int) -> None:
