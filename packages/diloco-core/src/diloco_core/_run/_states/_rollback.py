@@ -359,10 +359,8 @@ def _is_whole(incarnation: Incarnation, index: int, sync: int, recorded: set[int
             return False
         for number in range(incarnation.fragments[index].job.layout.shards):
             for part in incarnation.made_of(sync, index):
-                sums = check_shard(incarnation, part, index, number)
-                if sums is None or (
-                    part == sync and sums != (done.sums[number], done.rests[number])
-                ):
+                record = done if part == sync else None
+                if check_shard(incarnation, part, index, number, record) is None:
                     return False
     except ReloadError as reload:
         # If the rollback was there from the beginning, the record was lost, and the rollback was
