@@ -202,3 +202,37 @@ def test_after_an_error_no_further_one_is_begun(threaded):
     with pytest.raises(ValueError, match="1"):
         list(in_parallel(threaded, (partial(act, number) for number in range(100)), 2))
     assert max(begun) <= 3
+
+
+def test_the_next_one_is_made_while_the_others_are_under_way(threaded):
+    """An upload goes on while the next shard is computed."""
+    made_last, ended = threading.Event(), []
+
+    def make():
+        for number in range(2):
+            yield partial(act, number)
+        made_last.set()
+
+    def act(number):
+        assert made_last.wait(PATIENCE)
+        ended.append(number)
+
+    assert list(in_parallel(threaded, make(), 2)) == [None, None]
+    assert sorted(ended) == [0, 1]
+
+
+def test_nothing_runs_any_more_once_it_is_closed(threaded):
+    """What an upload reads may change then."""
+    begun, go_on, ended = threading.Event(), threading.Event(), []
+
+    def act():
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        ended.append(True)
+
+    results = in_parallel(threaded, [lambda: None, act], 2)
+    next(results)
+    assert begun.wait(PATIENCE)
+    threading.Timer(0.1, go_on.set).start()
+    results.close()
+    assert ended
