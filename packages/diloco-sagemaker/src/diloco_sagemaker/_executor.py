@@ -350,7 +350,7 @@ class SageMakerExecutor(BaseExecutor):
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
 
-        Takes three calls per rank, and a few for the run.
+        Takes two calls per rank, and a few for the run.
         """
         try:
             handles = self._find(run_id)
@@ -358,6 +358,7 @@ class SageMakerExecutor(BaseExecutor):
             super().cancel_run(run_id)  # a journal may know it
             return
         cancel_all(handles, lambda handle: self._runs.cancel(handle, seen=True))
+        self._patiently(lambda: self._runs.check_met(handles))
 
     def _list_runs(self) -> list[str]:
         return self._patiently(self._runs.all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -218,7 +218,8 @@ class Runs:
 
         Args:
             handle: The replica.
-            seen: Whether its job has just been seen, so that there is no need to look again.
+            seen: Whether its job has just been seen, so that there is no need to look again, and
+                whether the caller looks afterwards with :meth:`check_met`.
 
         Raises:
             BackendError: The stop, which goes by the job's name, has met another job.
@@ -253,7 +254,8 @@ class Runs:
                 asked |= not isinstance(error, UnreachedError)
                 raise
             self._mark(name, created, arn or self._client.job_arn(name, account))
-            retry(lambda: self._check_met(handle), self._backoff, timeout=self._patience)
+            if not seen:
+                retry(lambda: self._check_met(handle), self._backoff, timeout=self._patience)
 
         try:
             retry(once, self._backoff, timeout=self._patience)
@@ -265,14 +267,15 @@ class Runs:
             raise
 
     def _check_met(self, handle: ReplicaHandle) -> None:
-        """Refuse to be silent where the stop that was sent for a handle has met another job."""
         with contextlib.suppress(MissingError):
-            job = self._jobs.describe(handle.metadata["job_name"])
-            if not is_of(handle, job) and job.status in {"Stopping", "Stopped"}:
-                raise BackendError(
-                    f"the training job {job.name} of run {handle.run_id!r} was removed a moment "
-                    "ago: its name is another's by now, and that one has been stopped"
-                )
+            _check_same([handle], [self._jobs.describe(handle.metadata["job_name"])])
+
+    def check_met(self, handles: Sequence[ReplicaHandle]) -> None:
+        """Raise BackendError if a stop for one of a run's handles has met another job.
+
+        As far as a list tells.
+        """
+        _check_same(handles, self._jobs.of_run(handles[0].run_id).values())
 
     def _mark(self, name: str, created: int, arn: str) -> None:
         """Record that an executor has asked for the end, which has been accepted by now."""
@@ -501,6 +504,19 @@ class Runs:
         look([jobs[0] for jobs in runs.values()])
         look([job for run_id, jobs in runs.items() if run_id not in times for job in jobs[1:]])
         return sorted(times, key=lambda run_id: (times[run_id], run_id))
+
+
+def _check_same(handles: Sequence[ReplicaHandle], jobs: Iterable[Summary]) -> None:
+    """Refuse to be silent where the stop that was sent for a handle has met another job."""
+    found = {job.name: job for job in jobs if job.status in {"Stopping", "Stopped"}}
+    for handle in handles:
+        if (job := found.get(handle.metadata["job_name"])) is None:
+            continue
+        if not (is_of(handle, job) if isinstance(job, JobFacts) else may_be_of(handle, job)):
+            raise BackendError(
+                f"the training job {job.name} of run {handle.run_id!r} was removed a moment ago: "
+                "its name is another's by now, and that one has been stopped"
+            )
 
 
 def _age(job: JobFacts) -> tuple[int, str]:
