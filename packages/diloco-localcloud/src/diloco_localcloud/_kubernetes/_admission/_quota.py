@@ -77,18 +77,23 @@ def _is_in(scope: Json, pod: Json) -> bool:
 
     https://kubernetes.io/docs/concepts/policy/resource-quotas/#quota-scopes
     """
-    ends, of_class = "activeDeadlineSeconds" in pod, pod.get("priorityClassName", "")
+    ends, of_class = "activeDeadlineSeconds" in pod, str(pod.get("priorityClassName", ""))
     containers = [*pod.get("initContainers", []), *pod["containers"]]
     amounts = [each for one in containers for each in (one.get("resources") or {}).values()]
     asks = any(name in each for each in amounts for name in ("cpu", "memory"))
-    listed = of_class in (scope.get("values") or [])
-    by_operator = {"Exists": of_class != "", "DoesNotExist": of_class == "", "In": listed}
+    listed = of_class in list(scope.get("values") or [])
+    by_operator: dict[str, bool] = {
+        "Exists": of_class != "",
+        "DoesNotExist": of_class == "",
+        "In": listed,
+        "NotIn": not listed,
+    }
     return {
         "Terminating": ends,
         "NotTerminating": not ends,
         "BestEffort": not asks,
         "NotBestEffort": asks,
-        "PriorityClass": {**by_operator, "NotIn": not listed}.get(scope.get("operator", ""), False),
+        "PriorityClass": by_operator.get(scope.get("operator", ""), False),
     }.get(scope.get("scopeName", ""), False)
 
 
