@@ -189,7 +189,6 @@ def _wrong_shards(
             CHUNK_BYTES,
             Scratch(CHUNK_BYTES),
             sync=commit.sync,
-            everything=True,
             shares=shares(fragment.terms.weighting, [member.amount for member in commit.members]),
         )
         shard = published_shard(fragment, commit.sync, number, run, CHUNK_BYTES)
