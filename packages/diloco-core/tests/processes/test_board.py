@@ -44,7 +44,8 @@ def test_only_a_process_that_is_behind_is_said_not_to_answer():
     first.note(12)
     assert first.failure(late=False) is None
     number, how = second.failure(late=True)
-    assert (number, how[:52]) == (1, "it does not answer. It has taken 7 inner steps insid")
+    assert number == 1
+    assert how.startswith("it does not answer. It has taken 7 inner steps inside the block")
 
 
 @pytest.mark.parametrize("text", ["", "x y", "9" * 5000, "\udcff"])
