@@ -31,6 +31,16 @@ def test_told_to_end_they_leave_after_the_same_step_and_go_on_from_there(tmp_pat
 
 
 @pytest.mark.processes
+def test_killed_between_two_fragments_they_go_on_with_what_they_had_learned(tmp_path):
+    case = {"options": {"fragments": 2, "save_inner_every": 1}}
+    (expected, _), _ = trained(tmp_path, "whole", [("fsdp", 2)], case)
+    run(tmp_path, "parts", [("fsdp", 2)], {**case, "kill": [10, 0]})
+    back = trained(tmp_path, "parts", [("fsdp", 2)], case)
+    assert all(same(expected, values) for values, _ in back)
+    assert [said["began_at"] for _, said in back] == [9, 9]
+
+
+@pytest.mark.processes
 def test_another_number_of_processes_begins_with_fresh_inner_state(tmp_path):
     ended = run(tmp_path, "run", [("ddp", 2)], {"signal": [8, 0]})
     assert {status for status, _ in ended.values()} == {TOLD_TO_END}, ended

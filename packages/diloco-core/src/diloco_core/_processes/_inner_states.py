@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,10 +68,15 @@ class InnerStates:
         inside: The processes.
         own: The state of this process.
         process: Handles SIGTERM, which waits until all processes are done.
+
+    Attributes:
+        before_save: Called on the leader before all are asked for their files. What the loop saves
+            after these, such as open inner steps, it reads from the twin.
     """
 
     def __init__(self, inside: Inside, own: InnerState, process: TrainingProcess) -> None:
         self._inside, self._own, self._process = inside, own, process
+        self.before_save: Callable[[], object] = bool
 
     def try_out(self) -> None:
         """Check on every process that all can be saved; called on the leader."""
@@ -79,6 +84,7 @@ class InnerStates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the files of all processes, as bytes in a tensor each; called on the leader."""
+        self.before_save()
         return {"files": self._lead("save")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -173,6 +173,10 @@ class Leading:
         self._inside.share(done)
         return done
 
+    def ask_for_all(self) -> None:
+        """Gather the values of all tensors that have not been gathered or adopted just now."""
+        self._ask(each.whole for each in self.held)
+
     def _ask(self, tensors: Iterable[torch.Tensor]) -> None:
         with put_off(self._process):
             self._gather(self._number[id(tensor)] for tensor in tensors)

@@ -116,6 +116,7 @@ class ReplicaLoop(DiLoCo):
                 twin.model, opened, ask, inner, self._loads, on_sync=tell, **options
             ),
         )
+        self._inner_states.before_save = self._leading.ask_for_all
 
     @property
     def sync_every(self) -> int | Seconds:
