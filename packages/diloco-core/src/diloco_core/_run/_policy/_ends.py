@@ -61,8 +61,9 @@ def refuse_left(store: Patient, rank: int) -> None:
         is_newest = hint.rank == rank and hint.epoch >= epoch
         if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
-                f"rank {rank} has left the run at {store.uri} after its last sync. To continue "
-                "that run, start all of its ranks again with resume=True. To begin another run, "
+                f"rank {rank} has left the run at {store.uri} after its last sync. If this is "
+                "another attempt, the one before failed after its block had ended: its log has "
+                "that error. To continue that run, start all of its ranks again with resume=True. To begin another run, "
                 "use another prefix, or delete everything under this one."
             )
 
