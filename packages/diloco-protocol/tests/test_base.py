@@ -36,6 +36,30 @@ def test_launch_watch_collect(executor):
     assert executor.attach(handles[0].run_id) == handles
 
 
+def gone(handles):
+    raise ReplicaNotFoundError("there is no such run")
+
+
+def test_a_run_is_described_with_one_look(executor, monkeypatch):
+    handles = executor.launch_replicas(3, "m:f", {})
+    del executor.world[handles[1]]
+    looks = []
+    observe = executor._observe_run
+    monkeypatch.setattr(executor, "_observe_run", lambda ask: looks.append(ask) or observe(ask))
+    found = executor.describe_run(iter(handles))
+    assert looks == [handles]
+    assert found == {handle: executor.describe(handle) for handle in (handles[0], handles[2])}
+    assert executor.describe_run([]) == {}
+    monkeypatch.setattr(executor, "_observe_run", gone)
+    assert executor.describe_run(handles) == {}
+    with pytest.raises(InvalidRequestError, match="'eks'"):
+        executor.describe_run([*handles, ReplicaHandle(0, "eks", run_id="a")])
+
+
+def test_the_options_of_a_class_are_known_without_an_executor():
+    assert Memory.options() == []
+
+
 def test_the_call_of_the_original_protocol(executor):
     handles = executor.launch_replicas(2, "m.f", {}, gpu="A100", timeout=60)
     assert executor.poll(handles[0]) == "running"

@@ -4,7 +4,34 @@ import sys
 
 import pytest
 
-from diloco_protocol import InvalidRequestError, executors, get_executor, load_errors
+from diloco_protocol import (
+    InvalidRequestError,
+    executor_names,
+    executors,
+    get_executor,
+    load_errors,
+)
+from diloco_protocol.backend import get_command
+
+GOOD = """
+from dataclasses import dataclass
+from diloco_protocol.backend import Answer, Options, command, option
+
+
+class Executor:
+    backend_name = "good"
+
+
+@dataclass(frozen=True)
+class Greeting(Options):
+    name: str = option("world")
+
+
+@command(Greeting)
+def greet(options):
+    \"\"\"Greet somebody.\"\"\"
+    return Answer({"greeting": options.name}, (f"hello {options.name}",))
+"""
 
 
 @pytest.fixture
@@ -17,8 +44,12 @@ def installed(tmp_path, monkeypatch):
         "[diloco.executors]\n"
         "good = extra_good_backend:Executor\n"
         "broken = extra_broken_backend:Executor\n"
+        "[diloco.commands]\n"
+        "greet = extra_good_backend:greet\n"
+        "wrong = extra_good_backend:Executor\n"
+        "broken = extra_broken_backend:greet\n"
     )
-    (tmp_path / "extra_good_backend.py").write_text("class Executor:\n    backend_name = 'good'\n")
+    (tmp_path / "extra_good_backend.py").write_text(GOOD)
     (tmp_path / "extra_broken_backend.py").write_text(
         "import some_cloud_sdk_that_is_not_installed\n"
     )
@@ -40,6 +71,28 @@ class TestDiscovery:
         assert "some_cloud_sdk_that_is_not_installed" in str(load_errors()["broken"])
         with pytest.raises(InvalidRequestError, match="'broken' is installed but cannot be loaded"):
             get_executor("broken")
+
+    def test_names_are_known_without_an_import(self):
+        assert {"good", "broken"} <= set(executor_names())
+        assert "extra_good_backend" not in sys.modules
+        get_executor("good")
+        with pytest.raises(InvalidRequestError):
+            get_executor("nowhere")
+        assert "extra_broken_backend" not in sys.modules
+
+    def test_a_command(self):
+        greet = get_command("greet")
+        assert greet.help == "Greet somebody."
+        assert [option.name for option in greet.options()] == ["name"]
+        assert greet(name="you").values == {"greeting": "you"}
+        assert greet().lines == ("hello world",)
+        assert get_command("no-such-command") is None
+
+    def test_a_command_that_is_none(self):
+        with pytest.raises(InvalidRequestError, match="'wrong' is installed but is not a Command"):
+            get_command("wrong")
+        with pytest.raises(InvalidRequestError, match="'broken' is installed but cannot be loaded"):
+            get_command("broken")
 
     def test_two_packages_that_offer_the_same_name(self, tmp_path):
         (tmp_path / "diloco_rival-1.0.dist-info").mkdir()

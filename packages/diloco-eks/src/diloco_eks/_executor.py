@@ -135,7 +135,8 @@ class EKSExecutor(LogVerbs):
     def _namespace(self) -> str:
         return self._options.namespace or DEFAULT
 
-    def options(self) -> list[Option]:
+    @classmethod
+    def options(cls) -> list[Option]:
         """Return the options that the constructor takes."""
         return options_of(EKSOptions)
 

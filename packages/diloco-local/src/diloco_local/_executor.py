@@ -83,7 +83,8 @@ class LocalProcessExecutor(BaseExecutor):
         self._root = _root(root)
         self._roots = (self._root, *map(_root, chosen.other_roots))
 
-    def options(self) -> list[Option]:
+    @classmethod
+    def options(cls) -> list[Option]:
         """Return the options that the constructor takes."""
         return options_of(LocalOptions)
 

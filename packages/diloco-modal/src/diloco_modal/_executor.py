@@ -109,7 +109,8 @@ class ModalSpawnExecutor(BaseExecutor):
         self._call_looks = Looks(self._client, chosen)
         self._cancels = Cancels(self._client, chosen, self._call_looks, self._patiently)
 
-    def options(self) -> list[Option]:
+    @classmethod
+    def options(cls) -> list[Option]:
         """List the options that the constructor takes."""
         return options_of(ModalOptions)
 

@@ -4,7 +4,7 @@ from .__about__ import __version__ as __version__
 from ._backoff import Backoff, retry
 from ._base import BaseExecutor
 from ._collect import collect
-from ._discovery import executors, get_executor, load_errors
+from ._discovery import executor_names, executors, get_executor, load_errors
 from ._entrypoint import entrypoint_name
 from ._errors import (
     AuthError,
@@ -82,6 +82,7 @@ __all__ = [
     "collect",
     "entrypoint_name",
     "environment",
+    "executor_names",
     "executors",
     "get_executor",
     "is_result_line",

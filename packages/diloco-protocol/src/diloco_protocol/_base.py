@@ -228,6 +228,24 @@ class BaseExecutor(Journaled):
             raise ReplicaNotFoundError(self._missing(handle, gone)) from gone
         return status
 
+    def describe_run(self, handles: Iterable[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        """Return everything that is known about replicas of one run, as :meth:`describe` does.
+
+        The backend is asked about all of them together, as far as it can be
+        (``capabilities.calls_per_look``). A replica without a record is left out;
+        :meth:`describe` says why there is none.
+
+        Raises:
+            BackendError: The backend could not be queried.
+        """
+        handles = list(handles)
+        for handle in handles:
+            self._check(handle)
+        try:
+            return dict(self._observe(handles)) if handles else {}
+        except ReplicaNotFoundError:
+            return {}
+
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         """Return the last lines of a replica's log; ``""`` if there are none.
 
@@ -452,8 +470,9 @@ class BaseExecutor(Journaled):
         self._plan(request)  # it makes checks that only this backend can make, and calls nothing
         return self._findings(request)
 
-    def options(self) -> list[Option]:
-        """Return the options that the constructor takes."""
+    @classmethod
+    def options(cls) -> list[Option]:
+        """Return the options that the constructor takes; the class itself can be asked, too."""
         return []
 
     def close(self) -> None:

@@ -1,13 +1,19 @@
-"""Finding the installed backends."""
+"""Finding what installed packages supply: backends, and verbs of the command ``diloco``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._checks import shown
 from ._errors import InvalidRequestError
 
-GROUP = "diloco.executors"
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from ._command import Command
+
+EXECUTORS = "diloco.executors"
+COMMANDS = "diloco.commands"
 
 
 def executors() -> dict[str, type[Any]]:
@@ -23,41 +29,81 @@ def load_errors() -> dict[str, Exception]:
     return {name: loaded for name, loaded in _load().items() if isinstance(loaded, Exception)}
 
 
+def executor_names() -> list[str]:
+    """Return the names of all installed backends, sorted; none of them is imported."""
+    return sorted(_installed(EXECUTORS))
+
+
 def get_executor(name: str) -> type[Any]:
-    """Return the executor class of a backend.
+    """Return the executor class of a backend; no other backend is imported.
 
     Raises:
         InvalidRequestError: It is not installed, or cannot be loaded; the error says why, and which
             backends there are.
     """
-    loaded = _load()
-    backend = loaded.get(name)
-    if backend is None:
-        known = ", ".join(sorted(loaded)) or "none"
+    installed = _installed(EXECUTORS)
+    if name not in installed:
+        known = ", ".join(sorted(installed)) or "none"
         raise InvalidRequestError(f"no backend {shown(name)} is installed; installed are: {known}")
-    if isinstance(backend, Exception):
-        raise InvalidRequestError(
-            f"the backend {name!r} is installed but cannot be loaded: {backend}"
-        ) from backend
+    backend: type[Any] = _required(installed[name], f"the backend {name!r}")
     return backend
 
 
-def _load() -> dict[str, type[Any] | Exception]:
-    from importlib.metadata import entry_points  # slow to import, and seldom needed
+def get_command(name: str) -> Command | None:
+    """Return a verb that an installed package adds to the command ``diloco``.
 
-    loaded: dict[str, type[Any] | Exception] = {}
-    chosen: dict[str, str] = {}
-    for point in entry_points(group=GROUP):
-        if point.name in chosen and chosen[point.name] != point.value:
-            loaded[point.name] = InvalidRequestError(
-                f"two installed packages provide this backend: {chosen[point.name]} and "
-                f"{point.value}; uninstall one"
+    Returns:
+        The verb; None if no installed package supplies it.
+
+    Raises:
+        InvalidRequestError: It cannot be loaded, or is not a :class:`Command`.
+    """
+    from ._command import Command  # it needs the options, and finding a backend does not
+
+    point = _installed(COMMANDS).get(name)
+    if point is None:
+        return None
+    loaded = _required(point, f"the command {name!r}")
+    if not isinstance(loaded, Command):
+        raise InvalidRequestError(
+            f"the command {name!r} is installed but is not a Command: {shown(loaded)}"
+        )
+    return loaded
+
+
+def _load() -> dict[str, type[Any] | Exception]:
+    return {name: _loaded(point) for name, point in _installed(EXECUTORS).items()}
+
+
+def _installed(group: str) -> dict[str, EntryPoint | InvalidRequestError]:
+    """Return the entry points of a group by name; an error where two packages have one name."""
+    from importlib.metadata import EntryPoint, entry_points  # slow to import, and seldom needed
+
+    installed: dict[str, EntryPoint | InvalidRequestError] = {}
+    for point in entry_points(group=group):
+        other = installed.setdefault(point.name, point)
+        if isinstance(other, EntryPoint) and other.value != point.value:
+            what = "backend" if group == EXECUTORS else "command"
+            installed[point.name] = InvalidRequestError(
+                f"two installed packages provide this {what}: {other.value} and {point.value}; "
+                "uninstall one"
             )
-            continue
-        chosen[point.name] = point.value
-        try:
-            loaded[point.name] = point.load()
-        # Any exception of a backend's import is kept, and shown later
-        except Exception as error:  # noqa: BLE001
-            loaded[point.name] = error
+    return installed
+
+
+def _loaded(point: EntryPoint | InvalidRequestError) -> Any:
+    """Return what an entry point names, or the exception with which it could not be loaded."""
+    if isinstance(point, Exception):
+        return point
+    try:
+        return point.load()
+    # Any exception of a package's import is kept, and shown later
+    except Exception as error:  # noqa: BLE001
+        return error
+
+
+def _required(point: EntryPoint | InvalidRequestError, what: str) -> Any:
+    loaded = _loaded(point)
+    if isinstance(loaded, Exception):
+        raise InvalidRequestError(f"{what} is installed but cannot be loaded: {loaded}") from loaded
     return loaded

@@ -23,7 +23,8 @@ Attributes:
         def __init__(self, *arguments, **options):
             self._options = ToyOptions(*arguments, **options)
 
-        def options(self):
+        @classmethod
+        def options(cls):
             return options_of(ToyOptions)
 """
 

@@ -1,7 +1,7 @@
-"""Further names for authors of backends, besides :class:`BaseExecutor`.
+"""Further names for authors of backends and of commands, besides :class:`BaseExecutor`.
 
-They are options, checks, resources, redaction, signals and processes. A user of a backend needs
-none of them, so they are not in the package itself.
+They are options, checks, resources, redaction, signals, processes, and verbs of the command
+``diloco``. A user of a backend needs none of them, so they are not in the package itself.
 """
 
 from ._bounds import OUTCOME_BYTES, RECORD_BYTES, RESULT_BYTES, check_size, read_bounded
@@ -20,6 +20,8 @@ from ._checks import (
     read_whole,
     shown,
 )
+from ._command import Answer, Command, command
+from ._discovery import get_command
 from ._in_time import in_time
 from ._json import check_json
 from ._lines import LINE_BYTES, LineSplitter, split_lines
@@ -45,6 +47,7 @@ from ._secret_names import is_secret_name
 from ._signals import read_wait_status, signal_name
 from ._spec import redact_spec, spec_sha256
 from ._status_data import status_from_data, status_to_data
+from ._texts import readable
 from ._variable_strings import variables_from_strings, variables_to_strings
 from ._variables import check_variables, is_reserved
 
@@ -57,6 +60,8 @@ __all__ = [
     "RECORD_BYTES",
     "REDACTED",
     "RESULT_BYTES",
+    "Answer",
+    "Command",
     "GpuRequest",
     "LineSplitter",
     "Options",
@@ -80,8 +85,10 @@ __all__ = [
     "check_texts",
     "check_variables",
     "check_whole",
+    "command",
     "descendants",
     "details",
+    "get_command",
     "in_time",
     "is_reserved",
     "is_run_id",
@@ -97,6 +104,7 @@ __all__ = [
     "read_process",
     "read_wait_status",
     "read_whole",
+    "readable",
     "redact",
     "redact_and_cut",
     "redact_json",

@@ -112,7 +112,8 @@ class SageMakerExecutor(BaseExecutor):
         self._runs = Runs(self._client, self._jobs, self._backoff, chosen)
         self._launcher = Launcher(self._client, self._jobs, self._backoff, self._patience)
 
-    def options(self) -> list[Option]:
+    @classmethod
+    def options(cls) -> list[Option]:
         """List the options that the constructor takes."""
         return options_of(SageMakerOptions)
 
