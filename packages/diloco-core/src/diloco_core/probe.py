@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diloco_protocol import DilocoError
@@ -45,6 +45,17 @@ def run(uri: str) -> dict[str, Any]:
     return {"exclusive": exclusive, "seconds": round(time.monotonic() - began, 3)}
 
 
+def in_words(found: Mapping[str, Any]) -> str:
+    """Return the result of :func:`run` as a sentence."""
+    use = (
+        "and an object can be created only once: all runs can use this store"
+        if found["exclusive"]
+        else "but an object can be created twice: fixed runs can use this store, but no rank can "
+        "come back to them by itself; elastic runs cannot use it"
+    )
+    return f"a small object was written, read, listed and removed in {found['seconds']} s, {use}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.
 
@@ -67,15 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DilocoError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    use = (
-        "and an object can be created only once: all runs can use this store"
-        if found["exclusive"]
-        else "but an object can be created twice: fixed runs can use this store, but no rank can "
-        "come back to them by itself; elastic runs cannot use it"
-    )
-    sys.stdout.write(
-        f"a small object was written, read, listed and removed in {found['seconds']} s, {use}\n"
-    )
+    sys.stdout.write(f"{in_words(found)}\n")
     return 0
 
 
