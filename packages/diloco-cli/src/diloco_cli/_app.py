@@ -1,0 +1,232 @@
+"""The command line: what can be typed, and nothing else. Verbs are imported when they run.
+
+``diloco --help`` must be quick, so this module imports click alone, and neither the protocol nor
+rich.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from .__about__ import __version__
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+Verb = TypeVar("Verb", bound=Callable[..., int])
+
+ALIASES = {"ps": "ls"}
+EXTRA = {
+    "export": "Write the model of a run from its store to a file (needs diloco-core).",
+    "plan": "Estimate the time and the cost of a sync (needs diloco-core).",
+}
+"""Verbs of other packages, and what the help says of them without importing these."""
+_PIPE_CLOSED = 141
+
+
+class Verbs(click.Group):
+    """The group of all verbs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names of all verbs, in the order of the help."""
+        return [*self.commands, *EXTRA]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a verb; those of other packages are imported here."""
+        if cmd_name in EXTRA:
+            from ._extra import make_command
+
+            return make_command(cmd_name)
+        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write the list of verbs without importing any."""
+        rows = [(name, verb.get_short_help_str(80)) for name, verb in self.commands.items()]
+        with formatter.section("Verbs"):
+            formatter.write_dl([*rows, *EXTRA.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb; the exit code says if the reader of standard output has gone."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _PIPE_CLOSED
+        return code
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 all succeeded, 1 a replica failed or was cancelled, 2 bad use, 3 unknown "
+    "or lost, 4 cannot reach, 130 Ctrl-C.",
+)
+@click.version_option(__version__, package_name="diloco-cli")
+def cli() -> None:
+    """See, follow and end runs on every backend that is installed here."""
+
+
+def _shared(verb: Verb) -> Verb:
+    """Add the options that all verbs on backends share."""
+    for decorate in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="[BACKEND.]NAME=VALUE",
+            help="An option of a backend's constructor. The variable DILOCO_OPTIONS has more, "
+            "separated by blanks.",
+        ),
+        click.option("--backend", metavar="NAME", help="The backend; all of them if left out."),
+    ):
+        verb = decorate(verb)
+    return verb
+
+
+def _session(backend: str | None, options: Sequence[str], as_json: bool) -> Session:
+    from ._session import make_session
+
+    return make_session(backend, options, as_json=as_json)
+
+
+@cli.command()
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs of each backend."
+)
+@_shared
+def ls(limit: int, **shared: Any) -> int:
+    """List the newest runs (also: ps)."""
+    from . import _look
+
+    return _look.ls(_session(**shared), limit)
+
+
+@cli.command()
+@click.argument("run")
+@_shared
+def status(run: str, **shared: Any) -> int:
+    """Show the state of every replica of a run."""
+    from . import _look
+
+    return _look.status(_session(**shared), run)
+
+
+@cli.command()
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the replicas have ended.")
+@click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Such as 0,2,5-7.")
+@click.option("--since", metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09.")
+@click.option("--grep", metavar="REGEX", help="Only lines in which this is found.")
+@_shared
+def logs(
+    run: str,
+    follow: bool,
+    ranks: tuple[str, ...],
+    since: str | None,
+    grep: str | None,
+    **shared: Any,
+) -> int:
+    """Print the logs of all ranks of a run."""
+    from . import _logs
+
+    return _logs.logs(_session(**shared), run, _logs.Query(ranks, follow, since, grep))
+
+
+@cli.command()
+@click.argument("run")
+@_shared
+def wait(run: str, **shared: Any) -> int:
+    """Wait until a run has ended, and show how."""
+    from . import _wait
+
+    return _wait.wait(_session(**shared), run)
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_shared
+def cancel(run: str, yes: bool, **shared: Any) -> int:
+    """End all replicas of a run; their records stay."""
+    from . import _end
+
+    return _end.end(_session(**shared), "cancel", run, yes=yes)
+
+
+@cli.command()
+@click.argument("run")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_shared
+def purge(run: str, yes: bool, **shared: Any) -> int:
+    """Remove the backend's records of a run that has ended."""
+    from . import _end
+
+    return _end.end(_session(**shared), "purge", run, yes=yes)
+
+
+@cli.command()
+@click.argument("uri", required=False)
+@click.option("--replicas", type=int, default=1, show_default=True, help="Of the launch.")
+@click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8.")
+@_shared
+def check(uri: str | None, replicas: int, gpu: str | None, **shared: Any) -> int:
+    """Say what is installed here and what stands in the way.
+
+    With the URI of a store, it is tried as a run would use it (needs diloco-core). With --backend,
+    that backend is asked about a launch.
+    """
+    from . import _check
+
+    return _check.check(_session(**shared), uri, _check.Launch(replicas, gpu))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with arguments, those of this process if left out; return the exit code."""
+    try:
+        code = cli.main(arguments, prog_name="diloco", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+        return 130
+    except Exception as error:  # noqa: BLE001 - each kind has its exit code
+        return _failed(error)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    """Print an error, and return its exit code."""
+    from diloco_protocol.backend import readable, redact_and_cut
+
+    from ._exits import FAULT, exit_of_error
+    from ._screen import Screen
+    from ._session import INTERRUPTED, LeftError
+
+    if isinstance(error, LeftError):
+        return INTERRUPTED
+    code = exit_of_error(error)
+    text = f"diloco: {error}"
+    if code == FAULT:  # of the command itself, or of a backend
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+    notes = getattr(error, "__notes__", ())
+    Screen().say(readable(redact_and_cut("\n".join([text.rstrip(), *notes]), 20_000)))
+    return code
+
+
+def main() -> NoReturn:
+    """Run the command with the arguments of this process, and exit with its exit code."""
+    sys.exit(run())

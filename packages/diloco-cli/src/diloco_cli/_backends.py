@@ -1,0 +1,189 @@
+"""Executors of the backends that may be used, and the search for a run in all of them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+from diloco_protocol import (
+    BaseExecutor,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    UnavailableError,
+    get_executor,
+)
+from diloco_protocol.backend import is_run_id, shown
+
+from ._choice import Choice
+from ._options import UnsetError, read_options
+from ._texts import clean
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+"""Seconds in which a backend has to answer; its own retries usually end earlier."""
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """The answer of one backend: a value, or the error that it gave instead."""
+
+    executor: BaseExecutor | None = None
+    value: T | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was found.
+
+    Attributes:
+        run_id: Its name.
+        backend: The backend that has it.
+        executor: An executor of that backend.
+        handles: Its replicas there, in rank order.
+        notes: Sentences on backends that could not be searched.
+    """
+
+    run_id: str
+    backend: str
+    executor: BaseExecutor
+    handles: list[ReplicaHandle]
+    notes: tuple[str, ...] = ()
+
+
+def make_executor(name: str, given: Mapping[str, str]) -> BaseExecutor:
+    """Import a backend and make an executor with the options that were given as text.
+
+    Raises:
+        InvalidRequestError: The backend cannot be loaded, or an option is not allowed.
+    """
+    backend = get_executor(name)
+    if not (isinstance(backend, type) and issubclass(backend, BaseExecutor)):
+        raise InvalidRequestError(
+            f"the backend {name} has only the verbs of ServerlessExecutor: runs cannot be found "
+            "again there. Its executor has to be a BaseExecutor"
+        )
+    return backend(**read_options(name, backend.options(), given))
+
+
+class Backends:
+    """The backends of a choice. Executors are made when they are first needed, and closed here.
+
+    Args:
+        choice: The backends and their options.
+        patience: Seconds in which a backend has to answer.
+        make: Makes an executor; for tests.
+    """
+
+    def __init__(
+        self,
+        choice: Choice,
+        *,
+        patience: float = PATIENCE,
+        make: Callable[[str, Mapping[str, str]], BaseExecutor] = make_executor,
+    ) -> None:
+        self._choice = choice
+        self._patience = patience
+        self._make = make
+        self._made: list[BaseExecutor] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for executor in self._made:
+            executor.close()
+
+    def ask(self, question: Callable[[BaseExecutor], T]) -> dict[str, Answer[T]]:
+        """Ask all backends at the same time; the answers by backend.
+
+        Threads of backends that do not answer in time end with this process.
+        """
+        answers: queue.Queue[tuple[str, Answer[T]]] = queue.Queue()
+
+        def one(name: str) -> None:
+            executor = None
+            try:
+                executor = self._make(name, self._choice.options.get(name, {}))
+                self._made.append(executor)
+                answers.put((name, Answer(executor, question(executor))))
+            # Whatever a client library raises is the answer of that backend alone
+            except Exception as error:  # noqa: BLE001
+                answers.put((name, Answer(executor, error=error)))
+
+        for name in self._choice.names:
+            threading.Thread(target=one, args=(name,), daemon=True).start()
+        found: dict[str, Answer[T]] = {}
+        deadline = time.monotonic() + self._patience
+        while len(found) < len(self._choice.names):
+            try:
+                name, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            found[name] = answer
+        late = Answer[T](error=UnavailableError(f"there was no answer in {self._patience:g} s"))
+        return {name: found.get(name, late) for name in self._choice.names}
+
+    def find(self, run_id: str) -> Run:
+        """Return the run of a name; exactly one backend must have it.
+
+        Raises:
+            ReplicaNotFoundError: No backend has it, and all that could be asked said so.
+            UnavailableError: No backend has it, and one of them could not be asked.
+            InvalidRequestError: Several backends have it, or the name or an option is not allowed.
+        """
+        if not is_run_id(run_id):
+            raise InvalidRequestError(
+                f"a run is named by its run_id, such as run-20260314-150926, not {shown(run_id)}: "
+                "`diloco ls` names the runs"
+            )
+        answers = self.ask(lambda executor: executor.attach(run_id))
+        return choose(self._choice.backend, run_id, answers)
+
+
+def choose(
+    backend: str | None, run_id: str, answers: Mapping[str, Answer[list[ReplicaHandle]]]
+) -> Run:
+    """Return the run that the backends' answers name; :meth:`Backends.find` says what it raises."""
+    having = [name for name, answer in answers.items() if answer.value]
+    if len(having) > 1:
+        raise InvalidRequestError(
+            f"{' and '.join(having)} each have a run {run_id}: say which one you mean, with "
+            + " or ".join(f"--backend {name}" for name in having)
+        )
+    if backend is not None and (error := answers[backend].error) is not None:
+        raise error
+    unset, failed = problems(answers)
+    notes = [f"{name} could not be searched: {text}" for name, text in failed.items()]
+    if having:
+        (name,) = having
+        answer = answers[name]
+        if answer.executor is not None and answer.value is not None:
+            return Run(run_id, name, answer.executor, answer.value, tuple(notes))
+    notes += [f"{name} was not searched: {text}" for name, text in unset.items()]
+    searched = [name for name in answers if name not in {**unset, **failed}]
+    text = ". ".join(
+        [f"there is no run {run_id} on {', '.join(searched)}"] * bool(searched) + notes
+    )
+    if failed or not searched:
+        raise UnavailableError(f"{text}. So it is not known whether there is a run {run_id}")
+    raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs")
+
+
+def problems(answers: Mapping[str, Answer[T]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what is wrong by backend: of those that need options, and of those that failed."""
+    unset: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for name, answer in answers.items():
+        error = answer.error
+        if isinstance(error, UnsetError):
+            unset[name] = str(error)
+        elif error is not None and not isinstance(error, ReplicaNotFoundError):
+            failed[name] = clean(str(error)) or type(error).__name__
+    return unset, failed

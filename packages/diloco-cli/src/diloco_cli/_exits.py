@@ -1,0 +1,43 @@
+"""Exit codes: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from diloco_protocol import (
+    BackendError,
+    DilocoError,
+    MissingDependencyError,
+    ReplicaNotFoundError,
+    ResultLostError,
+)
+
+SUCCEEDED, FAILED, BAD_USE, UNKNOWN, UNREACHABLE, FAULT = 0, 1, 2, 3, 4, 70
+
+
+def exit_of_states(states: Iterable[str]) -> int:
+    """Return the exit code for the states of a run's replicas.
+
+    A run that goes on counts as succeeded so far. One that failed is known to have failed, even if
+    other replicas are lost.
+
+    Args:
+        states: ``pending``, ``running``, ``succeeded``, ``failed``, ``cancelled`` or ``unknown``.
+    """
+    seen = set(states)
+    if seen & {"pending", "running"}:
+        return SUCCEEDED
+    if seen & {"failed", "cancelled"}:
+        return FAILED
+    return UNKNOWN if "unknown" in seen else SUCCEEDED
+
+
+def exit_of_error(error: Exception) -> int:
+    """Return the exit code for an error that ended a verb."""
+    if isinstance(error, (ReplicaNotFoundError, ResultLostError)):
+        return UNKNOWN
+    if isinstance(error, (ValueError, MissingDependencyError)):
+        return BAD_USE
+    if isinstance(error, BackendError):
+        return UNREACHABLE
+    return UNKNOWN if isinstance(error, DilocoError) else FAULT

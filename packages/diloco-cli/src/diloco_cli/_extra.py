@@ -1,0 +1,77 @@
+"""The verbs of other packages, such as ``export`` and ``plan`` of diloco-core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from diloco_protocol import MissingDependencyError, Option
+from diloco_protocol.backend import Command, get_command, redact_json
+
+from ._exits import SUCCEEDED
+from ._facts import VERSION
+from ._options import REQUIRED, read_value
+from ._screen import Screen
+from ._texts import clean
+
+
+def needs(verb: str) -> str:
+    """Return what to install for a verb of diloco-core."""
+    return (
+        f"`{verb}` needs diloco-core, which is not installed here: pip install diloco-core (from a "
+        "checkout: pip install ./packages/diloco-core)"
+    )
+
+
+def make_command(verb: str) -> click.Command:
+    """Return the verb of an installed package, with the options that the package describes.
+
+    Raises:
+        MissingDependencyError: No installed package has it; the error says what to install.
+        InvalidRequestError: It cannot be loaded.
+    """
+    extra = get_command(verb)
+    if extra is None:
+        raise MissingDependencyError(needs(verb))
+    options = extra.options()
+    by_parameter = {option.name.lower(): option for option in options}
+
+    def callback(*, as_json: bool, **given: Any) -> int:
+        values = {
+            by_parameter[name].name: _value(by_parameter[name], text)
+            for name, text in given.items()
+            if text is not None
+        }
+        return _show(verb, extra, values, as_json=as_json)
+
+    as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+    return click.Command(
+        verb, params=[*map(_parameter, options), as_json], callback=callback, help=extra.help
+    )
+
+
+def _parameter(option: Option) -> click.Parameter:
+    name = option.name.lower()
+    if option.default == REQUIRED:
+        return click.Argument([name])
+    flag = f"--{name.replace('_', '-')}"
+    if option.type == "bool":
+        return click.Option([flag, name], is_flag=True, default=None, help=option.help)
+    said = f"{option.help} ({option.type}; default: {option.default})"
+    return click.Option([flag, name], metavar="VALUE", help=said)
+
+
+def _value(option: Option, given: str | bool) -> Any:
+    return given if isinstance(given, bool) else read_value(option, given)
+
+
+def _show(verb: str, extra: Command, values: dict[str, Any], *, as_json: bool) -> int:
+    screen = Screen()
+    answer = extra(**values)
+    if as_json:
+        screen.json({"version": VERSION, "verb": verb, **redact_json(dict(answer.values))})
+    else:
+        for line in answer.lines:
+            screen.line(clean(line))
+    return SUCCEEDED

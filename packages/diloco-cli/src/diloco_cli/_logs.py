@@ -1,0 +1,128 @@
+"""The verb ``logs``: the logs of all ranks in one stream."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from diloco_protocol import (
+    BackendError,
+    BaseExecutor,
+    DilocoError,
+    InvalidRequestError,
+    ReplicaHandle,
+)
+from diloco_protocol.backend import redact_and_cut
+
+from ._exits import SUCCEEDED, exit_of_error
+from ._session import Session
+from ._table import Cell
+from ._texts import LINE, clean_line, read_moment, read_ranks
+
+MOST_FOLLOWED = 64
+"""Most ranks that are followed at once: each takes a thread and requests to the backend."""
+_STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_blue")
+_NOTICED = 1.0  # seconds
+_AHEAD = 1000  # lines that have been read and not yet printed
+
+
+class Query(NamedTuple):
+    """The lines that are wanted; the options of the verb as text."""
+
+    ranks: Sequence[str] = ()
+    follow: bool = False
+    since: str | None = None
+    grep: str | None = None
+
+
+class Line(NamedTuple):
+    """A line of the log of a rank, the error that ended that log, or None for its end."""
+
+    rank: int
+    text: str | Exception | None
+
+
+def logs(session: Session, run_id: str, query: Query) -> int:
+    """Print the lines of the logs of a run, and return the exit code."""
+    since = None if query.since is None else read_moment(query.since, session.clock())
+    with session.run(run_id) as run:
+        wanted = read_ranks(query.ranks, (handle.rank for handle in run.handles))
+        handles = [handle for handle in run.handles if handle.rank in set(wanted)]
+        if query.follow and len(handles) > MOST_FOLLOWED:
+            raise InvalidRequestError(
+                f"-f follows at most {MOST_FOLLOWED} ranks at once, and these are {len(handles)}: "
+                f"choose some, such as --rank 0-{MOST_FOLLOWED - 1}"
+            )
+        read = partial(_read, run.executor, since=since, query=query)
+        lines = _merged(read, handles) if query.follow else _in_turn(read, handles)
+        code = SUCCEEDED
+        room = len(str(wanted[-1]))
+        with session.looking("logs", run):
+            for rank, text in lines:
+                if isinstance(text, InvalidRequestError) or (
+                    isinstance(text, Exception) and not isinstance(text, BackendError)
+                ):
+                    raise text
+                if isinstance(text, Exception):
+                    session.screen.say(f"rank {rank}: {text}")
+                    code = max(code, exit_of_error(text))
+                elif text is not None:
+                    _print(session, rank, text, room)
+                if query.follow:
+                    session.screen.flush()
+    return code
+
+
+def _print(session: Session, rank: int, text: str, room: int) -> None:
+    if session.as_json:  # JSON escapes control characters itself
+        session.screen.json({"rank": rank, "line": redact_and_cut(text, LINE)}, indent=None)
+    else:
+        prefix = Cell(f"{rank:>{room}} | ", _STYLES[rank % len(_STYLES)])
+        session.screen.line(prefix, clean_line(text))
+
+
+def _read(
+    executor: BaseExecutor, handle: ReplicaHandle, since: float | None, query: Query
+) -> Iterator[Line]:
+    """Yield the lines of one log, and at the end its error or None."""
+    try:
+        for line in executor.log_iter(handle, follow=query.follow, since=since, regex=query.grep):
+            yield Line(handle.rank, line)
+    except DilocoError as error:
+        yield Line(handle.rank, error)
+    else:
+        yield Line(handle.rank, None)
+
+
+def _in_turn(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> Iterator[Line]:
+    for handle in handles:
+        yield from read(handle)
+
+
+def _merged(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> Iterator[Line]:
+    """Yield the lines of several logs as they come, until all of them have ended.
+
+    Each log has a thread. The threads end with this process.
+    """
+    lines: queue.Queue[Line] = queue.Queue(_AHEAD)
+
+    def follow(handle: ReplicaHandle) -> None:
+        try:
+            for line in read(handle):
+                lines.put(line)
+        except Exception as error:  # noqa: BLE001 - raised in the main thread
+            lines.put(Line(handle.rank, error))
+
+    for handle in handles:
+        threading.Thread(target=follow, args=(handle,), daemon=True).start()
+    ended = 0
+    while ended < len(handles):
+        try:
+            line = lines.get(timeout=_NOTICED)
+        except queue.Empty:  # a Ctrl-C just before the wait is noticed only after it
+            continue
+        ended += not isinstance(line.text, str)
+        yield line

@@ -1,0 +1,154 @@
+"""The verbs that look once: ``ls`` and ``status``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    BaseExecutor,
+    DilocoError,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
+
+from ._backends import Run, problems
+from ._exits import SUCCEEDED, UNREACHABLE, exit_of_states
+from ._facts import (
+    REPLICA_COLUMNS,
+    RUN_COLUMNS,
+    VERSION,
+    counts,
+    counts_in_words,
+    place_in_words,
+    place_of,
+    replica_facts,
+    replica_lines,
+    replica_row,
+    run_row,
+)
+from ._session import Session
+from ._table import table
+from ._texts import clean
+
+
+def ls(session: Session, limit: int) -> int:
+    """Print the newest runs of every backend, and return the exit code.
+
+    Raises:
+        UnavailableError: No backend could be asked.
+    """
+    screen = session.screen
+    with session.backends(session.choice) as backends:
+        answers = backends.ask(lambda executor: _runs_of(executor, limit))
+    unset, failed = problems(answers)
+    if session.choice.backend and (error := answers[session.choice.backend].error) is not None:
+        raise error
+    if len(unset) + len(failed) == len(answers):
+        raise UnavailableError(
+            "no backend could be asked. "
+            + ". ".join(f"{name}: {text}" for name, text in {**failed, **unset}.items())
+        )
+    runs = [
+        {"backend": name, **facts}
+        for name, answer in answers.items()
+        for facts in (answer.value or ([], 0))[0]
+    ]
+    if session.as_json:
+        backends_facts = [
+            {"name": name, "asked": answer.error is None, "problem": {**unset, **failed}.get(name)}
+            for name, answer in answers.items()
+        ]
+        screen.json({"version": VERSION, "runs": runs, "backends": backends_facts})
+    else:
+        rows = [run_row(facts, session.clock()) for facts in runs]
+        screen.lines(table(RUN_COLUMNS, rows, screen.width))
+    for name, text in failed.items():
+        screen.say(f"{name} could not be asked: {text}")
+    for name, text in unset.items():
+        screen.say(f"{name} was not asked: {text}")
+    for name, answer in answers.items():
+        if answer.value is not None and (older := answer.value[1]):
+            screen.say(f"{name} has {older} more, which are older: --limit {limit + older}")
+    unread = [facts for facts in runs if facts["problem"]]
+    for facts in unread:
+        screen.say(f"{facts['run_id']} on {facts['backend']}: {facts['problem']}")
+    return UNREACHABLE if failed or unread else SUCCEEDED
+
+
+def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the facts about the newest runs of a backend, and how many older ones there are."""
+    names = executor.list_runs()
+    found = []
+    for run_id in names[: -limit - 1 : -1]:
+        try:
+            found.append(_run_facts(executor, run_id))
+        except ReplicaNotFoundError:
+            continue  # it was removed since the list was made
+        except BackendError as error:
+            found.append(
+                {
+                    "run_id": clean(run_id),
+                    "replicas": 0,
+                    "world_size": 0,
+                    "states": {},
+                    "started_at": None,
+                    "problem": clean(str(error)),
+                }
+            )
+    return found, max(0, len(names) - limit)
+
+
+def _run_facts(executor: BaseExecutor, run_id: str) -> dict[str, Any]:
+    handles = executor.attach(run_id)
+    seen = executor.describe_run(handles)
+    replicas = [replica_facts(handle, seen.get(handle)) for handle in handles]
+    started = [facts["started_at"] for facts in replicas if facts["started_at"] is not None]
+    return {
+        "run_id": clean(run_id),
+        "replicas": len(handles),
+        "world_size": handles[0].world_size,
+        "states": counts(replicas),
+        "started_at": min(started, default=None),
+        "problem": None,
+    }
+
+
+def status(session: Session, run_id: str) -> int:
+    """Print the state of every replica of a run, and return the exit code."""
+    with session.run(run_id) as run:
+        seen = run.executor.describe_run(run.handles)
+        replicas = [replica_facts(handle, seen.get(handle)) for handle in run.handles]
+        missing = [handle for handle in run.handles if handle not in seen]
+        if missing:
+            try:
+                run.executor.describe(missing[0])
+            except DilocoError as error:
+                session.screen.say(str(error))
+    show_replicas(session, run, replicas)
+    return exit_of_states(facts["state"] for facts in replicas)
+
+
+def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
+    """Print the facts about the replicas of a run."""
+    place, states = place_of(run.handles), counts(replicas)
+    screen = session.screen
+    if session.as_json:
+        screen.json(
+            {
+                "version": VERSION,
+                "run_id": run.run_id,
+                "backend": run.backend,
+                "place": place,
+                "world_size": run.handles[0].world_size,
+                "states": states,
+                "replicas": replicas,
+            }
+        )
+        return
+    where = place_in_words(run.backend, place)
+    screen.line(f"{run.run_id}: {counts_in_words(states)}, on {where}")
+    rows = [replica_row(facts, session.clock()) for facts in replicas]
+    screen.lines(table(REPLICA_COLUMNS, rows, screen.width))
+    for line in replica_lines(replicas):
+        screen.line(line)

@@ -1,0 +1,76 @@
+"""Everything that a verb works with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ._backends import Backends, Run
+from ._choice import Choice, read_choice
+from ._screen import Screen
+
+INTERRUPTED = 130
+
+
+class LeftError(Exception):
+    """Raised when Ctrl-C ended a verb that only looked; what to type next has been said."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One call of the command.
+
+    Attributes:
+        choice: The backends that may be used.
+        as_json: Whether data is printed as JSON.
+        screen: Standard output and standard error.
+        clock: Returns the time in Unix seconds.
+        backends: Makes the backends.
+    """
+
+    choice: Choice
+    as_json: bool = False
+    screen: Screen = field(default_factory=Screen)
+    clock: Callable[[], float] = time.time
+    backends: Callable[[Choice], Backends] = Backends
+
+    @contextlib.contextmanager
+    def run(self, run_id: str) -> Iterator[Run]:
+        """Find a run, and say which backends could not be searched."""
+        with self.backends(self.choice) as backends:
+            run = backends.find(run_id)
+            for note in run.notes:
+                self.screen.say(note)
+            yield run
+
+    @contextlib.contextmanager
+    def looking(self, verb: str, run: Run) -> Iterator[None]:
+        """Let Ctrl-C end a verb that waits, and say that the run goes on and how to come back.
+
+        Raises:
+            LeftError: It was Ctrl-C.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            again = self.choice.again(verb, run.run_id, run.backend)
+            self.screen.say(f"run {run.run_id} is left as it is. Come back with:\n  {again}")
+            raise LeftError from None
+
+
+def make_session(
+    backend: str | None,
+    given: Sequence[str],
+    *,
+    as_json: bool,
+    environ: Mapping[str, str] = os.environ,
+) -> Session:
+    """Return a session for the options that all verbs share.
+
+    Raises:
+        InvalidRequestError: One of them is not allowed.
+    """
+    return Session(read_choice(backend, given, environ), as_json)

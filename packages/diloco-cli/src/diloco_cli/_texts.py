@@ -1,0 +1,108 @@
+"""Text that is safe to print, and text that people type: pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import readable, redact_and_cut, shown
+
+LINE = 16_384
+"""Most characters of one line of a log that are printed."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def clean(text: str, most: int = 1000) -> str:
+    r"""Return a text of somebody else as one line, without secrets, that no terminal obeys.
+
+    >>> clean("all is well\x1b[2J\nreally, password=hunter2")
+    'all is well\\x1b[2J\\nreally, password=<redacted>'
+    """
+    return clean_line(text, most).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def clean_line(text: str, most: int = LINE) -> str:
+    """Return a line of a log as :func:`clean` does, with its tabs."""
+    return readable(redact_and_cut(text, most))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    >>> duration(3.4), duration(200), duration(90_061)
+    ('3s', '3m 20s', '1d 1h')
+    """
+    left = max(0, int(seconds))
+    parts: list[tuple[int, str]] = []
+    for unit, length in reversed(_UNITS.items()):
+        if left >= length or parts:
+            parts.append((left // length, unit))
+            left %= length
+    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
+
+
+def read_moment(text: str, now: float) -> float:
+    """Return the Unix time that ``--since`` means.
+
+    Args:
+        text: A duration before now, such as ``10m`` (units s, m, h and d), a date, or a date with a
+            time; without a time zone, they are local.
+        now: The current Unix time.
+
+    Raises:
+        InvalidRequestError: The text is something else.
+    """
+    if match := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text, re.ASCII):
+        return now - float(match[1]) * _UNITS[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequestError(
+            f"--since {shown(text)} is not a time: give how long ago, such as 90s, 10m, 2h or 1d, "
+            "or a date or time such as 2026-03-14T15:09"
+        ) from None
+
+
+def read_ranks(texts: Iterable[str], known: Iterable[int]) -> list[int]:
+    """Return the ranks that ``--rank`` means, ascending; all if nothing was given.
+
+    Args:
+        texts: Ranks and ranges, such as ``0,2,5-7``.
+        known: The ranks of the run.
+
+    Raises:
+        InvalidRequestError: A text is something else, or the run has no such rank.
+    """
+    there = sorted(known)
+    wanted: set[int] = set()
+    for part in [part.strip() for text in texts for part in text.split(",")]:
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise InvalidRequestError(
+                f"--rank {shown(part)} is not a rank: give numbers and ranges, such as 0,2,5-7"
+            )
+        chosen = [rank for rank in there if first <= rank <= last]
+        if len(chosen) != last - first + 1:
+            raise InvalidRequestError(
+                f"--rank {shown(part)}: the run has the ranks {in_ranges(there)} here"
+            )
+        wanted.update(chosen)
+    return sorted(wanted) if wanted else there
+
+
+def in_ranges(ranks: Iterable[int]) -> str:
+    """Return ranks as people write them.
+
+    >>> in_ranges([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)

@@ -1,0 +1,105 @@
+"""The command line: what is taken, and what is not."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from diloco_cli import _app, _end, _logs, _look
+
+VERBS = ["ls", "status", "logs", "wait", "cancel", "purge", "check", "export", "plan"]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What verbs are called with, instead of their work."""
+    seen = []
+    for module, verb in ((_look, "ls"), (_look, "status"), (_logs, "logs"), (_end, "end")):
+        monkeypatch.setattr(
+            module, verb, lambda session, *given, **named: seen.append([*given, named]) or 0
+        )
+    return seen
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(_app.cli, arguments, standalone_mode=False)
+
+
+def test_the_help_names_every_verb():
+    words = [line.split()[:1] for line in invoke("--help").output.splitlines()]
+    assert [word for (word,) in filter(None, words) if word in VERBS] == VERBS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        (["ls"], [20, {}]),
+        (["ps", "--limit", "3"], [3, {}]),
+        (["logs", "a"], ["a", _logs.Query((), False, None, None), {}]),
+        (
+            ["logs", "-f", "a", "--rank", "1", "--rank", "2", "--since", "1h", "--grep", "x"],
+            ["a", _logs.Query(("1", "2"), True, "1h", "x"), {}],
+        ),
+        (["cancel", "a"], ["cancel", "a", {"yes": False}]),
+        (["purge", "a", "--yes"], ["purge", "a", {"yes": True}]),
+    ],
+)
+def test_what_a_verb_is_called_with(calls, arguments, call):
+    assert invoke(*arguments, "--backend", "local_process").return_value == 0
+    assert calls == [call]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["status"],
+        ["status", "a", "b"],
+        ["ls", "--limit", "0"],
+        ["logs", "a", "--tail"],
+        [],
+    ],
+)
+def test_bad_use(arguments, capsys):
+    assert _app.run(arguments) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_fault_is_shown_with_its_place_and_without_secrets(monkeypatch, capsys):
+    def fault(*_):
+        raise RuntimeError("token=hunter2 \x1b[2J")
+
+    monkeypatch.setattr(_look, "status", fault)
+    assert _app.run(["status", "a", "--backend", "local_process"]) == 70
+    shown = capsys.readouterr().err
+    assert "in fault" in shown
+    assert "RuntimeError: token=<redacted>" in shown
+    assert "\x1b" not in shown
+
+
+LIGHT = """
+import sys
+sys.argv = ["diloco", "--help"]
+from diloco_cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {"rich", "diloco_protocol", "torch", "importlib.metadata", "json"} & set(sys.modules)
+assert not heavy, heavy
+"""
+ALONE = """
+import sys
+import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs, diloco_cli._wait
+import diloco_cli._end
+ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}
+assert ours == {"diloco_cli", "diloco_protocol"}, ours
+assert not {"torch", "boto3", "kubernetes", "modal", "rich"} & set(sys.modules)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("program", [LIGHT, ALONE])
+def test_nothing_is_imported_before_it_is_needed(program):
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)

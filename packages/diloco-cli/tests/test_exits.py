@@ -1,0 +1,53 @@
+"""Exit codes."""
+
+import pytest
+
+from diloco_cli._exits import exit_of_error, exit_of_states
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    DilocoError,
+    InvalidRequestError,
+    MissingDependencyError,
+    ReplicaNotFoundError,
+    ResultLostError,
+    ThrottledError,
+    UnavailableError,
+)
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["succeeded", "succeeded"], 0),
+        (["running", "failed"], 0),
+        (["pending", "unknown"], 0),
+        (["succeeded", "failed"], 1),
+        (["succeeded", "cancelled"], 1),
+        (["failed", "unknown"], 1),
+        (["succeeded", "unknown"], 3),
+    ],
+)
+def test_of_states(states, code):
+    assert exit_of_states(states) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequestError("x"), 2),
+        (ValueError("x"), 2),
+        (MissingDependencyError("x"), 2),
+        (ReplicaNotFoundError("x"), 3),
+        (ResultLostError("x"), 3),
+        (DilocoError("x"), 3),
+        (UnavailableError("x"), 4),
+        (ThrottledError("x"), 4),
+        (AuthError("x"), 4),
+        (BackendError("x"), 4),
+        (RuntimeError("x"), 70),
+        (KeyError("x"), 70),
+    ],
+)
+def test_of_errors(error, code):
+    assert exit_of_error(error) == code

@@ -1,0 +1,83 @@
+"""What the README shows is what the command prints."""
+
+import doctest
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+DATA = {"place", "result", "states"}  # whose names depend on the run
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def monday(laptop):
+    """A machine on which the run of the README has ended."""
+    laptop.launch("steps", {"count": 2, "fails": 1}, "monday", n=2, wait=True)
+    return laptop
+
+
+def test_what_the_verbs_print(monday):
+    shown = re.findall(r"```sh\ndiloco ([^\n]*)\n```\n\n```text\n(.*?)```", README, re.DOTALL)
+    assert len(shown) == 5
+    for line, text in shown:
+        printed = monday.diloco(*shlex.split(line)).stdout
+        assert doctest.OutputChecker().check_output(text, printed, FLAGS), (line, printed)
+
+
+def names(value):
+    """The names in a JSON value, with those of the first item of each list; states are data."""
+    if isinstance(value, dict):
+        inner = {name: names(each) for name, each in value.items()}
+        return {**inner, **dict.fromkeys(DATA & inner.keys(), "data")}
+    return [names(value[0])] if isinstance(value, list) and value else "value"
+
+
+def examples():
+    """The JSON of each verb; the name of the verb begins the paragraph before it."""
+    found, head = {}, ""
+    section = README.partition("\n## JSON\n")[2]
+    for match in re.finditer(r"^`(\w+)`|^```json\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+        head = match[1] or head
+        if match[2]:
+            found[head] = json.loads(match[2])
+    return found
+
+
+def test_the_json_of_the_verbs(monday):
+    shown = examples()
+    assert set(shown) == {"ls", "status", "wait", "logs", "cancel", "check", "export", "plan"}
+    for verb, arguments in (
+        ("ls", []),
+        ("status", ["monday"]),
+        ("wait", ["monday"]),
+        ("logs", ["monday"]),
+        ("cancel", ["monday", "--yes"]),
+        ("check", []),
+        ("plan", ["7e9", "16", "--period=600"]),
+    ):
+        backend = None if verb == "plan" else "local_process"
+        printed = monday.diloco(verb, *arguments, "--json", backend=backend).stdout
+        real = json.loads(printed.splitlines()[0] if verb == "logs" else printed)
+        assert names(real) == names(shown[verb]), verb
+
+
+def test_every_exit_code_is_there():
+    from diloco_cli import _app, _exits, _session
+
+    codes = {value for name, value in vars(_exits).items() if name.isupper()}
+    codes |= {_session.INTERRUPTED, _app._PIPE_CLOSED}
+    assert set(map(int, re.findall(r"^\| (\d+) \|", README, re.MULTILINE))) == codes
+
+
+def test_every_file_is_there():
+    source = Path(__file__).parents[1] / "src/diloco_cli"
+    named = set(re.findall(r"`(_\w+\.py)`", README))
+    assert named == {path.name for path in source.glob("_[a-z]*.py")}, (
+        "the last section of the README"
+    )
