@@ -47,6 +47,9 @@ SAYS = {
         1 failed None
         rank 1 ended with exit code 1: ValueError: this rank has no data
     """,
+    "diloco-cli/examples/what_goes_on.py": r"""
+        0 runs go on
+    """,
     "diloco-eks/examples/look_at_a_launch.py": r"""
         \{
           "apiVersion": "batch/v1",

@@ -63,8 +63,8 @@ def refuse_left(store: Patient, rank: int) -> None:
             raise RunExistsError(
                 f"rank {rank} has left the run at {store.uri} after its last sync. If this is "
                 "another attempt, the one before failed after its block had ended: its log has "
-                "that error. To continue that run, start all of its ranks again with resume=True. To begin another run, "
-                "use another prefix, or delete everything under this one."
+                "that error. To continue that run, start all of its ranks again with resume=True. "
+                "To begin another run, use another prefix, or delete everything under this one."
             )
 
 

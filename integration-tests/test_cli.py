@@ -1,0 +1,119 @@
+"""The command ``diloco`` beside a backend for a cloud, and with diloco-core."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from integration_lab import PATIENCE
+from rehearsal_lab import processes_of, python_path, wait_for, write_programs
+from safetensors.torch import load_file
+
+from diloco_core import DiLoCo, connect
+from diloco_core.testing import run_replicas
+from diloco_eks import EKSExecutor
+from diloco_localcloud import KubernetesProcesses
+from diloco_protocol import Backoff
+
+DILOCO = Path(sys.executable).parent / "diloco"
+MARK = "DILOCO_CLI_REHEARSAL"
+
+
+def diloco(folder, *words, **variables):
+    """Run the console script, from a home that is empty."""
+    return subprocess.run(
+        [DILOCO, *words],
+        cwd=folder,
+        env={
+            **{name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
+            "HOME": str(folder / "home"),
+            "PYTHONPATH": python_path(folder),
+            **variables,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+def test_a_run_on_kubernetes(tmp_path):
+    mark = uuid.uuid4().hex
+    write_programs(tmp_path)
+    variables = {"PYTHONPATH": python_path(tmp_path), MARK: mark}
+    with KubernetesProcesses(backoff_seconds=0.5) as stand_in:
+        kubeconfig = str(stand_in.kubeconfig(tmp_path / "kubeconfig"))
+        options = {"KUBECONFIG": kubeconfig, "DILOCO_OPTIONS": "eks.image=any/image:1"}
+        with EKSExecutor(
+            "any/image:1",
+            kubeconfig=kubeconfig,
+            env=variables,
+            grace=2.0,
+            on_replica_failure="continue",
+            backoff=Backoff(first=0.1, factor=1.2, cap=0.5),
+        ) as executor:
+            arguments = {"folder": str(tmp_path)}
+            handles = executor.launch_replicas(3, "jobs_waiter:waits", arguments, run_id="seen")
+            wait_for(
+                lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(3)), "the start"
+            )
+            found = diloco(tmp_path, "status", "seen", **options)  # in all backends
+            assert (found.returncode, found.stdout.splitlines()[0][:25]) == (
+                0, "seen: 3 running, on eks (",
+            ), found  # fmt: skip
+            stand_in.pods.newest("seen", 1).kill()
+            wait_for(lambda: executor.poll(handles[1]) == "failed", "the failure")
+            here = ["--backend", "eks"]
+            shown = diloco(tmp_path, "status", "seen", "--json", *here, **options)
+            assert shown.returncode == 0, "the run goes on"
+            facts = json.loads(shown.stdout)
+            assert facts["states"] == {"running": 2, "failed": 1}
+            assert facts["replicas"][1]["signal"] == "SIGKILL"
+            assert facts["place"]["namespace"] == "default"
+            (tmp_path / "go").touch()
+            waited = diloco(tmp_path, "wait", "seen", *here, **options)
+            assert waited.returncode == 1
+            assert "rank 2: result 2" in waited.stdout.splitlines()
+            listed = diloco(tmp_path, "ls", *here, **options)
+            assert listed.stdout.splitlines()[1].startswith("seen  2 succeeded, 1 failed  eks ")
+            logs = diloco(tmp_path, "logs", "seen", "--rank", "0", *here, **options)
+            assert (logs.returncode, logs.stdout, logs.stderr) == (0, "", "")
+            purged = diloco(tmp_path, "purge", "seen", "--yes", *here, **options)
+            assert purged.returncode == 0
+            assert "this removes the records, logs and results of 3 replicas" in purged.stderr
+            assert not executor.exists("seen")
+        checked = diloco(tmp_path, "check", "--replicas", "2", *here, **options)
+        assert "ok eks rights: " in checked.stdout
+    gone = diloco(tmp_path, "status", "seen", *here, **options, PYTHONWARNINGS="ignore")
+    assert gone.returncode == 4, "the cluster is away"
+    wait_for(lambda: not processes_of(MARK, mark), "every process to be gone")
+
+
+def train(exchange):
+    """Take one inner and one outer step; the values that the model ends with."""
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    with DiLoCo(model, inner, exchange, sync_every=1):
+        model(torch.ones(1, 2)).sum().backward()
+        inner.step()
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def test_what_core_adds(tmp_path):
+    store = str(tmp_path / "run")
+    exchanges = [connect(store, rank=rank, world_size=2) for rank in range(2)]
+    values, _ = run_replicas(train, exchanges)
+    done = diloco(tmp_path, "export", store, "model.safetensors", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outer_steps"] == 1
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {name: value.tolist() for name, value in saved.items()} == values
+    missing = diloco(tmp_path, "export", str(tmp_path / "nothing"), "other.safetensors")
+    assert missing.returncode == 3
+    assert "holds no run" in missing.stderr
