@@ -134,7 +134,8 @@ def test_ctrl_c_leaves_the_run_alone(laptop, verb):
         looker.send_signal(signal.SIGINT)
         _, said = looker.communicate(timeout=PATIENCE)
     assert looker.returncode == 130
-    again = f"  diloco {verb} left --backend local_process\n"
+    options = "-f --since 1m " if verb == "logs" else ""
+    again = f"  diloco {verb} left {options}--backend local_process\n"
     assert said.endswith(f"run left is left as it is. Come back with:\n{again}")
     assert laptop.executor.poll(handles[0]) == "running"
     (laptop.folder / "go").touch()

@@ -8,6 +8,7 @@ from cli_lab import DONE, RUNNING, World, command
 
 from diloco_cli import _logs
 from diloco_cli._logs import Query, logs
+from diloco_cli._session import LeftError
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, UnavailableError
 
 
@@ -138,6 +139,21 @@ def test_the_lines_that_wait_to_be_printed_are_bounded(monkeypatch):
     monkeypatch.setattr(_logs, "_print", lambda *_: seen.append(len(read) - len(seen)))
     assert logs(made.session, "one", Query(follow=True)) == 0
     assert max(seen) <= 5 + 3
+
+
+def test_ctrl_c_says_how_to_come_back_to_the_same_lines(monkeypatch):
+    world = world_of(2)
+
+    def lines(handle, query):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(world, "_logs", lines)
+    made = command(world)
+    with pytest.raises(LeftError):
+        logs(made.session, "one", Query(ranks=["0", "1"], grep="a b"))
+    assert made.err().endswith("\n  diloco logs one --rank 0 --rank 1 --grep 'a b' --backend a\n")
+    again = Query(follow=True, since="2h", grep="token=hunter2").again()
+    assert again == ["-f", "--since", "1m", "--grep", "token=<redacted>"]
 
 
 def test_too_many_ranks_to_follow():

@@ -123,5 +123,5 @@ def test_ctrl_c_on_a_terminal(laptop):
     assert code == 130
     assert printed.endswith(
         "run looked-at is left as it is. Come back with:\n"
-        "  diloco logs looked-at --backend local_process\n"
+        "  diloco logs looked-at -f --since 1m --backend local_process\n"
     )

@@ -25,8 +25,8 @@ from ._texts import clean
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
-"""Seconds in which a backend has to answer; its own retries usually end earlier."""
+PATIENCE = 90.0
+"""Seconds in which a backend has to answer; its own retries end earlier, by default."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from diloco_protocol import (
     InvalidRequestError,
     ReplicaHandle,
 )
-from diloco_protocol.backend import redact_and_cut
+from diloco_protocol.backend import redact_and_cut, redact_text
 
 from ._exits import SUCCEEDED, exit_of_error
 from ._session import Session
@@ -36,6 +36,12 @@ class Query(NamedTuple):
     follow: bool = False
     since: str | None = None
     grep: str | None = None
+
+    def again(self) -> list[str]:
+        """Return the options to come back with; a follower has seen what is older."""
+        words = ["-f", "--since", "1m"] if self.follow else []
+        words += [word for text in self.ranks for word in ("--rank", text)]
+        return words if self.grep is None else [*words, "--grep", redact_text(self.grep)]
 
 
 class Line(NamedTuple):
@@ -60,7 +66,7 @@ def logs(session: Session, run_id: str, query: Query) -> int:
         lines = _merged(read, handles) if query.follow else _in_turn(read, handles)
         code = SUCCEEDED
         room = len(str(wanted[-1]))
-        with session.looking("logs", run):
+        with session.looking("logs", run, query.again()):
             for rank, text in lines:
                 if isinstance(text, InvalidRequestError) or (
                     isinstance(text, Exception) and not isinstance(text, BackendError)

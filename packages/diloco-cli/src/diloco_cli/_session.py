@@ -47,8 +47,13 @@ class Session:
             yield run
 
     @contextlib.contextmanager
-    def looking(self, verb: str, run: Run) -> Iterator[None]:
+    def looking(self, verb: str, run: Run, more: Sequence[str] = ()) -> Iterator[None]:
         """Let Ctrl-C end a verb that waits, and say that the run goes on and how to come back.
+
+        Args:
+            verb: The verb.
+            run: The run that it looks at.
+            more: Further words to come back with.
 
         Raises:
             LeftError: It was Ctrl-C.
@@ -56,7 +61,7 @@ class Session:
         try:
             yield
         except KeyboardInterrupt:
-            again = self.choice.again(verb, run.run_id, run.backend)
+            again = self.choice.again(verb, run.run_id, run.backend, more)
             self.screen.say(f"run {run.run_id} is left as it is. Come back with:\n  {again}")
             raise LeftError from None
 
