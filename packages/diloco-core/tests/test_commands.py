@@ -69,9 +69,8 @@ class TestPlan:
     def test_it_is_the_plan_of_an_exchange(self):
         answer = _commands.plan(params=7e9, replicas=16, codec="int8", fragments=2, fixed=True)
         planned = plan_exchange(7e9, 16, 1.25e9, codec="int8", fragments=2, fixed=True)
-        assert answer.values == {**asdict(planned), "limits": list(planned.limits)}
+        assert answer.values == asdict(planned)
         assert answer.lines[0] == f"a sync takes {planned.seconds:.3g} s (sharded topology)"
-        assert answer.lines[-len(planned.limits) or len(answer.lines) :] == planned.limits
 
     def test_a_period(self):
         answer = _commands.plan(params=1e8, replicas=4, period=600.0)

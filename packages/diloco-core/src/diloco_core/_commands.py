@@ -128,7 +128,7 @@ def plan(options: PlanOptions) -> Answer:
     given = asdict(options)
     period = given.pop("period")
     planned = plan_exchange(given.pop("params"), given.pop("replicas"), **given)
-    values = {**asdict(planned), "limits": list(planned.limits)}
+    values = asdict(planned)
     sent, received = planned.bytes_sent / 1e9, planned.bytes_received / 1e9
     lines = [
         f"a sync takes {planned.seconds:.3g} s ({planned.topology} topology)",
@@ -146,7 +146,7 @@ def plan(options: PlanOptions) -> Answer:
             f"with {period:g} s of training between two syncs, syncs take {blocked:.1%} of the "
             f"time and ${per_day:.3g} a day"
         )
-    return Answer(values, (*lines, *planned.limits))
+    return Answer(values, tuple(lines))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
