@@ -10,7 +10,7 @@ the size of the model.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ class Schema:
             It follows from the other fields and is not compared.
         unsynced: The tensors of the model that are not synced; the replica that begins the run
             stores them. Not compared.
+        outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans.
+            Not compared.
         terms: What the settings were made from. Not compared itself.
     """
 
@@ -40,6 +42,7 @@ class Schema:
     settings: Mapping[str, str]
     fragments: Sequence[Mapping[str, Any]] = ()
     unsynced: Unsynced | None = field(default=None, compare=False)
+    outer_state: Callable[[], float] = field(default=lambda: 1.0, compare=False)
     terms: Terms = field(default=DEFAULT, compare=False)
 
 

@@ -163,6 +163,7 @@ class SyncedModel:
             {**self.settings, "committed": str(committed)},
             [fragment.table() for fragment in self.fragments],
             Unsynced(self.model, self._followed()),
+            self.outer.tensors_kept,
             self.terms,
         )
 

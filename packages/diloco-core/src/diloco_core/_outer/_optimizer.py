@@ -15,6 +15,7 @@ import torch
 from .._arithmetic._layout import Piece
 from .._checks import kind_of, number
 from .._errors import ConfigurationError
+from .._generators import undisturbed
 from .._squares import not_finite
 from .._terms._terms import OuterGroup
 
@@ -193,6 +194,20 @@ class OuterOptimizer:
         """
         for part, rate in zip(self._parts, rates, strict=bool(rates)):
             part.use(rate)
+
+    def tensors_kept(self) -> int:
+        """Count the tensors of the values' size that it keeps: 1 for SGD with momentum, 2 for Adam.
+
+        Takes one step to see.
+        """
+        piece, kept = Piece(0, 0, 1), []
+        # Some optimizers draw random numbers, which must not change those of the training.
+        with undisturbed(), torch.device("cpu"):
+            for part in self._parts:
+                outer = OuterOptimizer([OuterGroup(part.factory)])
+                outer.step(piece, torch.zeros(1), torch.zeros(1))
+                kept.append(len(outer.tensors(piece)))
+        return max(kept)
 
     def not_finite(self, piece: Piece) -> int | None:
         """The index of an element of a chunk whose state is NaN or infinite; None if there is none.

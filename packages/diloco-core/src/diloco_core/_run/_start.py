@@ -155,8 +155,8 @@ class Opening:
         saves round trips and most publications of the state, but every replica reads every
         contribution and keeps all of the outer state: it suits small models and few replicas. With
         a faster network it suits larger runs too. The network is not known here, so a modest one is
-        assumed, and an outer optimizer that keeps one tensor per parameter. On a store whose
-        requests cost nothing, sharded is never slower; and only sharded publishes state encoded.
+        assumed. On a store whose requests cost nothing, sharded is never slower; and only sharded
+        publishes state encoded.
 
         Settings that have no effect in it are refused.
         """
@@ -170,6 +170,7 @@ class Opening:
                 max(max(layout_bytes(job.layout) for job in self.jobs) / 4, 1),
                 self.joiner.world_size,
                 USUAL_BANDWIDTH,
+                outer_state=self.schema.outer_state(),
                 publish_every=settings.published_every,
                 transfer=None if background is None else background.settings,
                 codec=terms.codec,
