@@ -1,9 +1,11 @@
 """Shared by the tests that start the command: local runs, and proof that nothing survives."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -36,6 +38,10 @@ def steps(count, fails=None):
 def hostile(secret):
     print(f"\\x1b[2Jcleared\\ttoken={secret}", flush=True)
     raise ValueError(f"\\x1b]0;title\\x07 password={secret} " + "x" * 100_000)
+
+
+def says(text):
+    print(text, flush=True)
 
 
 def waits(folder):
@@ -84,6 +90,25 @@ class Laptop:
             timeout=PATIENCE,
             check=False,
         )
+
+    @contextlib.contextmanager
+    def started(self, verb, *arguments):
+        """Start the console script; it is killed if it hangs, so that a test that reads ends."""
+        with subprocess.Popen(
+            self.words(verb, *arguments),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            limit = threading.Timer(PATIENCE, process.kill)
+            limit.start()
+            try:
+                yield process
+            finally:
+                limit.cancel()
+                process.kill()
 
     def processes(self):
         """All processes that this test has started, directly or not."""
