@@ -9,6 +9,7 @@ from diloco_cli._look import ls, status
 from diloco_protocol import (
     AuthError,
     InvalidRequestError,
+    ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
     UnavailableError,
@@ -169,6 +170,18 @@ class TestStatus:
         assert "hunter2" not in printed
         assert "[bold]" in printed
         assert len(printed) < 3000
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_a_place_is_bounded_and_escaped_too(self, as_json, monkeypatch):
+        world = World("a", {"one": [DONE]})
+        metadata = {"api_token": "hunter2", "zone\x1b": "\x1b[2J" + "z" * 10_000}
+        handle = ReplicaHandle(0, "a", metadata, run_id="one")
+        monkeypatch.setattr(world, "handles", lambda run_id: [handle])
+        made = command(world, as_json=as_json)
+        assert status(made.session, "one") == 0
+        assert "hunter2" not in made.out()
+        assert "\x1b" not in made.out()
+        assert len(made.out()) < 2000
 
     def test_markup_of_a_backend_is_text_on_a_terminal(self):
         made = command(World("a", {"one": [HOSTILE]}), out=Terminal())

@@ -46,7 +46,7 @@ def test_it_waits_and_shows_the_ends():
 
 
 def test_json():
-    made = command(Turns([[DONE]], results={0: [1, 2]}), as_json=True)
+    made = command(Turns([[DONE]], results={0: {"a": [1], "token": "hunter2"}}), as_json=True)
     assert wait(made.session, "one") == 0
     (replica,) = json.loads(made.out())["replicas"]
     assert replica == {
@@ -57,7 +57,7 @@ def test_json():
         "exit_code": 0,
         "signal": None,
         "error": None,
-        "result": [1, 2],
+        "result": {"a": [1], "token": "<redacted>"},
     }
 
 
