@@ -145,7 +145,7 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
         try:
             held = held_tensors(inside, models[number], twin)
             if number:
-                outcomes[number] = follow(inside, held, mail, inner, 0)
+                outcomes[number] = follow(inside, lambda: held, mail, inner, 0)
                 return
             own = {"twin": twin}
 
@@ -153,7 +153,8 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
                 own["ask"] = ask
                 return Loop()
 
-            leading = Leading(inside, held, process, make)
+            wholes = [each.whole for each in held]
+            leading = Leading(inside, wholes, lambda: held, process, make)
             act = play(script, own, leading, inner, process)
             outcomes[0] = leading.together(act, mail, 0, everything=everything)
         except BaseException as error:

@@ -31,7 +31,7 @@ from ._moves import (
     check_steps,
     failed,
 )
-from ._values import Held, gather, spread
+from ._values import Now, gather, spread
 
 Ask: TypeAlias = Callable[[Iterable[torch.Tensor]], None]
 
@@ -109,25 +109,26 @@ class Leading:
 
     Args:
         inside: The processes.
-        held: All tensors of the model, each with what stands for it in the twin.
+        wholes: What stands for the model's tensors in the twin.
+        now: Returns what this process holds of these tensors, as they are now.
         process: Handles SIGTERM: while nothing is done together, it ends the leader at once.
         make: Makes the leader's loop, given what asks the processes for values and what takes the
             reports of syncs.
 
     Attributes:
         loop: The leader's loop.
-        held: The tensors, as they are now.
     """
 
     def __init__(
         self,
         inside: Inside,
-        held: Sequence[Held],
+        wholes: Sequence[torch.Tensor],
+        now: Now,
         process: TrainingProcess,
         make: Callable[[Ask, Callable[[SyncReport], None]], LeaderLoop],
     ) -> None:
-        self._inside, self.held, self._process = inside, held, process
-        self._number = {id(each.whole): number for number, each in enumerate(held)}
+        self._inside, self._wholes, self._now, self._process = inside, wholes, now, process
+        self._number = {id(whole): number for number, whole in enumerate(wholes)}
         self._seen = self._versions()
         self._asked: set[int] = set()
         self._mail: Callable[[], Mail] = Mail
@@ -156,7 +157,7 @@ class Leading:
         self._asked, self._mail, self._has_mail = set(), mail, False
         try:
             if everything or ends:
-                self._gather(range(len(self.held)))
+                self._gather(range(len(self._wholes)))
             # Whoever has been told already carries this out: it is how the replica ends.
             with nullcontext() if self._process.told_to_end else interruptible(self._process):
                 self.loop.count_steps(steps, last=ends)
@@ -175,7 +176,7 @@ class Leading:
 
     def ask_for_all(self) -> None:
         """Gather the values of all tensors that have not been gathered or adopted just now."""
-        self._ask(each.whole for each in self.held)
+        self._ask(self._wholes)
 
     def _ask(self, tensors: Iterable[torch.Tensor]) -> None:
         with put_off(self._process):
@@ -190,7 +191,7 @@ class Leading:
         self._asked.update(wanted)
         self._inside.share(Gather(wanted, first))
         mails = self._inside.collect(self._mail()) if first else []
-        gather(self._inside, (self.held[number] for number in wanted))
+        gather(self._inside, self._now, wanted)
         self._seen = self._versions()
         if first:
             self._has_mail = True
@@ -210,21 +211,21 @@ class Leading:
         if changed:
             self._asked.update(changed)
             self._inside.share(Spread(changed))
-            spread(self._inside, (self.held[number] for number in changed))
+            spread(self._inside, self._now, changed)
 
     def _versions(self) -> list[int]:
         """Return a number for each tensor of the twin that every write into it increases."""
-        return [each.whole._version for each in self.held]  # noqa: SLF001
+        return [whole._version for whole in self._wholes]  # noqa: SLF001
 
 
 def follow(
-    inside: Inside, held: Sequence[Held], mail: Callable[[], Mail], inner: InnerStates, steps: int
+    inside: Inside, now: Now, mail: Callable[[], Mail], inner: InnerStates, steps: int
 ) -> Done:
     """Do what the leader says, until it has done its part of the loop.
 
     Args:
         inside: The processes.
-        held: What it holds of the tensors of the model, as they are now.
+        now: Returns what it holds of the tensors of the model.
         mail: Returns what this process has for the leader.
         inner: Its inner state.
         steps: How many inner steps this process has taken since all met last.
@@ -247,8 +248,8 @@ def follow(
                 case Gather():
                     if move.mail:
                         inside.collect(mail())
-                    gather(inside, (held[number] for number in move.tensors))
+                    gather(inside, now, move.tensors)
                 case Spread():
-                    spread(inside, (held[number] for number in move.tensors))
+                    spread(inside, now, move.tensors)
                 case InnerMove():
                     inner.act(move.what)

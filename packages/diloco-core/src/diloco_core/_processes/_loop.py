@@ -33,7 +33,7 @@ from ._leader import LeaderLoop, Leading, follow
 from ._moves import Done, Mail, Progress, failed
 from ._shared import shared_values
 from ._twin import Twin, tensors_of
-from ._values import held_tensors, reshard
+from ._values import Held, held_tensors, reshard
 
 
 class ReplicaLoop(DiLoCo):
@@ -110,7 +110,8 @@ class ReplicaLoop(DiLoCo):
         inner = self._inner_states if options["save_inner_every"] else None
         self._leading = Leading(
             self._inside,
-            self._held,
+            [each.whole for each in self._held],
+            self._now,
             self._process,
             lambda ask, tell: LeaderLoop(
                 twin.model, opened, ask, inner, self._loads, on_sync=tell, **options
@@ -274,14 +275,11 @@ class ReplicaLoop(DiLoCo):
         Raises:
             Exception: What the leader's loop has raised, on every process.
         """
-        reshard(self._wrapped)
-        self._held = same_tensors(self._wrapped, self._held)
         steps = self._taken - self._met
         if self._leading is None:
-            done = follow(self._inside, self._held, self._mail, self._inner_states, steps)
+            done = follow(self._inside, self._now, self._mail, self._inner_states, steps)
         else:
             ends = ends or (self._is_open and self._process.told_to_end)
-            self._leading.held = self._held
             done = self._leading.together(act, self._mail, steps, everything=everything, ends=ends)
         if done.mail:
             self._tokens = 0
@@ -292,6 +290,12 @@ class ReplicaLoop(DiLoCo):
         for report in done.reports if self._on_sync else ():
             self._on_sync(report)  # type: ignore[misc]
         return done
+
+    def _now(self) -> list[Held]:
+        """Return what is held; buffers may be new tensors, and FSDP may have made parts whole."""
+        reshard(self._wrapped)
+        self._held = same_tensors(self._wrapped, self._held)
+        return self._held
 
     def _mail(self) -> Mail:
         problem = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -29,6 +29,10 @@ class Held(NamedTuple):
     whole: torch.Tensor
     here: _Chunk
     gives: bool
+
+
+Now: TypeAlias = Callable[[], Sequence[Held]]
+"""Returns all of it, as it is when a process has to read or write it."""
 
 
 def held_tensors(
@@ -73,11 +77,11 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def gather(inside: Inside, held: Iterable[Held]) -> None:
+def gather(inside: Inside, now: Now, numbers: Sequence[int]) -> None:
     """Write the values of tensors into the shared memory. All processes call it together."""
 
     def act() -> None:
-        for each in held:
+        for each in map(now().__getitem__, numbers):
             if each.gives:
                 _part(each).copy_(part_here(each.tensor.detach()))
 
@@ -85,11 +89,11 @@ def gather(inside: Inside, held: Iterable[Held]) -> None:
 
 
 @torch.no_grad()
-def spread(inside: Inside, held: Iterable[Held]) -> None:
+def spread(inside: Inside, now: Now, numbers: Sequence[int]) -> None:
     """Replace the values of tensors by those in the shared memory; all call it together."""
 
     def act() -> None:
-        for each in held:
+        for each in map(now().__getitem__, numbers):
             each.tensor.grad = None  # it was computed with the old values
             part_here(each.tensor.detach()).copy_(_part(each))
 
