@@ -63,17 +63,9 @@ def run(
         ProcessFailedError: One of several processes has failed.
         StoreUnavailableError: The URI cannot be written and read.
     """
-    number = number_of_processes(processes, os.environ)
+    arguments = {**locals()}
+    number = number_of_processes(arguments.pop("processes"), os.environ)
     if number > 1:
-        arguments = {
-            "trainer_module": trainer_module,
-            "trainer_fn": trainer_fn,
-            "trainer_kwargs": trainer_kwargs,
-            "rendezvous_uri": rendezvous_uri,
-            "rank": rank,
-            "world_size": world_size,
-            "connect_options": connect_options,
-        }
         return run_processes(number, run, arguments)
     exchange, trainer = _prepare(
         trainer_module, trainer_fn, rendezvous_uri, rank, world_size, connect_options or {}

@@ -119,7 +119,11 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
             "ConfigurationError: the processes of this replica do not have",
         ),
         ("ddp", {"options": {"outer_lr": -1.0}}, "ConfigurationError: outer_lr"),
-        ("ddp", {"options": {"stateful": {"x": None}}}, "ConfigurationError: stateful['x'] is"),
+        (
+            "ddp",
+            {"options": {"stateful": {"x": None}}},
+            "ConfigurationError: process 0 of this replica: stateful['x']",
+        ),
         (
             "ddp",
             {"keeps_weights": True},

@@ -95,7 +95,7 @@ def split(
             parameter is in no fragment; a module is not part of the model, or is given twice; its
             layers do not fit a pattern; or a tensor cannot be synced.
     """
-    _check_shapes(model)
+    check_shapes(model)
     group_of = outer_groups or {}
     trainable = [
         NamedTensor(plain_name(model, name), p, Rule.OUTER, group_of.get(id(p)))
@@ -122,7 +122,8 @@ def split(
     return [*parts[:-1], parts[-1] + _buffers(model, buffers)]
 
 
-def _check_shapes(model: torch.nn.Module) -> None:
+def check_shapes(model: torch.nn.Module) -> None:
+    """Refuse tensors without a shape, and names that cannot be saved."""
     for key, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         name = plain_name(model, key)
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"

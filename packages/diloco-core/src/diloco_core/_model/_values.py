@@ -74,8 +74,8 @@ def describe(tensor: torch.Tensor) -> str:
 
 
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return at most so many values of a tensor, evenly spread and flat."""
-    flat = tensor.detach().reshape(-1)
+    """Return at most so many values of what is here of a tensor, evenly spread and flat."""
+    flat = part_here(tensor.detach()).reshape(-1)
     return flat[:: max(1, -(-flat.numel() // most))]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,63 +17,48 @@ from .._inner._own_weights import OwnWeights
 from .._model._values import describe, is_plain, plain_name
 from .._seconds import Seconds
 from ._inside import Inside
-from ._twin import named_tensors, tensors_of
-from ._values import Held
+from ._twin import named_tensors
 
 
 def refuse_together(
     inside: Inside,
     model: torch.nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
     options: Mapping[str, Any],
+    prepare: Callable[[], object],
 ) -> None:
     """Refuse on every process what is wrong on one of them.
+
+    Args:
+        inside: The processes.
+        model: The model.
+        options: What all of them must have in common.
+        prepare: Raises a :class:`.ConfigurationError` if something is wrong on this process.
 
     Raises:
         ConfigurationError: The message names the process.
     """
-    lines = _lines(model, options)
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    told = inside.collect((_problem(inside, model, optimizers), digest))
+    lines: list[str] = []
+    try:
+        prepare()
+        lines = _lines(model, options)
+        problem = _problem(inside, model)
+    except ConfigurationError as error:
+        problem = str(error)
+    told = inside.collect((problem, lines))
     for process, (problem, _) in enumerate(told):
         if problem:
             raise ConfigurationError(f"process {process} of this replica: {problem}")
-    if len({digest for _, digest in told}) > 1:
-        first, *others = inside.collect(lines)
-        differing = [
-            f"process {process}: {line}"
-            for process, theirs in enumerate(others, start=1)
-            for line in theirs
-            if line not in first
-        ]
+    differing = [
+        f"process {process}: {line}"
+        for process, (_, theirs) in enumerate(told)
+        for line in theirs
+        if line not in told[0][1]
+    ]
+    if any(theirs != told[0][1] for _, theirs in told):
         raise ConfigurationError(
             "the processes of this replica do not have the same model and settings as process 0: "
             f"{', '.join(differing[:4]) or 'another number of tensors'}. Make them alike"
         )
-
-
-def same_tensors(model: torch.nn.Module, held: Sequence[Held]) -> list[Held]:
-    """Return what is held with the tensors that the model has now; buffers may be new ones.
-
-    Raises:
-        ModelChangedError: Its tensors are others than when the outer loop was made.
-    """
-    names = [plain_name(model, name) for name, _ in named_tensors(model)]
-    tensors = tensors_of(model)
-    replaced = [
-        name
-        for name, tensor, before in zip(names, tensors, held, strict=False)
-        if tensor.shape != before.tensor.shape
-        or (isinstance(tensor, torch.nn.Parameter) and tensor is not before.tensor)
-    ]
-    if replaced or len(tensors) != len(held):
-        name = [*replaced, *names][0]
-        raise ModelChangedError(
-            f"the model has {len(tensors)} tensors and had {len(held)} when the outer loop was "
-            f"made, or {name!r} has been replaced since. Change the model before the loop is made",
-            name,
-        )
-    return [each._replace(tensor=tensor) for tensor, each in zip(tensors, held, strict=True)]
 
 
 class OptimizerChecks:
@@ -155,10 +139,8 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str, Seconds, type(None)))
 
 
-def _problem(
-    inside: Inside, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-) -> str:
-    """Return what is wrong with the model or optimizers of this process; empty if nothing is."""
+def _problem(inside: Inside, model: torch.nn.Module) -> str:
+    """Return why these processes cannot hold a model together; empty if they can."""
     for name, module in model.named_modules():
         where = f"module {name!r}" if name else "the model"
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -173,9 +155,8 @@ def _problem(
                     f"{where} is in a DistributedDataParallel of {size} processes, and this "
                     f"replica has {inside.processes}"
                 )
-    known = {id(parameter) for parameter in model.parameters()}
-    for name, tensor in named_tensors(model):
-        values = tensor.detach()
+    for key, tensor in named_tensors(model):
+        name, values = plain_name(model, key), tensor.detach()
         if isinstance(values, DTensor):
             if not set(values.device_mesh.mesh.flatten().tolist()) <= set(inside.ranks):
                 return f"parameter {name!r} lies on processes outside this replica"
@@ -184,10 +165,4 @@ def _problem(
             return f"{name!r} is on the meta device and has no values yet: load the values first"
         if not is_plain(values):
             return f"{name!r} is {kind_of(values)} ({values.layout}), which cannot be synced"
-    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    if held - known:
-        return "an inner optimizer holds parameters that are not in the model"
-    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if left:
-        return f"no inner optimizer holds the trainable parameter {left[0]!r}"
     return ""

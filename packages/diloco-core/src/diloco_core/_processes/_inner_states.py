@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class InnerStates:
 
     def __init__(self, inside: Inside, own: InnerState, process: TrainingProcess) -> None:
         self._inside, self._own, self._process = inside, own, process
+        self._identity = f"process {inside.process} of {inside.processes}"
         self.before_save: Callable[[], object] = bool
 
     def try_out(self) -> None:
@@ -111,10 +113,6 @@ class InnerStates:
                 inside.together(lambda: own.restore(data, self._identity, name))
         return None
 
-    @property
-    def _identity(self) -> str:
-        return f"process {self._inside.process} of {self._inside.processes}"
-
 
 def layout_of(inside: Inside, model: torch.nn.Module) -> str:
     """Return how a model lies on the processes, as text: of another layout, no part would fit."""
@@ -122,4 +120,5 @@ def layout_of(inside: Inside, model: torch.nn.Module) -> str:
         tuple(value.to_local().shape if isinstance(value, DTensor) else value.shape)
         for value in (parameter.detach() for parameter in model.parameters())
     ]
-    return f"{inside.processes} processes ({inside.digest(parts)})"
+    digest = hashlib.sha256(repr(inside.collect(parts)).encode()).hexdigest()
+    return f"{inside.processes} processes ({digest[:8]})"

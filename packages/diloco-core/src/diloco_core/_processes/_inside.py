@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -90,10 +89,6 @@ class Inside:
         found: list[Any] = [None] * self.processes
         self._do(lambda: distributed.all_gather_object(found, message, group=self._group))
         return found
-
-    def digest(self, message: Any) -> str:
-        """Return a short text that differs if any process passes something else."""
-        return hashlib.sha256(repr(self.collect(message)).encode()).hexdigest()[:8]
 
     def broadcast(self, values: torch.Tensor) -> None:
         """Replace values, on the CPU, by those of the leader.

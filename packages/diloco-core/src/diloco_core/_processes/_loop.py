@@ -14,25 +14,27 @@ from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
-from .._loop._arguments import stateful_of
+from .._inner._unseen_changes import UnseenChanges
+from .._loop._arguments import check_parties, stateful_of
 from .._loop._diloco import KINDS, DiLoCo
 from .._loop._inner_loop import TrainingProcess, refuse_steps_outside
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
 from .._model._loads import Loads
-from .._model._partition import NamedTensor
-from .._model._values import part_here, plain_name
+from .._model._partition import NamedTensor, check_shapes
+from .._model._values import plain_name
+from .._model._watch import ModelWatch
 from .._run._exchange import StoreExchange
 from .._seconds import Seconds
 from .._terms._schedule import MANY_STEPS
 from ._board import Board
-from ._checks import OptimizerChecks, refuse_together, same_tensors
+from ._checks import OptimizerChecks, refuse_together
 from ._ending import Ending
 from ._inner_states import InnerStates, PartialState, layout_of
 from ._inside import Inside
 from ._leader import LeaderLoop, Leading, follow
 from ._moves import Done, Mail, Progress, failed
 from ._shared import shared_values
-from ._twin import Twin, tensors_of
+from ._twin import Twin, named_tensors, tensors_of
 from ._values import Held, held_tensors, reshard
 
 
@@ -60,25 +62,36 @@ class ReplicaLoop(DiLoCo):
         self._on_sync = on_sync
         self._wrapped = model
         self._sync_every = sync_every
-        optimizers = optimizers_of(inner_optimizer)
-        check_stateful(named := stateful_of(stateful), save_inner_every)
-        options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
-        self._inside = Inside(exchange.patience, exchange.group)
-        told = {**options, "stateful": ", ".join(named), "rank": exchange.rank}
-        refuse_together(self._inside, model, optimizers, told)
-        reshard(model)
-        names = {id(each): plain_name(model, name) for name, each in model.named_parameters()}
-        self._checks = OptimizerChecks(model, optimizers, names)
-        trained = [each for each in model.parameters() if each.requires_grad]
-        self._loads = Loads(
-            model,
-            [NamedTensor(names[id(p)], part_here(p.detach()), Rule.OUTER) for p in trained],
-        )
         self._process = TrainingProcess()
-        own = PartialState(optimizers, named, names)
-        self._inner_states = InnerStates(self._inside, own, self._process)
+        self._inside = Inside(exchange.patience, exchange.group)
+        options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
+        told = {**options, "rank": exchange.rank}
+        syncs_buffers = options.get("buffers") != "none"
+
+        def prepare() -> None:
+            check_parties(model, exchange, on_sync)
+            check_shapes(model)
+            reshard(model)
+            optimizers = optimizers_of(inner_optimizer)
+            check_stateful(named := stateful_of(stateful), save_inner_every)
+            told["stateful"] = list(named)
+            names = {id(each): plain_name(model, name) for name, each in model.named_parameters()}
+            self._trained = [
+                NamedTensor(names[id(p)], p, Rule.OUTER)
+                for p in model.parameters()
+                if p.requires_grad
+            ]
+            self._loads = Loads(model, self._trained)
+            self._checks = OptimizerChecks(model, optimizers, names)
+            synced = [NamedTensor(*each, Rule.FIRST) for each in named_tensors(model)]
+            self._watch = ModelWatch(model, optimizers, synced if syncs_buffers else None)
+            own = PartialState(optimizers, named, names)
+            self._inner_states = InnerStates(self._inside, own, self._process)
+            self._steps = InnerSteps(optimizers, self._before, self._after)
+
+        refuse_together(self._inside, model, told, prepare)
         self._layout = layout_of(self._inside, model)
-        tensors = tensors_of(model)
+        tensors = tensors_of(model) if syncs_buffers else list(model.parameters())
         self._held = held_tensors(self._inside, tensors, shared_values(self._inside, tensors))
         self._leading: Leading | None = None
         self._inside.together(lambda: self._lead(exchange, options))
@@ -87,11 +100,12 @@ class ReplicaLoop(DiLoCo):
         self._ending = Ending(
             self._process, self._board, lambda: self._taken, leads=self._inside.leads
         )
-        self._step = StepCounter(len(optimizers))
-        self._steps = InnerSteps(optimizers, self._before, self._after)
+        self._many = MANY_STEPS if isinstance(sync_every, Seconds) else sync_every
+        self._unseen = UnseenChanges(self._trained, self._many)
+        self._step = StepCounter(len(self._steps.optimizers))
         self._progress = Progress()
         self._taken = self._met = self._tokens = 0
-        self._outside = [0] * len(optimizers)
+        self._outside = [0] * len(self._steps.optimizers)
         self._rates: list[tuple[float, int | None]] = []
         self._is_open = self._entered = False
         self._steps.watch()
@@ -159,6 +173,7 @@ class ReplicaLoop(DiLoCo):
             self._end(error)
             raise
         self._loads.watch()
+        self._unseen.watch()
         self._is_open = self._steps.in_use = True
         return self
 
@@ -169,6 +184,8 @@ class ReplicaLoop(DiLoCo):
             self._end(error)
             return
         try:
+            self._process.check()
+            self._unseen.check()
             self._end_step()
             self._together(lambda loop: loop.__exit__(None, None, None), everything=True)
         except BaseException as late:
@@ -177,8 +194,11 @@ class ReplicaLoop(DiLoCo):
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
+        if self._process.is_fork():
+            return  # the parent continues the run
         self._is_open = False
         self._loads.stop()
+        self._unseen.stop()
         self._steps.stop()
         self._ending.stop()
         if error is None:
@@ -232,10 +252,13 @@ class ReplicaLoop(DiLoCo):
         self.state_dict()
 
     def _check_open(self, what: str) -> None:
+        self._process.check()
         if not self._is_open:
             raise SyncError(f"{what} can only be called inside the block (`with DiLoCo(...)`)")
 
     def _before(self, optimizer: int) -> None:
+        self._process.check()
+        self._unseen.steps()
         self._loads.check()
         asked = (self._steps.has_used_gradient, self._steps.has_replaced_gradient)
         if self._is_open and self._step.before(optimizer, *asked):
@@ -244,9 +267,9 @@ class ReplicaLoop(DiLoCo):
     def _after(self, optimizer: int) -> None:
         if not self._is_open:
             self._outside[optimizer] += 1
-            many = MANY_STEPS if isinstance(self._sync_every, Seconds) else self._sync_every
-            refuse_steps_outside(self._outside[optimizer], many)
+            refuse_steps_outside(self._outside[optimizer], self._many)
             return
+        self._unseen.seen()
         self._checks.after_step(optimizer)
         if self._step.after(optimizer, self._steps.has_new_gradient):
             self._taken += 1
@@ -294,7 +317,9 @@ class ReplicaLoop(DiLoCo):
     def _now(self) -> list[Held]:
         """Return what is held; buffers may be new tensors, and FSDP may have made parts whole."""
         reshard(self._wrapped)
-        self._held = same_tensors(self._wrapped, self._held)
+        self._watch.check()
+        pairs = zip(self._held, tensors_of(self._wrapped), strict=False)
+        self._held = [held._replace(tensor=tensor) for held, tensor in pairs]
         return self._held
 
     def _mail(self) -> Mail:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._model._values import wrapped_in
+from .._model._values import named_buffers, wrapped_in
 
 
 class Twin:
@@ -18,7 +18,7 @@ class Twin:
 
     Args:
         model: The model, of which this process may hold a part.
-        wholes: Memory for the whole values of each tensor, by the ``id`` of the tensor.
+        wholes: Memory for the whole values of each synced tensor, by the ``id`` of the tensor.
 
     Attributes:
         model: The twin.
@@ -54,10 +54,11 @@ class Twin:
         for name, parameter in original._parameters.items():  # noqa: SLF001
             whole = None if parameter is None else self._tensor(parameter)
             twin.register_parameter(name, whole)  # type: ignore[arg-type]
-        for name, buffer in original._buffers.items():  # noqa: SLF001
-            persistent = name not in original._non_persistent_buffers_set  # noqa: SLF001
-            whole = None if buffer is None else self._tensor(buffer)
-            twin.register_buffer(name, whole, persistent)
+        buffers = original._buffers  # noqa: SLF001
+        held = {n: self._tensor(b) for n, b in buffers.items() if id(b) in self._wholes}  # type: ignore[arg-type]
+        # What is not synced is the leader's own, whatever becomes of it.
+        twin._buffers = {**buffers, **held} if held else buffers  # noqa: SLF001
+        twin._non_persistent_buffers_set = original._non_persistent_buffers_set  # noqa: SLF001
         for name, child in original._modules.items():  # noqa: SLF001
             twin.register_module(name, None if child is None else self._module(child))
         return twin
@@ -72,8 +73,10 @@ class Twin:
 
 
 def named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters and buffers of a model, each once, in the same order everywhere."""
-    return [*model.named_parameters(), *model.named_buffers()]
+    """Return the parameters of a model, and then the buffers that are saved with it, each once."""
+    saved = {id(buffer) for buffer in named_buffers(model, persistent=True).values()}
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) in saved]
+    return [*model.named_parameters(), *buffers]
 
 
 def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
