@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,3 +177,37 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
     else:
         assert all(torch.equal(a, b) for a, b in zip(models[0], models[1], strict=True))
         assert all(torch.equal(a, b) for a, b in zip(models[0], models[2], strict=True))
+
+
+class Interrupted:
+    """The processes of a replica in which Ctrl-C comes while they tell each other something."""
+
+    def __init__(self):
+        self.moves, self.common = [], None
+
+    def share(self, move):
+        self.moves.append(type(move).__name__)
+
+    def collect(self, _):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("in_a_move", [True, False])
+def test_after_a_signal_in_the_middle_of_a_move_there_is_no_other_one(in_a_move):
+    inside, process = Interrupted(), TrainingProcess()
+    process.training = True
+
+    def make(ask, _):
+        loop = Loop()
+        loop.ask = ask
+        return loop
+
+    def act(loop):
+        if in_a_move:
+            loop.ask([])
+        raise KeyboardInterrupt
+
+    leading = Leading(inside, [], list, process, make)
+    with pytest.raises(KeyboardInterrupt):
+        leading.together(act, Mail, 0)
+    assert inside.moves == ["Gather" if in_a_move else "Failed"]

@@ -21,7 +21,6 @@ class Board:
 
     def __init__(self, inside: Inside) -> None:
         self._process, self._processes = inside.process, inside.processes
-        self._noted = -1
         if inside.leads:
             self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port: int = inside.share(self._store.port if inside.leads else None)
@@ -31,13 +30,11 @@ class Board:
     def fail(self, error: BaseException) -> None:
         """Say that this process has failed, if no other has said that before."""
         text = f"{self._process} {type(error).__name__}: {error}"[:_MOST_TEXT]
-        self._store.compare_set("failed", "", text)
+        self._store.compare_set("failed", "", text.encode(errors="replace").decode())
 
     def note(self, taken: int) -> None:
         """Say how many inner steps this process has taken."""
-        if taken != self._noted:
-            self._store.set(f"at/{self._process}", str(taken))
-            self._noted = taken
+        self._store.set(f"at/{self._process}", str(taken))
 
     def failure(self, *, late: bool) -> tuple[int, str] | None:
         """Return the process that has failed first, and what it said; None if none has.
@@ -70,17 +67,20 @@ class Board:
         """Say whether all are to end."""
         return self._store.check(["end"])
 
-    def last_step(self, taken: int) -> int:
-        """Return the step after which all end, as soon as each process has told its own steps.
+    def last_step(self, taken: int) -> int | None:
+        """Return the step after which all end; None until each process has told its own steps.
 
         It is the one after the last that any of them has taken: no process has finished it, and all
-        can.
+        can. If one has failed, there is nothing to wait for.
 
         Args:
-            taken: How many steps this process has taken.
+            taken: How many steps this process had taken when it first asked.
         """
         self._store.set(f"taken/{self._process}", str(taken))
-        self._store.wait(keys := self._keys("taken"))
+        if self._store.check(["failed"]):
+            return 0
+        if not self._store.check(keys := self._keys("taken")):
+            return None
         return 1 + max(map(int, self._store.multi_get(keys)))
 
     def _keys(self, what: str) -> list[str]:

@@ -16,26 +16,26 @@ from ._board import Board
 def interruptible(process: TrainingProcess) -> Iterator[None]:
     """While this lasts, SIGTERM ends the process at once, and not after an inner step."""
     process.training = False
-    try:
-        yield
-    finally:
-        process.training = True
+    yield
+    process.training = True
 
 
 @contextmanager
 def put_off(process: TrainingProcess) -> Iterator[None]:
     """While this lasts, SIGTERM waits: the other processes take part in what is done here."""
-    before, process.training = process.training, True
+    # Whoever has been told before carries this out: it is how the replica ends.
+    before, waits = process.training, not process.told_to_end
+    process.training = True
     yield
     process.training = before
-    if process.told_to_end and not before:
+    if process.told_to_end and waits and not before:
         raise SystemExit(EXIT_CODE)
 
 
 INTERVAL = 0.2
 """Seconds between two looks at the board."""
 
-_PATIENCE = 60.0
+_PATIENCE = 20.0  # torchrun waits for 30 seconds before it kills
 
 
 class Ending:
@@ -96,7 +96,11 @@ class Ending:
                 self.asked = True
                 if self._leads and self._process.handles and not self._process.told_to_end:
                     os.kill(os.getpid(), signal.SIGTERM)
-                self._last = self._board.last_step(self._taken())
+                taken = self._taken()
+                # Not in one call: the store would answer no other one meanwhile.
+                while (last := self._board.last_step(taken)) is None:
+                    self._over.wait(INTERVAL / 10)
+                self._last = last
                 self._known.set()
                 return
         except (RuntimeError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from ._moves import failed
 T = TypeVar("T")
 
 _PIECE_BYTES = 64 * 2**20  # the most that one message between processes carries
+_INTERVAL = datetime.timedelta(seconds=0.2)
 _SHORT_BYTES = 4096  # what the leader shares takes one message if it is no longer than this
 
 
@@ -50,7 +52,7 @@ class Inside:
         self.failure: Callable[..., tuple[int, str] | None] = lambda **_: None
         self.common: BaseException | None = None
         limit = datetime.timedelta(seconds=timeout)
-        self._group: distributed.ProcessGroup | None = distributed.new_group(
+        self._group: distributed.ProcessGroup = distributed.new_group(
             self.ranks, backend="gloo", timeout=limit, use_local_synchronization=group is not None
         )
 
@@ -96,7 +98,15 @@ class Inside:
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        self._do(lambda: distributed.broadcast(values, src=self.ranks[0], group=self._group))
+
+        def act() -> None:
+            work = distributed.broadcast(values, self.ranks[0], self._group, async_op=True)
+            while not work.is_completed():
+                with suppress(RuntimeError):  # not yet; or for good, which is raised below
+                    work.wait(_INTERVAL)  # after each of these, Python handles signals
+            work.wait()
+
+        self._do(act)
 
     def together(self, act: Callable[[], T]) -> T:
         """Do something on every process, and return what it returns here.
@@ -120,7 +130,7 @@ class Inside:
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        flag = torch.tensor(holds)
+        flag = torch.tensor(holds, device="cpu")
         most = distributed.ReduceOp.MAX
         self._do(lambda: distributed.all_reduce(flag, op=most, group=self._group))
         return bool(flag)
@@ -131,7 +141,7 @@ class Inside:
         if not self.leads:
             self._pass_on(file, partial(distributed.send, dst=self.ranks[0], group=self._group))
             return []
-        files = [file, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
+        files = [file, *(torch.empty(n, dtype=torch.uint8, device="cpu") for n in sizes[1:])]
         for rank, each in zip(self.ranks[1:], files[1:], strict=True):
             self._pass_on(each, partial(distributed.recv, src=rank, group=self._group))
         return files
@@ -140,7 +150,7 @@ class Inside:
         """Return the part for this process of what the leader passes, one for each (uint8)."""
         sizes = self.share([file.numel() for file in files] if files is not None else None)
         if files is None:
-            file = torch.empty(sizes[self.process], dtype=torch.uint8)
+            file = torch.empty(sizes[self.process], dtype=torch.uint8, device="cpu")
             self._pass_on(file, partial(distributed.recv, src=self.ranks[0], group=self._group))
             return file
         for rank, each in zip(self.ranks[1:], files[1:], strict=True):
@@ -154,7 +164,7 @@ class Inside:
     def _do(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # torch raises the latter for an ended group
             late = "imed out" in str(error)  # torch has no class of its own for it
             number, how = self.failure(late=late) or (None, "")
             raise ProcessFailedError(
@@ -167,9 +177,9 @@ class Inside:
 
     def close(self) -> None:
         """Leave the group of their own: whoever waits in it for this process gets an error."""
-        if self._group is not None:
+        with suppress(ValueError):  # the program may have ended all groups
             distributed.destroy_process_group(self._group)
-            self._group = None
+        del self._group  # its connections end with it
 
 
 def _box(data: bytes, size: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -28,6 +28,7 @@ from ._moves import (
     Move,
     Progress,
     Spread,
+    check_alike,
     check_steps,
     failed,
 )
@@ -158,16 +159,17 @@ class Leading:
         try:
             if everything or ends:
                 self._gather(range(len(self._wholes)))
-            # Whoever has been told already carries this out: it is how the replica ends.
-            with nullcontext() if self._process.told_to_end else interruptible(self._process):
+            with interruptible(self._process):
                 self.loop.count_steps(steps, last=ends)
                 result = act(self.loop)
             self._spread()
         except ProcessFailedError:
             raise  # nobody is there to be told
         except BaseException as error:
-            self._inside.share(failed(error))
-            self._inside.common = error
+            # A signal in the middle of what all do together: the others do not wait for a move.
+            if isinstance(error, Exception) or not self._process.training:
+                self._inside.share(failed(error))
+                self._inside.common = error
             raise
         done = Done(self.loop.progress(), tuple(self._reports), result, self._has_mail, steps)
         self._reports.clear()
@@ -198,6 +200,7 @@ class Leading:
             if problem := next((mail.problem for mail in mails if mail.problem), None):
                 raise problem.error()
             check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
+            check_alike([mail.moved for mail in mails])
             self.loop.take(mails)
 
     def _spread(self) -> None:

@@ -35,7 +35,7 @@ from ._leader import LeaderLoop, Leading, follow
 from ._moves import Done, Mail, Progress, failed
 from ._shared import shared_values
 from ._twin import Twin, named_tensors, tensors_of
-from ._values import Held, held_tensors, reshard
+from ._values import Held, held_tensors, moved, reshard
 
 
 class ReplicaLoop(DiLoCo):
@@ -323,12 +323,12 @@ class ReplicaLoop(DiLoCo):
         return self._held
 
     def _mail(self) -> Mail:
-        problem = None
+        way, problem = moved(self._held) if self._is_open else (), None
         try:
             self._checks.before_sync()
         except Exception as error:  # noqa: BLE001 - raised on every process
             problem = failed(error)
-        return Mail(self._taken, self._tokens, tuple(self._rates), problem)
+        return Mail(self._taken, self._tokens, tuple(self._rates), problem, way)
 
 
 def _enter(loop: LeaderLoop) -> None:

@@ -6,8 +6,9 @@ move says, until the last one. So no process waits in a collective that another 
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +16,8 @@ from .._errors import SyncError
 from .._exchange._report import SyncReport
 
 What: TypeAlias = Literal["try", "save", "load"]
+
+_APART = 0.1  # of the way: several GPUs may round differently, which leads them apart by much less
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +130,14 @@ class Mail:
         tokens: Tokens that it has counted since the last meeting.
         rates: The outer learning rates that it was asked to set, each with its group.
         problem: What this process has found wrong before the sync.
+        moved: How far some values have moved that are alike in all processes.
     """
 
     inner_steps: int = 0
     tokens: int = 0
     rates: tuple[tuple[float, int | None], ...] = ()
     problem: Failed | None = None
+    moved: tuple[float, ...] = ()
 
 
 def check_steps(steps: Mapping[int, int]) -> None:
@@ -147,3 +152,21 @@ def check_steps(steps: Mapping[int, int]) -> None:
             f"the processes of this replica have taken different numbers of inner steps ({told}): "
             "all of them must step their optimizers together"
         )
+
+
+def check_alike(moved: Sequence[Sequence[float]]) -> None:
+    """Refuse processes that have trained the same parameters apart from each other.
+
+    Args:
+        moved: From each process, how far it has moved the same values since the last sync.
+
+    Raises:
+        SyncError: They have, by more than rounding explains.
+    """
+    for number, each in enumerate(moved):
+        if math.dist(each, moved[0]) > _APART * math.hypot(*moved[0]):
+            raise SyncError(
+                f"process {number} of this replica has trained its model to other values than "
+                "process 0, and a sync would take parts of both. Wrap the model in "
+                "DistributedDataParallel or fully_shard, or average the gradients before each step"
+            )

@@ -82,6 +82,6 @@ def _mapped(place: str, size: int, token: bytes) -> torch.Tensor:
 def _at(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor at a place of the memory; it counts writes for itself, unlike a view."""
     strides = torch.empty(like.shape, device="meta").stride()
-    return torch.empty(0, dtype=like.dtype).set_(
+    return torch.empty(0, dtype=like.dtype, device="cpu").set_(
         flat.untyped_storage(), start // like.element_size(), like.shape, strides
     )

@@ -95,7 +95,15 @@ def run_processes(processes: int, function: Callable[..., Any], arguments: dict[
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    result = function(**arguments)
+    try:
+        result = function(**arguments)
+    except SystemExit as end:
+        if end.code:
+            raise
+        result = None  # as torch has it
+    # From here on, this process waits for the others: those that still wait for it are to notice.
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     return result if os.environ["RANK"] == "0" else None
 
 

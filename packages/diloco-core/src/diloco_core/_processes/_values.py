@@ -9,9 +9,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from .._model._values import part_here
+from .._model._values import part_here, sample
 from ._inside import Inside
 
+_MOST = 16  # values of each tensor
 _Chunk = tuple[tuple[int, int], ...]  # in every dimension: where it begins, and where it ends
 
 
@@ -74,6 +75,16 @@ def reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def moved(held: Sequence[Held]) -> tuple[float, ...]:
+    """Return how far some values that are alike in all processes have moved since the last sync."""
+    return tuple(
+        way
+        for each in held
+        if each.tensor.requires_grad and not isinstance(each.tensor, DTensor)
+        for way in (sample(each.tensor, _MOST).cpu() - sample(each.whole, _MOST)).tolist()
+    )
 
 
 @torch.no_grad()
