@@ -20,6 +20,7 @@ from .._loop._diloco import KINDS, DiLoCo
 from .._loop._inner_loop import TrainingProcess, refuse_steps_outside
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
 from .._model._loads import Loads
+from .._model._own_buffers import OwnBuffers
 from .._model._partition import NamedTensor, check_shapes
 from .._model._values import plain_name
 from .._model._watch import ModelWatch
@@ -85,7 +86,8 @@ class ReplicaLoop(DiLoCo):
             self._checks = OptimizerChecks(model, optimizers, names)
             synced = [NamedTensor(*each, Rule.FIRST) for each in named_tensors(model)]
             self._watch = ModelWatch(model, optimizers, synced if syncs_buffers else None)
-            own = PartialState(optimizers, named, names)
+            buffers = {} if syncs_buffers else {"buffers": OwnBuffers(model)}
+            own = PartialState(optimizers, named, names, buffers)
             self._inner_states = InnerStates(self._inside, own, self._process)
             self._steps = InnerSteps(optimizers, self._before, self._after)
 
