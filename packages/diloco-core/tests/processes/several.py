@@ -83,6 +83,15 @@ def dressed(model, how):
             layer.compile(backend="eager")
     elif how == "meta":
         model.to("meta")
+    elif how == "buffers":  # some that are saved, and one that comes later and is not
+        norm = torch.nn.BatchNorm1d(7).double()
+        model.layers[2] = torch.nn.Sequential(norm, model.layers[2])
+        norm.register_forward_hook(
+            lambda module, *_: module.register_buffer("cache", torch.ones(3), persistent=False)
+        )
+    elif how == "views":  # of each other's memory
+        up = model.layers[0].up.weight
+        model.layers[1].up.weight = torch.nn.Parameter(up.data.view(10, 7))
     return model
 
 
@@ -161,9 +170,13 @@ def member(folder, kind, case):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
+    if case.get("evaluate"):
+        with torch.no_grad():
+            model(torch.ones(BATCH, 7).double())
     make = torch.optim.SGD if case.get("sgd") else torch.optim.AdamW
     optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    options = {"sync_every": 6, **case.get("options", {})}
+    told = []
+    options = {"sync_every": 6, "on_sync": told.append, **case.get("options", {})}
     if "seconds" in case:
         options["sync_every"] = Seconds(case["seconds"])
     if case.get("keeps_weights"):
@@ -180,9 +193,11 @@ def member(folder, kind, case):
         options["sync_every"] = Seconds(100 if case["seconds_on"] == process else 1000)
     if case.get("wrong_on") == process:
         options["sync_every"] *= 2
-    told, raised, began_at, batches = [], None, None, 0
+    raised, began_at, batches = None, None, 0
+    if case.get("told_at_join") == process:
+        threading.Thread(target=tell_when_joined, args=(folder / "store",), daemon=True).start()
     try:
-        loop = DiLoCo(model, optimizers, exchange, on_sync=told.append, **options)
+        loop = DiLoCo(model, optimizers, exchange, **options)
         with contextlib.nullcontext(loop) if case.get("never_entered") else loop as outer:
             began_at = outer.inner_steps
             if case.get("kill_after", [None])[0] == process:
@@ -192,6 +207,14 @@ def member(folder, kind, case):
                 time.sleep(case.get("pause", 0))
                 data = torch.Generator().manual_seed(1000 * exchange.rank + outer.inner_steps)
                 x = torch.randn(BATCH, 7, generator=data, dtype=torch.float64)
+                if case.get("apart"):
+                    x += process
+                if case.get("remade_at") == outer.inner_steps:
+                    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
+                if case.get("unfrozen_at") == outer.inner_steps:
+                    model.requires_grad_(True)
+                if case.get("fork") == [outer.inner_steps, process]:
+                    fork()
                 x, y = part_of(kind, [x, x.sum(1, keepdim=True)])
                 loss = (model(x) - y).square().mean()
                 if case.get("nan_at") == outer.inner_steps:
@@ -255,6 +278,22 @@ def member(folder, kind, case):
     (folder / f"{name}.json").write_text(json.dumps(outcome))
     if processes > 1 and raised is None:
         distributed.destroy_process_group()
+
+
+def tell_when_joined(store):
+    """Send SIGTERM to this process as soon as its leader has begun to join the run."""
+    while not any(store.rglob("*")):
+        time.sleep(0.01)
+    time.sleep(0.5)  # only so that this process rather waits for the leader by then
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fork():
+    """Have a child that leaves the block by itself."""
+    warnings.simplefilter("ignore")  # there are threads
+    if not (child := os.fork()):
+        raise SystemExit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
 def trained(folder, name, replicas, case):

@@ -48,6 +48,21 @@ def test_only_a_process_that_is_behind_is_said_not_to_answer():
     assert how.startswith("it does not answer. It has taken 7 inner steps inside the block")
 
 
+def test_a_text_that_cannot_be_written_is_written_as_far_as_it_can():
+    (board,) = boards(1)
+    board.fail(ValueError("\udcff is no text"))
+    assert board.failure(late=False) == (0, "ValueError: ? is no text")
+
+
+def test_all_end_after_the_last_step_that_any_has_taken_or_at_once_if_one_has_failed():
+    first, second, third = boards(3)
+    assert [first.last_step(3), second.last_step(7)] == [None, None]
+    assert first.failure(late=False) is None, "it is answered while others are waited for"
+    assert [third.last_step(5), first.last_step(3)] == [8, 8]
+    third.fail(ValueError("no data"))
+    assert first.last_step(3) == 0
+
+
 @pytest.mark.parametrize("text", ["", "x y", "9" * 5000, "\udcff"])
 def test_what_a_stranger_writes_names_no_process(text):
     (board,) = boards(1)

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from .several import run, trained
+from .several import run, start, trained, wait
 
 TOLD_TO_END = 143
 
@@ -38,6 +38,25 @@ def test_killed_between_two_fragments_they_go_on_with_what_they_had_learned(tmp_
     back = trained(tmp_path, "parts", [("fsdp", 2)], case)
     assert all(same(expected, values) for values, _ in back)
     assert [said["began_at"] for _, said in back] == [9, 9]
+
+
+@pytest.mark.processes
+def test_buffers_that_are_not_synced_come_back_on_each_process(tmp_path):
+    case = {"how": "buffers", "options": {"buffers": "none", "save_inner_every": 1}}
+    whole = trained(tmp_path, "whole", [("fsdp", 2)], case)
+    run(tmp_path, "parts", [("fsdp", 2)], {**case, "kill": [8, 1]})
+    back = trained(tmp_path, "parts", [("fsdp", 2)], case)
+    assert all(
+        same(expected, values) for (expected, _), (values, _) in zip(whole, back, strict=True)
+    )
+    assert not same(whole[0][0], whole[1][0]), "each process has seen its own half"
+
+
+@pytest.mark.processes
+def test_a_process_that_is_told_to_end_while_the_leader_waits_ends_all(tmp_path):
+    replicas = [("ddp", 2), ("plain", 1)]  # the second one never comes
+    ended = wait(start(tmp_path / "run", replicas, 0, {"told_at_join": 1}))
+    assert [status for status, _ in ended] == [TOLD_TO_END] * 2, ended
 
 
 @pytest.mark.processes

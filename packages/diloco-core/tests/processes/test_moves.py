@@ -1,12 +1,13 @@
 """What the leader of a replica tells its other processes, and what they tell it."""
 
+import math
 import pickle
 
 import pytest
 
 from diloco_core import SyncError
 from diloco_core._errors import ReplicaLostError
-from diloco_core._processes._moves import check_steps, failed
+from diloco_core._processes._moves import check_alike, check_steps, failed
 
 
 class OddError(Exception):
@@ -46,3 +47,27 @@ def test_processes_that_have_taken_other_steps_are_named():
     check_steps({0: 4, 1: 4})
     with pytest.raises(SyncError, match="process 0: 4, process 1: 5"):
         check_steps({0: 4, 1: 5})
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        [(), ()],
+        [(0.0,), (0.0,)],
+        [(1.0, -2.0), (1.0, -2.1), (1.0, -2.2)],
+        [(math.nan,), (1.0,), (1.0,)],
+    ],
+    ids=["sharded", "idle", "rounded", "nan"],
+)
+def test_processes_that_train_together_may_go_on(moved):
+    check_alike(moved)
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [[(1.0, -2.0), (1.0, -2.0), (1.0, -2.3)], [(0.0, 0.0), (0.0, 0.0), (0.0, 1e-9)]],
+    ids=["apart", "one moves"],
+)
+def test_a_process_that_trains_apart_is_named(moved):
+    with pytest.raises(SyncError, match="process 2 of this replica has trained its model to other"):
+        check_alike(moved)

@@ -211,3 +211,15 @@ def test_after_a_signal_in_the_middle_of_a_move_there_is_no_other_one(in_a_move)
     with pytest.raises(KeyboardInterrupt):
         leading.together(act, Mail, 0)
     assert inside.moves == ["Gather" if in_a_move else "Failed"]
+
+
+def test_where_nothing_is_synced_no_process_looks_at_the_model():
+    inside = Interrupted()
+
+    def now():
+        raise AssertionError("it is asked for at every step")
+
+    leading = Leading(inside, [], now, TrainingProcess(), lambda *_: Loop())
+    done = leading.together(lambda _: None, Mail, 1)
+    inside.share, inside.process = lambda: done, 1
+    assert follow(inside, now, Mail, None, 1) is done

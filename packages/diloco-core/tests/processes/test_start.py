@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from diloco_core import ConfigurationError, ProcessFailedError
-from diloco_core._processes._start import ended_by, number_of_processes
+from diloco_core._processes._start import _call, ended_by, number_of_processes
 
 TRAINER = """
 import os
@@ -72,6 +73,26 @@ def test_it_fails_as_the_first_process_that_fails(tmp_path):
     assert "ProcessFailedError: process 1 of this replica (pid " in done.stderr
     assert "ArithmeticError: a bad batch" in done.stderr
     assert 'trainer.py", line 22, in train' in done.stderr
+
+
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_a_process_that_returns_or_exits_early_leaves_the_groups_of_torch(
+    tmp_path, monkeypatch, code
+):
+    monkeypatch.setenv("RANK", "0")
+    options = {"init_method": f"file://{tmp_path}/meeting", "rank": 0, "world_size": 1}
+
+    def trainer():
+        torch.distributed.init_process_group("gloo", **options)
+        sys.exit(code)
+
+    if code:
+        with pytest.raises(SystemExit):
+            _call(trainer, {})
+        torch.distributed.destroy_process_group()
+    else:
+        assert _call(trainer, {}) is None
+        assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize(

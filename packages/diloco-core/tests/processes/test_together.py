@@ -131,6 +131,15 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         ),
         ("fsdp", {"keeps_weights": True}, "ModelChangedError: the inner optimizer KeepsWeights"),
         ("fsdp", {"unreduced": True}, "ModelChangedError: module '' holds gradients that FSDP2"),
+        ("plain", {"apart": True}, "SyncError: process 1 of this replica has trained its model to"),
+        (
+            "ddp",
+            {"options": {"on_sync": 5}},
+            "ConfigurationError: process 0 of this replica: on_sync must be a function",
+        ),
+        ("ddp", {"how": "views"}, "ConfigurationError: process 0 of this replica: 'module.layers"),
+        ("fsdp", {"unfrozen_at": 4}, "ModelChangedError: parameter 'head.bias' was frozen when"),
+        ("ddp", {"remade_at": 8}, "UnseenStepsError: parameter 'head.weight' is trained, but no"),
     ],
     ids=[
         "nan",
@@ -147,6 +156,11 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         "weights",
         "sharded weights",
         "gradients",
+        "apart",
+        "on_sync",
+        "views",
+        "unfrozen",
+        "foreign steps",
     ],
 )
 def test_an_error_is_the_same_on_all_of_them(tmp_path, kind, case, words):
@@ -167,6 +181,12 @@ def test_a_process_that_leaves_before_the_others_is_told_so(tmp_path):
     assert first["raised"].startswith(
         f"ProcessFailedError: process 1 of this replica has failed: SyncError: {words}"
     )
+
+
+@pytest.mark.processes
+def test_a_child_that_is_forked_in_the_block_may_leave_it(tmp_path):
+    for _, said in trained(tmp_path, "run", [("ddp", 2)], {"fork": [4, 0]}):
+        assert (said["raised"], said["committed"]) == (None, 4)
 
 
 @pytest.mark.processes

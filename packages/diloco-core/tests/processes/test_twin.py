@@ -20,6 +20,7 @@ def model_with_ties():
     )
     model[2].weight = model[0].weight
     model[2].bias.requires_grad_(False)
+    model[1].register_buffer("cache", torch.ones(2), persistent=False)
     return torch.nn.ModuleDict({"body": torch.compile(model, backend="eager")})
 
 
@@ -34,6 +35,7 @@ def test_a_twin_has_the_same_tensors_without_wrappers():
     assert twin.model.body[2].weight is twin.model.body[0].weight
     assert not twin.model.body[2].bias.requires_grad
     assert type(twin.model.body[1]).__name__ == "BatchNorm1d"
+    assert twin.model.body[1].cache is model.body._orig_mod[1].cache, "it is not synced"
     for tensor in tensors_of(model):
         assert any(twin.of(tensor) is each for each in tensors_of(twin.model))
 
@@ -64,6 +66,12 @@ def test_each_process_gives_and_takes_its_part_of_a_shared_memory():
     assert [each._version for each in wholes] == [before[0], before[1] + 1, before[2]]
     spread(alone, lambda: held, [1, 2])
     assert tensors[1] == 8
+
+
+def test_the_memory_is_on_the_cpu_whatever_the_default_device_is():
+    with torch.device("meta"):
+        (whole,) = shared_values(Alone(), [torch.ones(2, device="cpu")])
+    assert whole.tolist() == [0, 0]
 
 
 def test_processes_on_several_machines_are_refused():
