@@ -170,11 +170,11 @@ def member(folder, kind, case):
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(model)
+    make = torch.optim.SGD if case.get("sgd") else torch.optim.AdamW
+    optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.01)
     if case.get("evaluate"):
         with torch.no_grad():
             model(torch.ones(BATCH, 7).double())
-    make = torch.optim.SGD if case.get("sgd") else torch.optim.AdamW
-    optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.01)
     told = []
     options = {"sync_every": 6, "on_sync": told.append, **case.get("options", {})}
     if "seconds" in case:
