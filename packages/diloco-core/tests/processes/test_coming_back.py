@@ -50,6 +50,7 @@ def test_buffers_that_are_not_synced_come_back_on_each_process(tmp_path):
         same(expected, values) for (expected, _), (values, _) in zip(whole, back, strict=True)
     )
     assert not same(whole[0][0], whole[1][0]), "each process has seen its own half"
+    assert [said["committed"] for _, said in (*whole, *back)] == [4] * 4
 
 
 @pytest.mark.processes
