@@ -2,12 +2,13 @@
 
 import json
 import logging
+import sys
 
 import pytest
 import torch
 from warm_processes import WarmProcess
 
-from diloco_core import ConfigurationError, ReplicaLostError, connect
+from diloco_core import AfterRunError, ConfigurationError, ReplicaLostError, connect
 from diloco_core.replica_entrypoint import _show_log, load_trainer, main, run
 
 TRAINER = """
@@ -46,6 +47,10 @@ def place():
 def fails():
     connect()
     raise ValueError("no data")
+
+def fails_afterwards():
+    mean(1.0)
+    raise ValueError("no room for the model")
 """
 
 
@@ -55,6 +60,11 @@ def own_environment(monkeypatch):
     for name in ("RENDEZVOUS_URI", "REPLICA_RANK", "REPLICA_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    log = logging.getLogger("diloco_core")
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture
@@ -126,6 +136,35 @@ def test_a_failure_ends_the_exchange(trainer, alone):
     assert exchange.ended
 
 
+def test_what_fails_after_the_run_is_not_repeated_if_the_run_is_fixed(trainer, alone):
+    """A second attempt would be refused, and that error would hide the first."""
+    with pytest.raises(AfterRunError, match="had left the run: ValueError: no room for the model"):
+        run(trainer_module=trainer, trainer_fn="fails_afterwards")
+
+
+def test_what_fails_after_an_elastic_run_may_be_repeated(trainer, alone, tmp_path):
+    (tmp_path / "train_and_fail.py").write_text(
+        "import torch\nfrom diloco_core import DiLoCo, connect\n"
+        "def train():\n"
+        "    model = torch.nn.Linear(1, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    with DiLoCo(model, optimizer, connect(), sync_every=1):\n"
+        "        optimizer.step()\n"
+        "    raise ValueError('no room for the model')\n"
+    )
+    with pytest.raises(ValueError, match="no room"):
+        run(trainer_module="train_and_fail", connect_options={"min_replicas": 1})
+
+
+def test_arguments_that_the_trainer_does_not_take_are_refused(trainer, alone, tmp_path):
+    for kwargs, told in (({"begin": 1.0}, ""), ({}, "missing a required argument: 'start'")):
+        with pytest.raises(
+            ConfigurationError, match=rf"do not fit {trainer}.mean\(start\): .*{told}"
+        ):
+            run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs=kwargs)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("module", "function", "told"),
     [
@@ -142,11 +181,26 @@ def test_a_trainer_that_is_not_there_is_named(trainer, module, function, told):
         load_trainer(module or trainer, function)
 
 
-def test_a_trainer_that_lacks_a_package_says_which(tmp_path, monkeypatch):
-    (tmp_path / "needs_more.py").write_text("import some_package_that_is_not_installed")
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("import some_package_that_is_not_installed", "'some_package_that_is_not_installed'"),
+        ("def train(:", "invalid syntax"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why_and_is_not_tried_again(
+    tmp_path, monkeypatch, source, named
+):
+    (tmp_path / "needs_more.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="some_package_that_is_not_installed"):
+    with pytest.raises(ConfigurationError, match=f"'needs_more' cannot be imported: .*{named}"):
         load_trainer("needs_more", "train")
+    sys.modules.pop("needs_more", None)
+
+
+def test_the_name_of_a_file_in_place_of_a_module_is_recognised():
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'my_trainer'\?$"):
+        load_trainer("my_trainer.py", "train")
 
 
 @pytest.fixture
@@ -184,7 +238,11 @@ def test_two_replicas_by_hand(in_fork, trainer, tmp_path):
         (["--trainer-module", "json", "--trainer-kwargs-json", "{"], "is not JSON"),
         (["--trainer-module", "json", "--trainer-kwargs-json", "[1]"], "JSON object, not list"),
         (["--trainer-module", "no_such_trainer_module"], "no module 'no_such_trainer_module'"),
-        (["--trainer-module", "json", "--trainer-fn", "dumps"], "RENDEZVOUS_URI"),
+        (["--trainer-module", "json", "--trainer-fn", "dumps"], "do not fit json.dumps(obj, "),
+        (
+            ["--trainer-module", "os", "--trainer-fn", "getpid"],
+            "set RENDEZVOUS_URI, REPLICA_RANK, REPLICA_WORLD_SIZE, or pass uri=, rank=,",
+        ),
     ],
 )
 @pytest.mark.processes

@@ -83,6 +83,7 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
         proc = Path(f"/proc/{runner}")
         attempt = files.replica(handle.rank).attempt(1)
         names = {"{spec}": str(attempt.spec), "{outcome}": str(attempt.outcome)}
+        names["{restarts}"] = "0"  # nothing is started again
         argv = [names.get(word, word) for word in request["argv"]]
         assert (proc / "cmdline").read_bytes().decode().split("\0")[:-1] == argv
         assert str((proc / "cwd").readlink()) == request["cwd"]

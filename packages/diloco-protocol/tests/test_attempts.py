@@ -19,9 +19,11 @@ class Script:
         self.codes = list(codes)
         self.told_after = told_after
         self.attempts = []
+        self.last = []
 
-    def run(self, spec):
+    def run(self, spec, last):
         self.attempts.append(spec.attempt)
+        self.last.append(last)
         return Outcome(self.codes.pop(0), attempt=spec.attempt)
 
     def told(self):
@@ -47,6 +49,16 @@ def test_failed_attempts_are_started_again_as_often_as_is_allowed(codes, restart
     script = Script(*codes)
     outcome = play(script, restarts)
     assert (script.attempts, outcome.exit_code, outcome.attempt) == (attempts, code, attempts[-1])
+
+
+@pytest.mark.parametrize(
+    ("restarts", "last"),
+    [(2, [False, False, True]), (0, [True]), (None, [False])],
+)
+def test_an_attempt_knows_whether_nothing_starts_it_again(restarts, last):
+    script = Script(1, 1, 1)
+    assert play(script, restarts).exit_code == 1
+    assert script.last == last
 
 
 def test_who_was_told_to_end_is_not_started_again():
@@ -89,7 +101,7 @@ class TestOverInterruptions:
     def test_it_is_counted_before_the_attempt_runs(self, tmp_path):
         path = tmp_path / "attempts.json"
 
-        def run(spec):
+        def run(spec, last):
             assert json.loads(path.read_text()) == {"started": 1, "failed": 0}
             raise KeyboardInterrupt  # or the power goes
 
@@ -132,7 +144,7 @@ def test_the_reason_is_that_of_the_last_attempt():
     reasons = iter([Reason.ERROR, Reason.TIMEOUT])
     outcome = run_attempts(
         SPEC,
-        lambda spec: Outcome(1, reason=next(reasons), attempt=spec.attempt),
+        lambda spec, last: Outcome(1, reason=next(reasons), attempt=spec.attempt),
         lambda: False,
         AttemptCounter(),
         1,

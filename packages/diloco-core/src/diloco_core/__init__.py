@@ -6,6 +6,7 @@ from ._arithmetic._clip import Clipped
 from ._codecs._codec import Codec
 from ._connect import connect
 from ._errors import (
+    AfterRunError,
     ConfigurationError,
     CoreError,
     CorruptedObjectError,
@@ -50,6 +51,7 @@ from ._torchft._exchange import ManagerExchange
 from ._torchft._manager import MockManager
 
 __all__ = [
+    "AfterRunError",
     "Clipped",
     "Codec",
     "ConfigurationError",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
 from ._connect_arguments import (
+    check_told,
     elastic_of,
     given,
     number_of,
@@ -180,6 +181,7 @@ def connect(
     environ = os.environ if environ is None else environ
     if not isinstance(environ, Mapping):
         raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
+    check_told(environ, uri=uri, rank=rank, world_size=world_size)
     place = uri_of(uri, environ)
     told = rank is not None and world_size is not None
     rank, world_size = check_identity(
@@ -245,6 +247,7 @@ def connect(
             run_id=run_id,
             timing=timing,
             chunk_bytes=chunks,
+            last_attempt=environ.get("DILOCO_LAST_ATTEMPT") == "1",
         )
         alone = told and process_group is None
         inside = None if alone else processes_of(environ, process_group)
@@ -296,13 +299,20 @@ def _as_leader(opened: Callable[[], StoreExchange]) -> StoreExchange:
 
 
 def _new(
-    uri: str, transfer: Transfer, resume: bool | Literal["newest-whole"], **options: Any
+    uri: str,
+    transfer: Transfer,
+    resume: bool | Literal["newest-whole"],
+    *,
+    last_attempt: bool,
+    **options: Any,
 ) -> StoreExchange:
     store = open_store(uri, transfer=transfer)
     if isinstance(store, FolderStore):
         store.of_earlier_run = bool(resume)
     try:
-        return StoreExchange(store, resume=resume, **options)
+        exchange = StoreExchange(store, resume=resume, **options)
     except BaseException:
         store.unmake() if isinstance(store, FolderStore) else store.close()
         raise
+    exchange.last_attempt = last_attempt
+    return exchange

@@ -117,6 +117,31 @@ def settings_of(
     return value
 
 
+def check_told(environ: Mapping[str, str], **arguments: object) -> None:
+    """Name everything at once that neither an argument nor a variable tells this replica.
+
+    Raises:
+        ConfigurationError: More than one thing is missing; what lacks alone is refused by its
+            reader.
+    """
+    variables = {
+        "uri": "RENDEZVOUS_URI",
+        "rank": "REPLICA_RANK",
+        "world_size": "REPLICA_WORLD_SIZE",
+    }
+    missing = [
+        name
+        for name, value in arguments.items()
+        if value is None and not environ.get(variables[name])
+    ]
+    if len(missing) > 1:
+        raise ConfigurationError(
+            "this process does not know which replica of which run it is: set "
+            f"{', '.join(variables[name] for name in missing)}, or pass "
+            f"{', '.join(f'{name}=' for name in missing)} to connect(). A launcher sets them"
+        )
+
+
 def uri_of(given: object, environ: Mapping[str, str]) -> str:
     """The place where the replicas meet.
 

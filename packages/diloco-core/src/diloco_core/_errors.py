@@ -13,6 +13,7 @@ DilocoError (diloco_protocol)
     │   ├── RendezvousTimeoutError          some ranks never arrived
     │   ├── RunExistsError                  the prefix is another run's, or the rank is taken
     │   └── MismatchError                   replicas disagree on model, world size or settings
+    ├── AfterRunError                       the trainer failed when its replica had left the run
     ├── ProcessFailedError                  one of a replica's own processes has failed
     └── SyncError                           a sync cannot be completed
         ├── SyncTimeoutError (TimeoutError)  some ranks did not contribute in time
@@ -119,6 +120,15 @@ class RunExistsError(RendezvousError):
 
 class MismatchError(RendezvousError):
     """Raised when two replicas disagree on the model, the world size or the settings."""
+
+
+class AfterRunError(CoreError):
+    """Raised when a trainer fails after its replica has left its run, which was fixed.
+
+    The replica is not started again: it would be refused, since the run needs it no longer.
+    """
+
+    final = True
 
 
 class ProcessFailedError(CoreError):

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import torch
 
 from ._connect import Exchange, connect
-from ._errors import ConfigurationError
+from ._errors import AfterRunError, ConfigurationError
+from ._exchange._endings import as_text
 from ._processes._start import number_of_processes, run_processes
 
 _log = logging.getLogger("diloco_core")
@@ -68,20 +69,28 @@ def run(
     if number > 1:
         return run_processes(number, run, arguments)
     exchange, trainer = _prepare(
-        trainer_module, trainer_fn, rendezvous_uri, rank, world_size, connect_options or {}
+        trainer_module,
+        trainer_fn,
+        trainer_kwargs or {},
+        rendezvous_uri,
+        rank,
+        world_size,
+        connect_options or {},
     )
-    return _call(exchange, trainer, trainer_kwargs or {})
+    return _call(exchange, trainer, trainer_kwargs or {}, connect_options or {})
 
 
 def _prepare(
     trainer_module: str,
     trainer_fn: str,
+    kwargs: Mapping[str, Any],
     rendezvous_uri: str | None,
     rank: int | None,
     world_size: int | None,
     options: Mapping[str, Any],
 ) -> tuple[Exchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
+    _check_arguments(trainer, f"{trainer_module}.{trainer_fn}", kwargs)
     _show_log()
     # The arguments go into the environment for the trainer's own connect() and its workers, too.
     given = {
@@ -115,10 +124,18 @@ def _call(
     exchange: Exchange,
     trainer: Callable[..., Any],
     kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Any:
+    fixed = not options.keys() & {"min_replicas", "elastic"}
     try:
         result = trainer(**kwargs)
     except BaseException as error:
+        if exchange.left and fixed and isinstance(error, Exception):
+            raise AfterRunError(
+                f"the trainer failed after its replica had left the run: {as_text(error)}. The "
+                "replica has done its part of the run, and is not started again: what comes after "
+                "the block is not repeated."
+            ) from error
         exchange.abort(error)
         raise
     exchange.leave()
@@ -155,12 +172,13 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
     """
     try:
         imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise  # the trainer's module exists, but a module that it imports does not
+    except (ModuleNotFoundError, SyntaxError) as error:
+        why = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            why = f"no module {error.name!r} on this replica's path ({', '.join(sys.path)})"
+        hint = f". Did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
         raise ConfigurationError(
-            f"the trainer module {module!r} cannot be imported: no module {error.name!r} on this "
-            f"replica's path ({', '.join(sys.path)})"
+            f"the trainer module {module!r} cannot be imported: {why}{hint}"
         ) from error
     trainer: Any = imported
     for part in function.split("."):
@@ -171,6 +189,21 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
             "name the function to call with trainer_fn"
         )
     return trainer  # type: ignore[no-any-return]
+
+
+def _check_arguments(trainer: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the trainer does not take, before anything is opened."""
+    try:
+        signature = inspect.signature(trainer)
+    except ValueError:
+        return  # a function in C may have none
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"trainer_kwargs do not fit {name}{signature}: {error}; given: "
+            f"{', '.join(kwargs) or 'none'}"
+        ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,14 +246,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes = int(processes) if processes.isdecimal() else processes
     try:
         several = number_of_processes(processes, os.environ) > 1
-        prepared = None if several else _prepare(**given)
+        prepared = None if several else _prepare(kwargs=kwargs, **given)
     except ConfigurationError as error:
         parser.error(str(error))
+    options = given.pop("options")
     if prepared is None:
-        options = given.pop("options")
         result = run(processes=processes, trainer_kwargs=kwargs, connect_options=options, **given)
     else:
-        result = _call(*prepared, kwargs)
+        result = _call(*prepared, kwargs, options)
     if result is not None:
         sys.stdout.write(f"{json.dumps(result)}\n")
     return 0

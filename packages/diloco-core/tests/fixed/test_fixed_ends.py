@@ -71,6 +71,62 @@ def test_one_that_dies_again_ends_the_run_as_well_wherever_that_is():
     assert claimed > 2
 
 
+def failing(train, *, last=()):
+    """Let rank 1 fail at its second sync; ``last`` has incarnations that nothing starts again."""
+
+    def begins(node):
+        exchange, began = node.exchange, node.exchange.begin
+        exchange.last_attempt = node.incarnation in last
+        taken = 0
+
+        def begin(*arguments, **options):
+            nonlocal taken
+            taken += 1
+            if node.rank != 1 or taken < 2:
+                return began(*arguments, **options)
+            error = ValueError("a bad batch")
+            exchange.abort(error)
+            raise error
+
+        exchange.begin = begin
+        return train(node)
+
+    return begins
+
+
+@pytest.mark.parametrize(
+    ("last", "seconds"), [({1, 2}, (0, 30)), ({2}, (120, 150)), ((), (420, 450))]
+)
+def test_only_one_that_can_be_started_again_is_waited_for(last, seconds):
+    """The time begins anew with each failure."""
+    outcome = simulate(
+        failing(SimulatedTraining(5, (40, 30), 2), last=last),
+        Schedule(RANKS, restart_after=120.0),
+        Fixed(LOST_AFTER, return_within=300.0),
+        most_incarnations=2,
+    )
+    (end,) = ends(outcome)
+    (when,) = [time for time, key, _ in outcome.store.history if key == commit_key(end.sync)]
+    assert seconds[0] <= when < seconds[1]
+    for rank in (0, 2):
+        error = outcome.results[rank, 1]
+        assert isinstance(error, ReplicaLostError)
+        assert "rank 1 failed after" in str(error)
+        assert "ValueError: a bad batch" in str(error)
+        assert error.final, "started again, it would be refused, and say less"
+
+
+def test_where_ends_are_passed_over_a_rank_that_meets_one_may_be_started_again():
+    earlier, training = lived(Fault(1, 1, 30, "kill after"), most_incarnations=1)
+    resuming = failing(training, last={1})
+    settings = Fixed(LOST_AFTER, True, 300.0)
+    outcome = simulate(
+        resuming, Schedule(RANKS), settings, store=earlier.store, most_incarnations=1
+    )
+    assert [outcome.results[rank, 1].final for rank in (0, 2)] == [False, False]
+    assert outcome.seconds < 60
+
+
 @pytest.mark.parametrize("operation", [30, 34, 50, 56, 60])
 def test_the_limit_of_a_sync_ends_the_run_too(operation, caplog):
     """``sync_timeout`` (600 s here) bounds ``return_within``, for contributions as for shards."""

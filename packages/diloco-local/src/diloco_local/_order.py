@@ -11,7 +11,7 @@ from diloco_protocol import ReplicaSpec
 from ._rundir import AttemptDir
 
 #: Placeholders in a command line for the files of an attempt.
-SPEC_FILE, OUTCOME_FILE = "{spec}", "{outcome}"
+SPEC_FILE, OUTCOME_FILE, RESTARTS = "{spec}", "{outcome}", "{restarts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,11 @@ class Order:
         """Return the replica's rank."""
         return self.spec.rank
 
-    def command(self, files: AttemptDir) -> list[str]:
-        """Return the command line of one attempt."""
-        paths = {SPEC_FILE: str(files.spec), OUTCOME_FILE: str(files.outcome)}
-        return [paths.get(word, word) for word in self.argv]
+    def command(self, files: AttemptDir, *, last: bool) -> list[str]:
+        """Return the command line of one attempt, which may be the last."""
+        restarts = "0" if last else "elsewhere"
+        known = {SPEC_FILE: str(files.spec), OUTCOME_FILE: str(files.outcome), RESTARTS: restarts}
+        return [known.get(word, word) for word in self.argv]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the order as JSON values, for the pipe to the supervisor."""

@@ -12,7 +12,7 @@ from diloco_protocol import InvalidRequestError, RunRequest
 from diloco_protocol.backend import shown
 
 from ._environment import SAFE_PATH, compose
-from ._order import OUTCOME_FILE, SPEC_FILE, Order
+from ._order import OUTCOME_FILE, RESTARTS, SPEC_FILE, Order
 from ._rundir import RunDir
 from ._verdict import LATEST
 
@@ -116,6 +116,8 @@ def make_orders(
                 SPEC_FILE,
                 "--outcome",
                 OUTCOME_FILE,
+                "--restarts",
+                RESTARTS,
             ),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,

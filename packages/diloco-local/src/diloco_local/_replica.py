@@ -143,7 +143,7 @@ class Replica:
             open_own_stream(files.log("stderr"), "ab") as err,
         ):
             self._popen = subprocess.Popen(
-                self._order.command(files),
+                self._order.command(files, last=not self._restarts_left),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -160,6 +160,10 @@ class Replica:
             raise
         self._deadline = self._latest_end()
         self._save()
+
+    @property
+    def _restarts_left(self) -> bool:
+        return self._attempt <= self._rules.max_restarts
 
     def _latest_end(self) -> float | None:
         """Return when an attempt that begins now is ended here.
@@ -322,7 +326,7 @@ class Replica:
         again = (
             status.state is ReplicaState.FAILED
             and self._order is not None
-            and self._attempt <= self._rules.max_restarts
+            and self._restarts_left
             and status.exit_code != FINAL_CODE
         )
         ordered = (

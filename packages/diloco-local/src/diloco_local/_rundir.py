@@ -234,6 +234,14 @@ class Root:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def newest(self, count: int) -> list[str]:
+        """Return the names of the runs that were changed last, the newest first."""
+        found = []
+        for run_id in self.run_ids():
+            with contextlib.suppress(OSError):  # it is being removed
+                found.append(((self.path / "runs" / run_id).lstat().st_mtime, run_id))
+        return [run_id for _, run_id in sorted(found, reverse=True)[:count]]
+
     def stage(self, uid: str = "") -> RunDir:
         """Make a new, empty, private run directory that no other process sees yet."""
         # The folders above it are made like this, too: parents= would leave their mode to the

@@ -70,9 +70,9 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
         raise DamagedFileError(str(error)) from error
     # A run that was published and never started is a launch that died: there is no handle of it.
     if record is None or not run.started.exists():
-        known = ", ".join(root.run_ids()[:20]) or "none"
+        known = ", ".join(root.newest(10)) or "none"
         raise ReplicaNotFoundError(
-            f"there is no run {run_id!r} below {root.path} (runs there: {known})"
+            f"there is no run {run_id!r} below {root.path} (the newest there: {known})"
         )
     return root.run(run_id, record.uid), record
 

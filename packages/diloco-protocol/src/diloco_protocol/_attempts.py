@@ -67,10 +67,10 @@ class AttemptCounter:
 
 def run_attempts(
     spec: ReplicaSpec,
-    run: Callable[[ReplicaSpec], Outcome],
+    run: Callable[[ReplicaSpec, bool], Outcome],
     told_to_end: Callable[[], bool],
     counter: AttemptCounter,
-    restarts: int,
+    restarts: int | None,
 ) -> Outcome:
     """Run a replica, and run it again while it fails. Return the outcome of its last attempt.
 
@@ -80,10 +80,12 @@ def run_attempts(
 
     Args:
         spec: The spec of the first attempt; later ones have higher attempt numbers.
-        run: Runs one attempt to its end.
+        run: Runs one attempt to its end. It is told whether another follows in no case if this one
+            fails.
         told_to_end: Says whether a signal to end has come.
         counter: Counts the attempts before this call and those that it starts.
-        restarts: How often a failed attempt is started again.
+        restarts: How often a failed attempt is started again. None: not here, but perhaps by what
+            called this.
 
     Raises:
         OSError: An attempt cannot be started, or its count cannot be written to the file.
@@ -92,11 +94,12 @@ def run_attempts(
     while True:
         spec = replace(spec, attempt=first + counter.started)
         counter.start()
-        outcome = run(spec)
+        last = restarts is not None and counter.failed >= restarts
+        outcome = run(spec, last)
         if outcome.exit_code in {0, FINAL_CODE} or told_to_end():
             return outcome
         counter.fail()
-        if counter.failed > restarts:
+        if restarts is None or last:
             return outcome
 
 

@@ -19,7 +19,7 @@ from ._report import read_report
 from ._signals import read_wait_status
 from ._spec import environment
 from ._types import Reason
-from ._variables import is_reserved
+from ._variables import LAST_ATTEMPT_VARIABLE, is_reserved
 
 if TYPE_CHECKING:
     from ._spec import ReplicaSpec
@@ -61,10 +61,13 @@ class Signals:
             os.read(self._reader, 4096)
 
 
-def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None) -> Outcome:
+def run_attempt(
+    spec: ReplicaSpec, signals: Signals, folder: Path | None = None, *, last: bool = False
+) -> Outcome:
     """Run one attempt to its end; no process of it is left afterwards.
 
-    Its working files are in a folder below ``folder``, which is removed.
+    Its working files are in a folder below ``folder``, which is removed. The replica is told if it
+    is the ``last`` attempt, after whose failure there is no other.
 
     Raises:
         OSError: The attempt could not be started.
@@ -83,6 +86,7 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
             for name, value in os.environ.items()
             if not is_reserved(name) and name != "PYTHONINSPECT"
         }
+        told_last = {LAST_ATTEMPT_VARIABLE: "1"} if last else {}
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -92,7 +96,7 @@ def run_attempt(spec: ReplicaSpec, signals: Signals, folder: Path | None = None)
                 str(spec_file),
                 str(report),
             ],
-            env={**kept, **environment(spec)},
+            env={**kept, **environment(spec), **told_last},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

@@ -15,6 +15,8 @@ COHORT_VARIABLE = "DILOCO_COHORT"
 ATTEMPT_VARIABLE = "DILOCO_ATTEMPT"
 RESTARTS_VARIABLE = "DILOCO_RESTARTS"
 """1 or 0: whether a replica that has ended can be started again. Not set if that is not known."""
+LAST_ATTEMPT_VARIABLE = "DILOCO_LAST_ATTEMPT"
+"""1 if nothing starts the replica again when this attempt fails. Not set if that is not known."""
 SPEC_PREFIX = "DILOCO_SPEC_"
 """Prefix of the names of the variables that carry a spec, piece by piece."""
 
@@ -27,6 +29,7 @@ _RESERVED = frozenset(
         COHORT_VARIABLE,
         ATTEMPT_VARIABLE,
         RESTARTS_VARIABLE,
+        LAST_ATTEMPT_VARIABLE,
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

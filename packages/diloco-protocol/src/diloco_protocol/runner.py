@@ -135,7 +135,10 @@ def _parser() -> argparse.ArgumentParser:
         "less",
     )
     parser.add_argument(
-        "--restarts", default="0", help="how often a failed attempt is started again in place"
+        "--restarts",
+        default="elsewhere",
+        help="how often a failed attempt is started again in place; 'elsewhere' if something else "
+        "may start it again",
     )
     parser.add_argument(
         "--attempts",
@@ -158,7 +161,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = MESSAGE_BYTES
     try:
         size = read_whole("--message-bytes", arguments.message_bytes, LEAST_MESSAGE_BYTES, LARGEST)
-        restarts = read_whole("--restarts", arguments.restarts, 0, LARGEST)
+        restarts = None
+        if arguments.restarts != "elsewhere":
+            restarts = read_whole("--restarts", arguments.restarts, 0, LARGEST)
         most = read_whole("--result-bytes", arguments.result_bytes, 0, LARGEST)
         if arguments.message is not None:
             # If this file is empty, the kubelet takes the end of the log instead, which the replica
@@ -166,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             overwrite(arguments.message, STARTED_MESSAGE)
         outcome = run_attempts(
             _read_spec(arguments),
-            lambda spec: limited(run_attempt(spec, signals, folder), most),
+            lambda spec, last: limited(run_attempt(spec, signals, folder, last=last), most),
             lambda: signals.told_to_end,
             counter,
             restarts,

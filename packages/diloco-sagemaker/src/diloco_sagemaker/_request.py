@@ -188,8 +188,7 @@ def _algorithm(request: RunRequest, options: SageMakerOptions, *, counted: bool)
     arguments += ["--outcome", f"{names.MODEL_FOLDER}/{names.OUTCOME_NAME}"]
     arguments += ["--failure", names.FAILURE_FILE, "--message-bytes", str(MESSAGE_BYTES)]
     arguments += ["--result-bytes", str(MAX_RESULT_BYTES)]
-    if request.max_restarts:
-        arguments += ["--restarts", str(request.max_restarts)]
+    arguments += ["--restarts", str(request.max_restarts)]
     if counted:
         arguments += ["--attempts", f"{names.CHECKPOINT_FOLDER}/{names.ATTEMPTS_NAME}"]
     algorithm: dict[str, Any] = {

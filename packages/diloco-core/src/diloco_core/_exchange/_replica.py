@@ -44,7 +44,7 @@ class ReplicaExchange(Exchange):
         self.process, self.processes = process, processes
         self.patience, self.group = patience, group
         self.when_ended: Callable[[], object] = bool
-        self.ended = False
+        self.ended = self.left = False
         self._opened = opened
         self._leads: Exchange | None = None
 
@@ -58,6 +58,7 @@ class ReplicaExchange(Exchange):
         """Tell the other replicas that this one is done, if this process leads; repeatable."""
         if self._leads is not None:
             self._leads.leave()
+        self.left |= not self.ended
         self._end()
 
     def abort(self, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from .._errors import ConfigurationError, FencedError, RunExistsError, SyncError
+from .._errors import ConfigurationError, CoreError, FencedError, RunExistsError, SyncError
 from .._exchange._base import Schema
 from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
@@ -87,6 +87,7 @@ class Member:
         self.fixed = settings.fixed
         self.resumes = bool(settings.resume)
         self.when_ended: Callable[[], object] = bool
+        self.last_attempt = False  # whether nothing starts this replica again if it fails
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
         self._entrance: Entrance | None = None
@@ -213,6 +214,11 @@ class Member:
         """Say whether this replica has left its run or failed."""
         return bool(self._ended)
 
+    @property
+    def left(self) -> bool:
+        """Say whether this replica has left its run after its last sync."""
+        return self._ended == "left"
+
     @one_thread()
     def leave(self) -> None:
         """Tell the others that this replica is done, and make sure that the run can be resumed.
@@ -242,7 +248,10 @@ class Member:
             try:
                 self._stop_beats()
                 if self._incarnation is not None:
-                    _tell_failure(self._incarnation, error)
+                    # An end by a signal is no failure: whoever sent it may start the replica again.
+                    final = self.last_attempt and isinstance(error, Exception)
+                    final |= isinstance(error, CoreError) and error.final
+                    _tell_failure(self._incarnation, error, final=final)
                 elif self._is_awaited(error):
                     committed = 0 if self._schema is None else committed_in(self._schema)
                     tell_refusal(self._store, self.rank, self._run, committed + 1, error)
@@ -340,7 +349,7 @@ def _next_incarnation(reader: Incarnation, schema: Schema) -> Incarnation:
     return replace(reader, epoch=epoch, claim=record, others=others, passed_over=passed_over)
 
 
-def _tell_failure(incarnation: Incarnation, error: BaseException) -> None:
+def _tell_failure(incarnation: Incarnation, error: BaseException, *, final: bool) -> None:
     """Tell the other replicas not to wait for this incarnation, which has failed."""
     # If the store cannot be reached, waiting for it once more would only delay the error.
     incarnation.store.patience = min(incarnation.store.patience, TELL_SECONDS)
@@ -355,9 +364,11 @@ def _tell_failure(incarnation: Incarnation, error: BaseException) -> None:
         sync = max(incarnation.recorded(), default=0) if loading else incarnation.sync
         # The sync in which it failed may be committed already, so the sync after it is told too.
         for number in (sync, sync + 1):
-            _leave_word(incarnation, reason, number)
+            _leave_word(incarnation, reason, number, final=final)
 
 
-def _leave_word(incarnation: Incarnation, error: BaseException | None, sync: int) -> None:
+def _leave_word(
+    incarnation: Incarnation, error: BaseException | None, sync: int, *, final: bool = False
+) -> None:
     key = Hint(sync + 1, incarnation.rank, incarnation.epoch, "leave").key
-    incarnation.store.put(key, lambda: [farewell(key, error, incarnation.rank)])
+    incarnation.store.put(key, lambda: [farewell(key, error, incarnation.rank, final=final)])

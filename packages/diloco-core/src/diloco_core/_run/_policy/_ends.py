@@ -101,13 +101,16 @@ def obey_end(incarnation: Incarnation, record: Rollback) -> None:
     end = record.end
     if end is None or record.sync in incarnation.passed_over:
         return
-    raise ReplicaLostError(
+    error = ReplicaLostError(
         (
             f"the run at {incarnation.store.uri} has ended before sync {record.sync}: "
             f"{_why(record)}. {_advice(incarnation)}"
         ),
         end.missed,
     )
+    # Started again, it would be refused, and that error would hide this one.
+    error.final = not incarnation.settings.resume
+    raise error
 
 
 def give_up(

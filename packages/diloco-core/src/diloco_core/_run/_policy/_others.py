@@ -150,12 +150,14 @@ class _Gone(NamedTuple):
         epoch: The incarnation of that rank; 0 if it is not known.
         lost: The rank that was lost first, if that is why this one has failed; otherwise the same.
         why: What became of it, as a sentence.
+        final: Whether nothing starts it again, so that it is of no use to wait.
         since: When this was first known.
     """
 
     epoch: int
     lost: int
     why: str
+    final: bool = False
     since: float = 0.0
 
 
@@ -291,8 +293,9 @@ class Others:
                 continue
             if hint.key not in self._endings:
                 self._endings[hint.key] = read_farewell(hint.key, incarnation.store.peek)
-            lost, why = concluded(incarnation.rank, rank, self._endings[hint.key], sync - 1)
-            found[rank] = _Gone(hint.epoch, lost, why)
+            said = self._endings[hint.key]
+            lost, why = concluded(incarnation.rank, rank, said, sync - 1)
+            found[rank] = _Gone(hint.epoch, lost, why, said.final)
         return found
 
     def _consider(
@@ -300,11 +303,12 @@ class Others:
     ) -> bool:
         now, why, most = incarnation.now, found.why, incarnation.timing.sync_timeout
         gone = self._gone.get(rank)
-        if gone is None:
+        if gone is None or gone.epoch < found.epoch:  # or it came back, and has failed again
             epoch = found.epoch or newest_epoch(incarnation.store, rank)
-            gone = self._gone[rank] = _Gone(epoch, found.lost, why, now)
+            gone = self._gone[rank] = _Gone(epoch, found.lost, why, found.final, now)
             self._said.pop(rank, None)
-        left = gone.since + incarnation.settings.return_within - now
+        patience = 0.0 if gone.final else incarnation.settings.return_within
+        left = gone.since + patience - now
         if left > 0 and not final:
             if now - self._said.get(rank, -NOTICE_SECONDS) >= NOTICE_SECONDS:
                 self._said[rank] = now

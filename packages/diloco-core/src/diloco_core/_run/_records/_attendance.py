@@ -1,8 +1,8 @@
 """Which ranks take part in a run, as far as one incarnation has heard, and how others have ended.
 
 An incarnation writes when it ends: that it leaves, or why it has failed. That it ends follows from
-the key alone (see :class:`._keys.Hint`), and only the key decides whether others wait for it. All
-else here is used only for log messages and errors.
+the key alone (see :class:`._keys.Hint`). Whether nothing starts it again shortens the time for
+which the others wait. All else here is used only for log messages and errors.
 """
 
 from __future__ import annotations
@@ -28,21 +28,28 @@ class Farewell(NamedTuple):
         event: ``left``, ``failed``, or ``left or failed`` if its hint cannot be read.
         reason: Why it has failed.
         cause: The rank of the replica that caused its failure, if it was another one.
+        final: Whether nothing starts its replica again, as far as it knew.
     """
 
     event: str
     reason: str = ""
     cause: int | None = None
+    final: bool = False
 
 
-def farewell(key: str, error: BaseException | None, rank: int | None = None) -> bytes:
+def farewell(
+    key: str, error: BaseException | None, rank: int | None = None, *, final: bool = False
+) -> bytes:
     """Return the content of the hint that says how an incarnation of a rank has ended.
 
-    It has left the run if ``error`` is None; otherwise it has failed with this error.
+    It has left the run if ``error`` is None; otherwise it has failed with this error. It is final
+    if nothing starts the replica again.
     """
     if error is None:
         return seal("farewell", key, {"event": "left", "reason": ""})
     fields = {"event": "failed", "reason": redact(as_text(error))[:_LONGEST]}
+    if final:
+        fields["final"] = "yes"
     cause = cause_of(rank, error)
     return seal("farewell", key, fields if cause is None else {**fields, "cause": cause})
 
@@ -55,7 +62,9 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
             fields = unsealed_fields("farewell", key, data, key)
             cause = fields.whole("cause", 0, 99999) if "cause" in fields.names() else None
             reason = " ".join(fields.text("reason")[:_LONGEST].split())
-            return Farewell(fields.text("event", "left|failed"), reason, cause)
+            return Farewell(
+                fields.text("event", "left|failed"), reason, cause, "final" in fields.names()
+            )
     except (CorruptedObjectError, FormatError):
         # The hint's key says that the incarnation has ended, and nothing depends on its content
         pass
@@ -204,7 +213,7 @@ class Attendance:
             elif rank in elsewhere:
                 kind, text = "contributed from another state", f"{rank}"
             elif self._left_in(rank) >= incarnations[rank]:
-                kind, why, _ = self._ending(rank)
+                kind, why = self._ending(rank)[:2]
                 text = f"{rank} ({why})" if why else f"{rank}"
             else:
                 kind, text = "silent", f"{rank} ({self._silence(rank, now)})"
@@ -224,7 +233,7 @@ class Attendance:
         epoch = self._present.pop(rank)
         self._gone.add(rank)
         if self._left_in(rank) >= epoch:
-            kind, why, _ = self._ending(rank)
+            kind, why = self._ending(rank)[:2]
             text = f"rank {rank} has {kind}: sync {sync} goes on without it"
             return (
                 (logging.WARNING, f"{text}. Its error: {why}")
