@@ -1,5 +1,6 @@
 """Shared by the tests of all packages: other cases on request, and how to run a failure again."""
 
+import gc
 import shlex
 import signal
 
@@ -31,8 +32,11 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own options
 def pytest_configure(config):
     hear_signals()
+    # What every change waits for draws fewer examples; `hatch run slow` draws all.
+    settings.register_profile("full", settings.get_profile("ci"))
+    settings.register_profile("ci", settings.get_profile("ci"), max_examples=30)
     if config.option.seed is not None:
-        settings.register_profile("seeded", settings.get_profile("ci"), derandomize=False)
+        settings.register_profile("seeded", settings.get_profile("full"), derandomize=False)
         config.option.hypothesis_profile = "seeded"
         config.option.hypothesis_seed = str(config.option.seed)
 
@@ -49,3 +53,14 @@ def pytest_runtest_makereport(item):
             words += ["--seed", str(item.config.option.seed)]
         report.sections.append(("to run it again", shlex.join(words)))
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Let nothing be looked for that could be freed while all tests are collected: nothing can."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -71,7 +71,7 @@ def test_a_success_without_its_result_is_a_finding(found, words):
 
 def test_a_replica_that_cannot_use_it_is_not_started_again():
     executor = Asked({}, max_restarts=6)
-    try_rendezvous(executor, "s3://bucket/run", 10.0, {}, "pod")
+    try_rendezvous(executor, "s3://bucket/run", 0.01, {}, "pod")
     assert executor.asked.max_restarts == 0
 
 
@@ -114,7 +114,7 @@ class Survived(Probe):
 def test_a_launch_that_failed_leaves_no_replica_or_names_it(refuses):
     executor = Survived({})
     executor.refuses = refuses
-    findings = try_rendezvous(executor, "s3://bucket/run", 10.0, {}, "pod")
+    findings = try_rendezvous(executor, "s3://bucket/run", 0.01, {}, "pod")
     assert findings[0].ok is False
     assert "could not be launched: it could not be written down" in findings[0].message
     assert ("That pod has been removed since" in findings[0].message) is not refuses
