@@ -161,7 +161,7 @@ def test_gather_publishes_several_shards_at_the_same_time(s3, small_s3, small_sh
     running = gather(s3)
     next(running)
     # Of one shard after another, none would end.
-    small_s3.gate, small_s3.gated = threading.Barrier(4), ("PUT", "/state/")
+    small_s3.gate, small_s3.gated = threading.Barrier(4), ("PUT", "/000.0")
     assert list(running) == []
     small_s3.gate = None
     keys = [key for key in small_s3.objects if key.startswith("run/state/00000001/")]
