@@ -1,11 +1,14 @@
 """What several test files share is on the path: the modules in ``labs``, and the simulator."""
 
 import inspect
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+# Before torch is imported: several tests run at a time, and threads of theirs only wait for cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "labs"))
 

@@ -186,7 +186,7 @@ def write(store):
     StoreSync._ask(asking, WISH.rate.values)
     put(store, LEFT, [farewell(LEFT, None)])
     put(store, FAILED, [farewell(FAILED, ValueError("no more data"), 1)])
-    put(store, CAUSED, [farewell(CAUSED, ReplicaLostError("rank 1 is lost", 1), 2)])
+    put(store, CAUSED, [farewell(CAUSED, ReplicaLostError("rank 1 is lost", 1), 2, final=True)])
     for record in (COMMIT, ROLLBACK, END):
         put(store, _keys.commit_key(record.sync), [record.to_json()])
     put(store, _keys.done_key(5, 0), [DONE.to_json()])
@@ -284,7 +284,7 @@ READ = {
         (_keys.MANIFEST, manifest, MANIFEST),
         ending(LEFT, "left"),
         ending(FAILED, "failed", "ValueError: no more data"),
-        ending(CAUSED, "failed", "ReplicaLostError: rank 1 is lost", 1),
+        ending(CAUSED, "failed", "ReplicaLostError: rank 1 is lost", 1, True),
         (claim_key(1, 1), lambda store: _claims.incarnation_is_gone(store, 1, 1), True),
         (claim_key(1, 2), lambda store: _claims.claimed_settings(store, 1, 2), SETTINGS),
         (_keys.beat_key(1), beat, (10.0, 3, RUN)),
