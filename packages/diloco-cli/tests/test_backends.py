@@ -62,6 +62,12 @@ def test_a_backend_that_does_not_answer_is_given_up():
         find(World("a", {}), Slow("b", {}), patience=0.05)
 
 
+def test_a_backend_that_wants_to_leave_is_named():
+    leaves = Broken("b", SystemExit("no licence"))
+    with pytest.raises(UnavailableError, match=r"b could not be searched: it raised SystemExit"):
+        find(World("a", {}), leaves)
+
+
 def test_a_backend_that_needs_options_was_not_searched():
     answers = {"a": Answer(error=ReplicaNotFoundError("no")), "modal": Answer(error=UNSET)}
     with pytest.raises(ReplicaNotFoundError, match=r"modal was not searched: modal needs --option"):

@@ -147,6 +147,21 @@ def test_a_reader_that_goes_away(laptop):
         assert reader.wait(PATIENCE) == 141
 
 
+def test_streams_that_are_closed(laptop):
+    def without(streams, *words):
+        shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *laptop.words(*words)]
+        done = subprocess.run(
+            shell, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=laptop.folder
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    laptop.launch("steps", {"count": 1}, "closed", wait=True)
+    assert without(">&-", "status", "closed") == (0, "", "")
+    assert without("2>&-", "status", "no-such-run") == (3, "", "")
+    code, _, said = without("<&-", "purge", "closed")
+    assert (code, said.endswith("Add --yes\n")) == (2, True)
+
+
 def test_characters_that_the_encoding_of_the_output_lacks_are_shown_as_text(laptop):
     laptop.launch("says", {"text": "gr\u00fc\u00df Gott"}, "says", wait=True)
     done = laptop.diloco("logs", "says", PYTHONIOENCODING="ascii:strict")

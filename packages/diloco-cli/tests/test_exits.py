@@ -36,7 +36,6 @@ def test_of_states(states, code):
     ("error", "code"),
     [
         (InvalidRequestError("x"), 2),
-        (ValueError("x"), 2),
         (MissingDependencyError("x"), 2),
         (ReplicaNotFoundError("x"), 3),
         (ResultLostError("x"), 3),
@@ -47,6 +46,7 @@ def test_of_states(states, code):
         (BackendError("x"), 4),
         (RuntimeError("x"), 70),
         (KeyError("x"), 70),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), 70),
     ],
 )
 def test_of_errors(error, code):

@@ -12,6 +12,7 @@ from diloco_protocol import (
     ReplicaHandle,
     ReplicaState,
     ReplicaStatus,
+    SpecVersionError,
     UnavailableError,
 )
 
@@ -80,14 +81,19 @@ class TestLs:
         with pytest.raises(AuthError):
             ls(command(World("a", {}), broken, backend="b").session, 20)
 
-    def test_a_run_that_cannot_be_read(self):
+    @pytest.mark.parametrize("kind", [InvalidRequestError, SpecVersionError])
+    def test_a_run_that_cannot_be_read(self, kind):
         class Damaged(World):
             def _attach(self, run_id):
-                raise InvalidRequestError("its record is damaged")
+                if run_id == "one":
+                    raise kind("its record is damaged")
+                return super()._attach(run_id)
 
-        made = command(Damaged("a", {"one": [RUNNING]}))
+        made = command(Damaged("a", {"one": [RUNNING], "two": [RUNNING]}))
         assert ls(made.session, 20) == 4
-        assert made.out().splitlines()[1].split()[:3] == ["one", "unknown", "a"]
+        rows = [line.split() for line in made.out().splitlines()[1:]]
+        assert [row[0] for row in rows] == ["two", "one"]
+        assert rows[1][1:3] == ["unknown", "a"]
         assert made.err() == "one on a: its record is damaged\n"
 
     def test_a_run_that_has_just_gone(self):

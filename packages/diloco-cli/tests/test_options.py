@@ -52,11 +52,12 @@ def test_a_journal_is_a_folder(tmp_path):
         ("number", "many"),
         ("bool", "1"),
         ("list of text", "[1"),
+        ("list of text", "[" * 100_000),
         ("mapping of text to text", "a=b"),
     ],
 )
 def test_what_is_no_value_is_refused(kind, text):
-    with pytest.raises(InvalidRequestError, match=f"thing='.*' is not allowed: it is a {kind}"):
+    with pytest.raises(InvalidRequestError, match=f"thing='.* is not allowed: it is a {kind}"):
         read_value(option(kind), text)
 
 

@@ -229,4 +229,7 @@ def _failed(error: Exception) -> int:
 
 def main() -> NoReturn:
     """Run the command with the arguments of this process, and exit with its exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed by whoever started this process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
     sys.exit(run())

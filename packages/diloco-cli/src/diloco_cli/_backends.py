@@ -116,6 +116,8 @@ class Backends:
             # Whatever a client library raises is the answer of that backend alone
             except Exception as error:  # noqa: BLE001
                 answers.put((name, Answer(executor, error=error)))
+            except BaseException as error:  # noqa: BLE001 - also where it wants to leave
+                answers.put((name, Answer(executor, error=RuntimeError(f"it raised {error!r}"))))
 
         for name in self._choice.names:
             threading.Thread(target=one, args=(name,), daemon=True).start()

@@ -36,8 +36,8 @@ def exit_of_error(error: Exception) -> int:
     """Return the exit code for an error that ended a verb."""
     if isinstance(error, (ReplicaNotFoundError, ResultLostError)):
         return UNKNOWN
+    if not isinstance(error, DilocoError):
+        return FAULT
     if isinstance(error, (ValueError, MissingDependencyError)):
         return BAD_USE
-    if isinstance(error, BackendError):
-        return UNREACHABLE
-    return UNKNOWN if isinstance(error, DilocoError) else FAULT
+    return UNREACHABLE if isinstance(error, BackendError) else UNKNOWN

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_protocol import (
-    BackendError,
     BaseExecutor,
     DilocoError,
     ReplicaNotFoundError,
@@ -85,7 +84,7 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
             found.append(_run_facts(executor, run_id))
         except ReplicaNotFoundError:
             continue  # it was removed since the list was made
-        except BackendError as error:
+        except DilocoError as error:  # also a record of another version
             found.append(
                 {
                     "run_id": clean(run_id),

@@ -62,7 +62,7 @@ def read_value(option: Option, text: str) -> Any:
         return text if read is None else read(text)
     except InvalidRequestError:  # of a journal, which says more
         raise
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         raise InvalidRequestError(
             f"{option.name}={shown(text, f'[{option.name}]')} is not allowed: it is a "
             f"{option.type}. Lists are written a,b or as JSON, mappings as JSON"
