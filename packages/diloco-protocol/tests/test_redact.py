@@ -22,7 +22,8 @@ SECRET_NAMES = words_of(
     "X-Auth-Token accessKeyId AWS_SESSION_TOKEN GITHUB_PAT authToken GITHUBTOKEN client_secret "
     "db.password --password MODAL_TOKEN_ID JWT PASSPHRASE X-Amz-Signature DB_PASS_PROD DB_PASS_OLD "
     "DB_PASS_B64 WANDB_KEY_PROD wandbKeyTeam KAGGLE_KEY_BASE64 TLS_KEY_PEM PASS_DEV HF_TOKEN_OLD "
-    "GITHUB_PAT_TEST WANDB_KEY_2_OLD hf_tokens_prod DB_PW pw LDAP_BIND_PW ROOTPW DB_PW_STAGING PWD"
+    "GITHUB_PAT_TEST WANDB_KEY_2_OLD hf_tokens_prod DB_PW pw LDAP_BIND_PW ROOTPW DB_PW_STAGING PWD "
+    "client-key-data"
 )
 OTHER_NAMES = words_of(
     "PATH AWS_REGION KEYBOARD keyboard monkey OMP_NUM_THREADS tokenizer TOKENISER max_tokens "

@@ -50,8 +50,8 @@ _ORDINARY = {
 }
 # Words behind these that tell several secrets apart, or say how one is written ("b" is for Base64).
 _SUFFIXES = _words(
-    "b backup base der dev development hex live new old pem prod production stage staging team "
-    "test testing"
+    "b backup base data der dev development hex live new old pem prod production stage staging "
+    "team test testing"
 )
 # Words after "token" that say that a number or a part of a model is meant.
 _QUANTITIES = _words(
