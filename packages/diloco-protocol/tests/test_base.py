@@ -56,6 +56,22 @@ def test_a_run_is_described_with_one_look(executor, monkeypatch):
         executor.describe_run([*handles, ReplicaHandle(0, "eks", run_id="a")])
 
 
+def test_replicas_of_several_runs_are_described(executor, monkeypatch):
+    one, other = (executor.launch_replicas(2, "m:f", {}, run_id=name) for name in ("one", "other"))
+    looks = []
+    observe = executor._observe_run
+    monkeypatch.setattr(executor, "_observe_run", lambda ask: looks.append(ask) or observe(ask))
+    mixed = [other[0], one[0], other[1], other[0]]
+    assert set(executor.describe_run(mixed)) == {other[0], other[1], one[0]}
+    assert looks == [other, one[:1]]
+    monkeypatch.setattr(
+        executor, "_observe_run", lambda ask: gone(ask) if ask == one else observe(ask)
+    )
+    assert set(executor.describe_run([*one, *other])) == set(other), "the others are still told"
+    with pytest.raises(InvalidRequestError, match="describe_run takes a list of handles, not 5"):
+        executor.describe_run(5)
+
+
 def test_the_options_of_a_class_are_known_without_an_executor():
     assert Memory.options() == []
 

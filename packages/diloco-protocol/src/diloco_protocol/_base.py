@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from ._backoff import Backoff
 from ._cancel import cancel_all
 from ._checks import check_callable, check_seconds, check_text, check_whole, is_number, shown
-from ._collect import Progress, collect
+from ._collect import Progress, by_run, collect
 from ._errors import (
     BackendError,
     InvalidRequestError,
@@ -229,22 +230,23 @@ class BaseExecutor(Journaled):
         return status
 
     def describe_run(self, handles: Iterable[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """Return everything that is known about replicas of one run, as :meth:`describe` does.
+        """Return everything that is known about replicas of a run, as :meth:`describe` does.
 
         The backend is asked about all of them together, as far as it can be
         (``capabilities.calls_per_look``). A replica without a record is left out;
-        :meth:`describe` says why there is none.
+        :meth:`describe` says why there is none. Replicas of several runs take a look for each run.
 
         Raises:
             BackendError: The backend could not be queried.
         """
-        handles = list(handles)
+        handles = _listed("describe_run", handles)
         for handle in handles:
             self._check(handle)
-        try:
-            return dict(self._observe(handles)) if handles else {}
-        except ReplicaNotFoundError:
-            return {}
+        found: dict[ReplicaHandle, ReplicaStatus] = {}
+        for run in by_run(handles, self._place):
+            with contextlib.suppress(ReplicaNotFoundError):
+                found.update(self._observe(run))
+        return found
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         """Return the last lines of a replica's log; ``""`` if there are none.
@@ -343,9 +345,7 @@ class BaseExecutor(Journaled):
             InvalidRequestError: One of the handles is not a handle, or belongs elsewhere; the call
                 did not wait.
         """
-        if not isinstance(handles, Iterable):
-            raise InvalidRequestError(f"collect takes a list of handles, not {shown(handles)}")
-        handles = list(handles)  # a generator can be read only once
+        handles = _listed("collect", handles)
         if progress is not None:
             check_callable("progress", progress)
         # Infinity is another way to say None; every other value that is not finite is refused.
@@ -541,6 +541,13 @@ class BaseExecutor(Journaled):
                 "launch gives a run such a name"
             )
         self._check_handle(handle)
+
+
+def _listed(verb: str, handles: Iterable[ReplicaHandle]) -> list[ReplicaHandle]:
+    """Return handles as a list, since a generator can be read only once."""
+    if not isinstance(handles, Iterable):
+        raise InvalidRequestError(f"{verb} takes a list of handles, not {shown(handles)}")
+    return list(handles)
 
 
 def _sayable(moment: float | None) -> float | None:

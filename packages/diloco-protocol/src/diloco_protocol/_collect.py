@@ -66,10 +66,7 @@ def collect(
             persisted at the deadline while a state or the result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
-    runs: dict[Hashable, list[ReplicaHandle]] = {}
-    for handle in dict.fromkeys(handles):
-        run = handle.backend_name, handle.run_id, place_of(handle)
-        runs.setdefault(run, []).append(handle)
+    runs = by_run(handles, place_of)
     known = dict(ends or {})
     results: dict[ReplicaHandle, Any] = {}
     lost: dict[ReplicaHandle, str] = {}
@@ -85,7 +82,7 @@ def collect(
         error: BackendError | None = None
         before, refused = refused, {}
         changed = False
-        for ranks in runs.values():
+        for ranks in runs:
             waiting = [handle for handle in ranks if not settled(handle)]
             if not waiting:
                 continue
@@ -114,7 +111,7 @@ def collect(
                             unreadable[handle] = caught  # keep waiting for the others
         if progress is not None:
             progress(dict(known))
-        if all(handle in refused or settled(handle) for ranks in runs.values() for handle in ranks):
+        if all(handle in refused or settled(handle) for ranks in runs for handle in ranks):
             break
         if changed:
             delays = backoff.delays()
@@ -174,6 +171,17 @@ def _look(
         changed |= known.get(handle) != status
         known[handle] = status
     return changed
+
+
+def by_run(
+    handles: Sequence[ReplicaHandle], place_of: Callable[[ReplicaHandle], Hashable]
+) -> list[list[ReplicaHandle]]:
+    """Return the handles of each run, without duplicates; ``place_of`` is that of `collect`."""
+    runs: dict[Hashable, list[ReplicaHandle]] = {}
+    for handle in dict.fromkeys(handles):
+        run = handle.backend_name, handle.run_id, place_of(handle)
+        runs.setdefault(run, []).append(handle)
+    return list(runs.values())
 
 
 def log(warning: str) -> None:
