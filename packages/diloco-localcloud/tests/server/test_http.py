@@ -100,6 +100,12 @@ class TestKubernetes:
             connection.sendall(head(0, "/healthz", "GET"))
             assert answer(connection)[0] == 200
 
+    @pytest.mark.parametrize("path", ["/healthz", "/version"])
+    def test_no_body_is_read_for_everybody(self, stand_in, path):
+        with connect(self.port(stand_in)) as connection:
+            connection.sendall(head(3 << 20, path))
+            assert answer(connection)[0] == 401
+
     @pytest.mark.parametrize("token", ["", "Bearer", "Bearer é", "Bearer x"])
     def test_other_tokens(self, stand_in, token):
         with connect(self.port(stand_in)) as connection:

@@ -33,9 +33,10 @@ class Api:
     def admit(self, head: Request) -> Response | None:
         """Return the refusal of a request without the token or with too large a body, or None."""
         try:
-            if head.path not in ("/healthz", "/livez", "/readyz", "/version"):
+            size = int(head.headers.get("content-length", "0"))
+            if size or head.path not in ("/healthz", "/livez", "/readyz", "/version"):
                 self.access.authenticate(head.headers.get("authorization", ""))
-            if int(head.headers.get("content-length", "0")) > _MOST_BYTES:
+            if size > _MOST_BYTES:
                 raise _refusals.too_large(_MOST_BYTES)
         except _refusals.ApiError as refusal:
             route, verb, what, _ = self._meant(head)
