@@ -58,6 +58,9 @@ def test_a_backend_that_does_not_answer_is_given_up():
         def _attach(self, run_id):
             threading.Event().wait(600)
 
+        def close(self):
+            raise AssertionError("it waits for its answer, too")
+
     with pytest.raises(UnavailableError, match=r"b could not be searched: there was no answer"):
         find(World("a", {}), Slow("b", {}), patience=0.05)
 

@@ -111,13 +111,13 @@ class Backends:
             executor = None
             try:
                 executor = self._make(name, self._choice.options.get(name, {}))
-                self._made.append(executor)
-                answers.put((name, Answer(executor, question(executor))))
+                answer = Answer(executor, question(executor))
             # Whatever a client library raises is the answer of that backend alone
             except Exception as error:  # noqa: BLE001
-                answers.put((name, Answer(executor, error=error)))
+                answer = Answer(executor, error=error)
             except BaseException as error:  # noqa: BLE001 - also where it wants to leave
-                answers.put((name, Answer(executor, error=RuntimeError(f"it raised {error!r}"))))
+                answer = Answer(executor, error=RuntimeError(f"it raised {error!r}"))
+            answers.put((name, answer))
 
         for name in self._choice.names:
             threading.Thread(target=one, args=(name,), daemon=True).start()
@@ -129,6 +129,8 @@ class Backends:
             except queue.Empty:
                 break
             found[name] = answer
+            if answer.executor is not None:  # one that has not answered might not let itself close
+                self._made.append(answer.executor)
         late = Answer[T](error=UnavailableError(f"there was no answer in {self._patience:g} s"))
         return {name: found.get(name, late) for name in self._choice.names}
 
