@@ -16,6 +16,14 @@ from diloco_protocol import (
 )
 
 
+class Damaged(BackendError, ValueError):
+    """As diloco-local has for its files."""
+
+
+class Configuration(DilocoError, ValueError):
+    """As diloco-core has for its arguments."""
+
+
 @pytest.mark.parametrize(
     ("states", "code"),
     [
@@ -44,6 +52,8 @@ def test_of_states(states, code):
         (ThrottledError("x"), 4),
         (AuthError("x"), 4),
         (BackendError("x"), 4),
+        (Damaged("x"), 4),
+        (Configuration("x"), 2),
         (RuntimeError("x"), 70),
         (KeyError("x"), 70),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x"), 70),

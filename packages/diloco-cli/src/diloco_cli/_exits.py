@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from diloco_protocol import (
     BackendError,
     DilocoError,
+    InvalidRequestError,
     MissingDependencyError,
     ReplicaNotFoundError,
     ResultLostError,
@@ -38,6 +39,6 @@ def exit_of_error(error: Exception) -> int:
         return UNKNOWN
     if not isinstance(error, DilocoError):
         return FAULT
-    if isinstance(error, (ValueError, MissingDependencyError)):
-        return BAD_USE
-    return UNREACHABLE if isinstance(error, BackendError) else UNKNOWN
+    if isinstance(error, BackendError) and not isinstance(error, InvalidRequestError):
+        return UNREACHABLE  # also where a backend's record is damaged, which some call a ValueError
+    return BAD_USE if isinstance(error, (ValueError, MissingDependencyError)) else UNKNOWN
