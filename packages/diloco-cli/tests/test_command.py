@@ -1,6 +1,7 @@
 """The console script on real local runs, without a terminal."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -145,6 +146,19 @@ def test_a_reader_that_goes_away(laptop):
         reader.stdout.close()
         assert reader.stderr.read() == ""
         assert reader.wait(PATIENCE) == 141
+
+
+@pytest.mark.parametrize("words", [["status", "no-such-run"], ["ls", "--no-such-option"]])
+def test_a_reader_of_errors_that_goes_away(laptop, words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            laptop.words(*words), cwd=laptop.folder, stderr=writer, timeout=PATIENCE, check=False
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == 141
 
 
 def test_streams_that_are_closed(laptop):

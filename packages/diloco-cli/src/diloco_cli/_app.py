@@ -55,13 +55,12 @@ class Verbs(click.Group):
             formatter.write_dl([*rows, *EXTRA.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb; the exit code says if the reader of standard output has gone."""
+        """Run a verb; the exit code says if a reader has gone."""
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _PIPE_CLOSED
+            return _unread()
         return code
 
 
@@ -193,6 +192,20 @@ def check(uri: str | None, replicas: int, gpu: str | None, **shared: Any) -> int
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command with arguments, those of this process if left out; return the exit code."""
+    try:
+        return _run(arguments)
+    except BrokenPipeError:  # of standard error
+        return _unread()
+
+
+def _unread() -> int:
+    """Write nothing more, since a reader has gone, and return the exit code for that."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return _PIPE_CLOSED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = cli.main(arguments, prog_name="diloco", standalone_mode=False)
     except click.ClickException as error:
