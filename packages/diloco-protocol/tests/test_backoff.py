@@ -57,7 +57,18 @@ def test_the_default_randomness_is_random():
 
 
 @pytest.mark.parametrize(
-    "options", [{"first": 0}, {"first": 9, "cap": 1}, {"factor": 0.5}, {"jitter": 1.5}]
+    "options",
+    [
+        {"first": 0},
+        {"first": 9, "cap": 1},
+        {"factor": 0.5},
+        {"jitter": 1.5},
+        {"first": "1"},
+        {"cap": None},
+        {"factor": 10**400},
+        {"jitter": True},
+        {"first": float("nan")},
+    ],
 )
 def test_impossible_settings_are_refused(options):
     with pytest.raises(InvalidRequestError, match="back-off needs"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ._checks import is_number, shown
 from ._errors import BackendError, InvalidRequestError, ThrottledError
 
 T = TypeVar("T")
@@ -45,10 +46,14 @@ class Backoff:
     uniform: Callable[[], float] = field(default=_uniform, repr=False)
 
     def __post_init__(self) -> None:
-        if not (0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1):
+        given = {name: getattr(self, name) for name in ("first", "cap", "factor", "jitter")}
+        numbers = all(map(is_number, given.values()))
+        if not (
+            numbers and 0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1
+        ):
             raise InvalidRequestError(
                 "a back-off needs 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1, not "
-                f"first={self.first}, cap={self.cap}, factor={self.factor}, jitter={self.jitter}"
+                + ", ".join(f"{name}={shown(value)}" for name, value in given.items())
             )
 
     def delays(self) -> Iterator[float]:
