@@ -139,14 +139,29 @@ def test_clients_of_the_callers_are_used_as_they_are(bench):
 
 def test_half_of_the_callers_clients_is_refused():
     """The other half would be made from the kubeconfig, and might speak to another cluster."""
+    from kubernetes import client
+
     with pytest.raises(InvalidRequestError, match="core_api= is used together with batch_api="):
-        EKSExecutor("image", core_api=object())
+        EKSExecutor("image", core_api=client.CoreV1Api())
 
 
 @pytest.mark.parametrize("option", ["context", "kubeconfig"])
 def test_a_kubeconfig_beside_the_callers_clients_is_refused(option):
+    from kubernetes import client
+
     with pytest.raises(InvalidRequestError, match=f"{option}= has no effect beside batch_api="):
-        EKSExecutor("image", batch_api=object(), **{option: "one"})
+        EKSExecutor("image", batch_api=client.BatchV1Api(), **{option: "one"})
+
+
+@pytest.mark.parametrize("name", ["BatchV1Api", "CoreV1Api"])
+def test_another_class_in_the_place_of_the_callers_clients_is_refused(name):
+    from kubernetes import client
+
+    given = getattr(client, name)
+    option = {"BatchV1Api": "core_api", "CoreV1Api": "batch_api"}[name]
+    for wrong in (given(), given):
+        with pytest.raises(InvalidRequestError, match=f"{option} must be a kubernetes.client."):
+            EKSExecutor("image", **{option: wrong})
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,6 @@ def test_values_that_are_refused(options_for, values, what):
         options_for(**values)
 
 
-_HANDED_ON = {"batch_api", "core_api"}
-"""What is of whichever class the caller's client has."""
 _ALLOWED = [
     ("cpu_request", 5.5),
     ("grace", 5.5),
@@ -87,7 +85,7 @@ _ALLOWED = [
 @pytest.mark.parametrize("value", [..., 5.5, b"bytes", {1: 2}, [None]], ids=str)
 @pytest.mark.parametrize("name", [each.name for each in fields(EKSOptions)])
 def test_whatever_is_given_is_refused_by_name_or_allowed(options_for, name, value):
-    if name in _HANDED_ON or (name, value) in _ALLOWED:
+    if (name, value) in _ALLOWED:
         return
     with pytest.raises(InvalidRequestError, match=rf"^{name}\b|^a toleration is"):
         options_for(**{name: value})

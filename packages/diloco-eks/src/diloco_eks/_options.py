@@ -40,7 +40,22 @@ from ._quantities import check_bytes, check_cpu
 RUNNER = ("python", "-m", "diloco_protocol.runner")
 FAILURE_CHOICES = ("fail_run", "continue")
 _DAY = 86_400
+_APIS = {
+    "batch_api": ("BatchV1Api", "create_namespaced_job"),
+    "core_api": ("CoreV1Api", "list_namespaced_pod"),
+}
+"""What is handed in, and one of the calls that it must have."""
 _TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
+
+
+def _check_api(name: str, value: object) -> Any:
+    # It is of whichever class the caller's client has.
+    kind, call = _APIS[name]
+    if isinstance(value, type) or not (hasattr(value, "api_client") and hasattr(value, call)):
+        raise InvalidRequestError(
+            f"{name} must be a kubernetes.client.{kind}, not a value of type {type(value).__name__}"
+        )
+    return value
 
 
 def _check_image(name: str, value: object) -> str:
@@ -263,8 +278,12 @@ class EKSOptions(Options):
     backoff_limit: int = option(0, check=check_restarts)
     gpu_resource_key: str = option("nvidia.com/gpu", check=_check_resource)
     run_id: str | None = option(None, check=or_none(check_run_prefix), shown="run")
-    batch_api: Any = option(None, type="BatchV1Api", shown="one of the executor's own")
-    core_api: Any = option(None, type="CoreV1Api", shown="one of the executor's own")
+    batch_api: Any = option(
+        None, check=or_none(_check_api), type="BatchV1Api", shown="one of the executor's own"
+    )
+    core_api: Any = option(
+        None, check=or_none(_check_api), type="CoreV1Api", shown="one of the executor's own"
+    )
     context: str | None = option(None, check=or_none(check_text), shown="the current one")
     kubeconfig: str | os.PathLike[str] | None = option(
         None,
