@@ -31,7 +31,8 @@ OTHER_NAMES = words_of(
     "keys primary_key public_key topologyKey KmsKeyId resource_key state_dict_keys author AUTHOR "
     "authority pathway passenger passive bypass compass forward_pass secretName secretKeyRef "
     "imagePullSecrets TOKEN_TYPE design assign signature key_value_heads KEY_FILE KEY_FILE_OLD "
-    "PASS_COUNT sort_key_new cache_key_dev forward_pass_test key_old tokens_test pw_conv conv_pw"
+    "PASS_COUNT sort_key_new cache_key_dev forward_pass_test key_old tokens_test pw_conv conv_pw "
+    "mean_token_accuracy token_loss"
 )
 
 

@@ -55,8 +55,8 @@ _SUFFIXES = _words(
 )
 # Words after "token" that say that a number or a part of a model is meant.
 _QUANTITIES = _words(
-    "budget classifier count counts dim dropout embedding embeddings ids len length level limit "
-    "mask mixing per position rate shift size type types"
+    "accuracy budget classifier count counts dim dropout embedding embeddings entropy error ids "
+    "len length level limit loss mask mixing per perplexity position rate shift size type types"
 )
 # Trainers count and list tokens and keys, so plurals are secret only behind these words.
 _OWNERS = _words(
