@@ -236,6 +236,12 @@ def connect(
         if connected is not None:
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
+        settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
+        settings |= given(process_group=process_group)
+        if elastic is None:
+            settings |= {"min_replicas": None, "resume": resume or False}
+        else:
+            settings |= asdict(elastic)
         opened = partial(
             _new,
             place,
@@ -256,13 +262,10 @@ def connect(
         else:
             patience = timing.join_timeout + timing.sync_timeout
             leads = partial(_as_leader, opened)
-            exchange = ReplicaExchange(rank, world_size, *inside, leads, patience, process_group)
-        settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
-        settings |= given(process_group=process_group)
-        if elastic is None:
-            settings |= {"min_replicas": None, "resume": resume or False}
-        else:
-            settings |= asdict(elastic)
+            alike = {**settings, "uri": redact_uri(spelling)}
+            exchange = ReplicaExchange(
+                rank, world_size, *inside, leads, alike, patience, process_group
+            )
         exchange.when_ended = _forget_ended
         _open[key] = _Connected(exchange, settings)
         return exchange

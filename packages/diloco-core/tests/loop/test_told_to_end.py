@@ -12,6 +12,7 @@ from loop_lab import at_once, loop
 from torch import nn
 
 from diloco_core import Timing, connect, in_process
+from diloco_core._loop._inner_loop import TrainingProcess
 
 STEPS = 7
 
@@ -218,3 +219,15 @@ def test_a_child_that_was_forked_ends_as_ever():
 
     assert train(alone(), 3, 1, act=act)[1].inner_steps == 3
     assert ends == [-signal.SIGTERM]
+
+
+def test_where_the_same_signal_may_come_twice_only_a_later_one_ends_it_at_once():
+    now = 0.0
+    process = TrainingProcess(same_for=5.0, clock=lambda: now)
+    process.training = True
+    for now in (0.0, 0.1, 4.9):  # noqa: B007 - the clock reads it
+        process._heard(signal.SIGTERM, None)
+    assert process.told_to_end
+    now = 5.0
+    with pytest.raises(SystemExit):
+        process._heard(signal.SIGTERM, None)

@@ -157,7 +157,8 @@ def member(folder, kind, case):
         distributed.init_process_group(
             "gloo", init_method=meeting, rank=process, world_size=processes
         )
-    exchange = connect(folder / "store", process_group=group, **case.get("connect", {}))
+    settings = {**case.get("connect", {}), **case.get("connect_on", {}).get(process, {})}
+    exchange = connect(folder / "store", process_group=group, **settings)
     torch.manual_seed(0)
     how = case.get("how")
     model = Net().double()
@@ -175,8 +176,14 @@ def member(folder, kind, case):
     if case.get("evaluate"):
         with torch.no_grad():
             model(torch.ones(BATCH, 7).double())
-    told = []
-    options = {"sync_every": 6, "on_sync": told.append, **case.get("options", {})}
+    told, seen = [], []
+
+    def on_sync(report):
+        told.append(report)
+        seen.append(outer.committed)
+
+    options = {"sync_every": 6, "on_sync": on_sync, **case.get("options", {})}
+    options |= case.get("options_on", {}).get(process, {})
     if "seconds" in case:
         options["sync_every"] = Seconds(case["seconds"])
     if case.get("keeps_weights"):
@@ -191,15 +198,16 @@ def member(folder, kind, case):
         options |= {"outer_groups": groups, "clip": "median"}
     if "seconds_on" in case:
         options["sync_every"] = Seconds(100 if case["seconds_on"] == process else 1000)
-    if case.get("wrong_on") == process:
-        options["sync_every"] *= 2
     raised, began_at, batches = None, None, 0
     if case.get("told_at_join") == process:
         threading.Thread(target=tell_when_joined, args=(folder / "store",), daemon=True).start()
     try:
-        loop = DiLoCo(model, optimizers, exchange, **options)
+        kind_of_loop = type("Mine", (DiLoCo,), {}) if case.get("subclass") else DiLoCo
+        loop = kind_of_loop(model, optimizers, exchange, **options)
         with contextlib.nullcontext(loop) if case.get("never_entered") else loop as outer:
             began_at = outer.inner_steps
+            if case.get("asks"):
+                assert outer.batches_to_skip >= 0
             if case.get("kill_after", [None])[0] == process:
                 kill = functools.partial(os.kill, os.getpid(), signal.SIGKILL)
                 threading.Timer(case["kill_after"][1], kill).start()
@@ -223,20 +231,24 @@ def member(folder, kind, case):
                     model.set_requires_gradient_sync(False)
                 loss.backward()
                 if case.get("signal") == [outer.inner_steps, process]:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    for _ in range(case.get("times", 1)):
+                        os.kill(os.getpid(), signal.SIGTERM)
                     while not outer._ending.asked:  # the others wait for this one's next step
                         time.sleep(0.01)
                 if case.get("raise_on") == [outer.inner_steps, process]:
                     raise ArithmeticError("a bad batch")
                 if (rate := case.get("rate")) and (outer.inner_steps, process) == tuple(rate[:2]):
-                    outer.set_outer_lr(rate[2])
-                if options.get("weight") == "tokens":
+                    for value in rate[2:]:
+                        outer.set_outer_lr(value)
+                if options.get("weight") == "tokens" or "signs" in case:
                     sign = case.get("signs", [1, 1])[process % 2]
                     outer.count_tokens(sign * len(x) * (1 + exchange.rank))
                 if case.get("unreadable") == [outer.inner_steps, process]:
                     _values.part_here = unreadable
                 if case.get("load_at") == outer.inner_steps:
                     model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
+                if case.get("destroy_at") == outer.inner_steps:
+                    distributed.destroy_process_group()
                 if case.get("kill") == [outer.inner_steps, process]:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if case.get("hang") == [outer.inner_steps, process]:
@@ -270,6 +282,7 @@ def member(folder, kind, case):
         "committed": outer.committed if raised is None else None,
         "inner_steps": outer.inner_steps if began_at is not None else None,
         "reports": [report.sync for report in told],
+        "seen": seen,
         "rates": [report.outer_lr for report in told],
         "raised": raised,
         "began_at": began_at,

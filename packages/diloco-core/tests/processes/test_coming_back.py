@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from .several import run, start, trained, wait
+from .several import results, run, start, trained, wait
 
 TOLD_TO_END = 143
 
@@ -16,11 +16,12 @@ def same(first, second):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_told_to_end_they_leave_after_the_same_step_and_go_on_from_there(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "times"), [("ddp", 1), ("fsdp", 2)])
+def test_told_to_end_they_leave_after_the_same_step_and_go_on_from_there(tmp_path, kind, times):
+    """Also if the launcher and torchrun both tell them."""
     replicas = [(kind, 2)]
     whole = trained(tmp_path, "whole", replicas, {"steps": 40})
-    ended = run(tmp_path, "parts", replicas, {"steps": 40, "signal": [8, 1]})
+    ended = run(tmp_path, "parts", replicas, {"steps": 40, "signal": [8, 1], "times": times})
     assert {status for status, _ in ended.values()} == {TOLD_TO_END}, ended
     assert "told to end (SIGTERM)" in ended[0, 0][1]
     back = trained(tmp_path, "parts", replicas, {"steps": 40})
@@ -35,9 +36,11 @@ def test_killed_between_two_fragments_they_go_on_with_what_they_had_learned(tmp_
     case = {"options": {"fragments": 2, "save_inner_every": 1}}
     (expected, _), _ = trained(tmp_path, "whole", [("fsdp", 2)], case)
     run(tmp_path, "parts", [("fsdp", 2)], {**case, "kill": [10, 0]})
-    back = trained(tmp_path, "parts", [("fsdp", 2)], case)
+    ended = run(tmp_path, "parts", [("fsdp", 2)], {**case, "asks": True})
+    back = results(tmp_path / "parts", [("fsdp", 2)])
     assert all(same(expected, values) for values, _ in back)
     assert [said["began_at"] for _, said in back] == [9, 9]
+    assert "no data loader was restored with it" in ended[0, 0][1]
 
 
 @pytest.mark.processes

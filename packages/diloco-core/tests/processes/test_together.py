@@ -1,5 +1,7 @@
 """Several processes that are one replica train as one process would."""
 
+from math import sqrt
+
 import pytest
 import torch
 
@@ -8,6 +10,9 @@ from .several import trained
 PLAIN = [("plain", 1), ("plain", 1)]
 DELAYED = {"options": {"delay": 1, "fragments": ("strided", 3)}}
 MIXED = {"sgd": True, "options": {"delay": 2, "alpha": 0.5}, "connect": {"min_replicas": 2}}
+UNLIKE = (
+    "ConfigurationError: the processes of this replica do not have the same model and settings: "
+)
 ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "evaluate": True}
 
 
@@ -15,7 +20,7 @@ ELASTIC = {"connect": {"min_replicas": 2}, "options": {"weight": "tokens"}, "eva
 @pytest.mark.parametrize(
     ("replicas", "case"),
     [
-        ([("ddp", 2), ("ddp", 2)], {"rate": [3, 1, 0.5]}),
+        ([("ddp", 2), ("ddp", 2)], {"rate": [3, 1, 0.5, 0.3, 0.5]}),
         ([("fsdp", 2), ("fsdp", 2)], DELAYED),
         ([("ddp", 2), ("ddp", 2)], MIXED),
         ([("parts", 2), ("ddp", 2)], {"groups": True}),
@@ -45,7 +50,7 @@ def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
     for values, said in several:
         assert all(torch.equal(first[name], values[name]) for name in first), "bit for bit"
         assert (said["committed"], said["reports"]) == (told["committed"], told["reports"])
-        assert said["rates"] == told["rates"]
+        assert (said["rates"], said["seen"]) == (told["rates"], told["seen"])
     for name, value in expected.items():
         torch.testing.assert_close(first[name], value, rtol=0, atol=1e-12)
     places = [said["place"] for _, said in several]
@@ -112,11 +117,20 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         ("fsdp", {"load_at": 4}, "ModelChangedError: values were loaded into the model"),
         ("fsdp", {"load_last": True}, "ModelChangedError: values were loaded into the model"),
         ("plain", {"how": "meta"}, "ConfigurationError: process 0 of this replica: 'layers.0"),
-        ("ddp", {"wrong_on": 1}, "ConfigurationError: the processes of this replica do not have"),
+        ("ddp", {"options_on": {1: {"sync_every": 12}}}, f"{UNLIKE}process 1: sync_every=12, pro"),
+        ("ddp", {"options_on": {0: {"clip": "median"}}}, f"{UNLIKE}process 0: clip='median'. "),
+        ("ddp", {"options_on": {1: {"outer_lr": sqrt}}}, f"{UNLIKE}process 1: outer_lr=a builtin_"),
+        ("ddp", {"connect_on": {1: {"sync_timeout": 60.0}}}, f"{UNLIKE}process 1: sync_timeout=6"),
+        (
+            "ddp",
+            {"subclass": True},
+            "ConfigurationError: Mine is a subclass of DiLoCo, which",
+        ),
+        ("plain", {"destroy_at": 5}, "SyncError: torch's process groups were destroyed before the"),
         (
             "ddp",
             {"seconds_on": 1, "connect": {"min_replicas": 1}},
-            "ConfigurationError: the processes of this replica do not have",
+            f"{UNLIKE}process 1: sync_every=Seconds(",
         ),
         ("ddp", {"options": {"outer_lr": -1.0}}, "ConfigurationError: outer_lr"),
         (
@@ -150,6 +164,11 @@ def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_p
         "loads at the end",
         "meta",
         "settings",
+        "a setting of one",
+        "a function of one",
+        "connected otherwise",
+        "subclass",
+        "groups that are gone",
         "seconds",
         "argument",
         "stateful",
@@ -196,7 +215,17 @@ def test_steps_outside_the_block_are_refused(tmp_path):
 
 
 @pytest.mark.processes
-def test_a_number_of_tokens_that_is_negative_is_refused_where_it_is_counted(tmp_path):
-    case = {"options": {"weight": "tokens"}, "signs": [2, -1]}
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"options": {"weight": "tokens"}, "signs": [2, -1]}, "n in count_tokens(n) must be"),
+        ({"signs": [0, 0]}, "count_tokens() was called, but contributions are weighed by"),
+        ({"rate": [0, 1, [0.5]]}, "the outer learning rate must be a finite number, not [0.5]"),
+        ({"rate": [0, 1, -0.5]}, "the outer learning rate must be positive, not -0.5"),
+    ],
+    ids=["negative", "not by tokens", "no number", "rate"],
+)
+def test_a_number_that_is_not_allowed_is_refused_where_it_is_given(tmp_path, case, words):
     _, (_, said) = trained(tmp_path, "run", [("plain", 2)], case)
-    assert said["raised"].startswith("ConfigurationError: n in count_tokens(n) must be")
+    assert said["raised"].startswith(f"ConfigurationError: {words}")
+    assert said["inner_steps"] == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from .._arithmetic._sync_job import SyncJob
 from .._errors import ConfigurationError
@@ -23,6 +23,7 @@ class ReplicaExchange(Exchange):
         process: The number of this process in the replica, from 0.
         processes: How many there are.
         opened: Opens the connection to the store.
+        settings: What was passed to :func:`.connect`, which all of these processes pass alike.
         patience: Seconds for which the others wait for the leader.
         group: The group of these processes; None for torch's default one.
 
@@ -37,12 +38,14 @@ class ReplicaExchange(Exchange):
         process: int,
         processes: int,
         opened: Callable[[], Exchange],
+        settings: Mapping[str, Any],
         patience: float,
         group: object = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self.process, self.processes = process, processes
         self.patience, self.group = patience, group
+        self.settings = settings
         self.when_ended: Callable[[], object] = bool
         self.ended = self.left = False
         self._opened = opened

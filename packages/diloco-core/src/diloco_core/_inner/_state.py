@@ -37,7 +37,13 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class TriedOut(Stateful, Protocol):
-    """Something that finds out by itself whether it can be saved, with less work than saving it."""
+    """Something that finds out by itself whether it can be saved, with less work than saving it.
+
+    Attributes:
+        knows_data: Whether a part of it may know which batches were learned.
+    """
+
+    knows_data: bool
 
     def try_out(self) -> None:
         """Raise a :class:`.ConfigurationError` if it cannot."""

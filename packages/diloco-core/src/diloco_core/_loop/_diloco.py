@@ -11,6 +11,7 @@ import torch
 from .._checks import one_of, whole
 from .._codecs._codec import Codec
 from .._connect import connect
+from .._errors import ConfigurationError
 from .._exchange._base import Exchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
@@ -219,7 +220,12 @@ class DiLoCo(OuterLoop):
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Make the loop of one process among several, if the exchange is that of one."""
         exchange = options.get("exchange", arguments[2] if len(arguments) > 2 else None)
-        kind = KINDS.get(type(exchange), cls) if cls is DiLoCo else cls
+        kind = KINDS.get(type(exchange), cls)
+        if cls not in (DiLoCo, kind):
+            raise ConfigurationError(
+                f"{cls.__name__} is a subclass of DiLoCo, which works in replicas of one process "
+                "alone: use DiLoCo(...) itself where several are one replica"
+            )
         return object.__new__(kind)  # type: ignore[return-value] # a subclass
 
     def __init__(

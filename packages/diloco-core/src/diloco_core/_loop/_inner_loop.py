@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from types import FrameType
@@ -177,14 +178,20 @@ class TrainingProcess:
     or leave) nothing is to be saved, and others may be waited for: there the signal ends the block
     at once, and so does a second one anywhere.
 
+    Args:
+        same_for: Seconds for which a second signal is the same one, which came here twice.
+        clock: Tells the time.
+
     Attributes:
         told_to_end: Whether the signal has come.
         training: Whether an inner step may be under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, same_for: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.told_to_end = self.training = False
         self._number = os.getpid()
+        self._same_for, self._clock = same_for, clock
+        self._same_until = clock()
 
     def remember(self) -> None:
         """Remember that this process trains."""
@@ -243,5 +250,8 @@ class TrainingProcess:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         again, self.told_to_end = self.told_to_end, True
+        if again and self._clock() < self._same_until:
+            return
+        self._same_until = self._clock() + self._same_for
         if again or not self.training:
             raise SystemExit(EXIT_CODE)

@@ -6,14 +6,14 @@ This says when it is saved in the run's store, and what a new incarnation of its
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .._errors import CorruptedObjectError
-from .._inner._state import InnerState, Stateful
+from .._inner._state import InnerState, Stateful, TriedOut
 from .._model._own_buffers import OwnBuffers
 from .._outer._fragment import Fragment
 from .._outer._residual import Residual
@@ -23,6 +23,14 @@ from ._counters import OpenSteps
 
 # What is often in stateful, and does not know which batches were learned.
 _NO_DATA = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+
+
+def know_data(holders: Iterable[Stateful]) -> bool:
+    """Say whether one of some objects may know which batches were learned."""
+    return any(
+        each.knows_data if isinstance(each, TriedOut) else not isinstance(each, _NO_DATA)
+        for each in holders
+    )
 
 
 class Residuals:
@@ -181,8 +189,7 @@ class OwnState:
             self.restored_steps = steps
             self.behind = max(0, inner_steps - steps)
             self._has_saved = not self.behind
-            knows_data = any(not isinstance(each, _NO_DATA) for each in self.stateful.values())
-            self._untold = 0 if knows_data else steps
+            self._untold = 0 if know_data(self.stateful.values()) else steps
             if self.open_steps is not None and saved.sync == exchange.position.sync:
                 self.open_steps.apply(steps)
                 self._saved_steps = self._began_at = steps

@@ -48,16 +48,19 @@ def refuse_together(
     for process, (problem, _) in enumerate(told):
         if problem:
             raise ConfigurationError(f"process {process} of this replica: {problem}")
-    differing = [
-        f"process {process}: {line}"
-        for process, (_, theirs) in enumerate(told)
-        for line in theirs
-        if line not in told[0][1]
-    ]
-    if any(theirs != told[0][1] for _, theirs in told):
+    first = told[0][1]
+    for process, (_, theirs) in enumerate(told):
+        if theirs == first:
+            continue
+        differing = [
+            f"process {number}: {line}"
+            for number, lines, others in ((process, theirs, first), (0, first, theirs))
+            for line in lines
+            if line not in others
+        ]
         raise ConfigurationError(
-            "the processes of this replica do not have the same model and settings as process 0: "
-            f"{', '.join(differing[:4]) or 'another number of tensors'}. Make them alike"
+            "the processes of this replica do not have the same model and settings: "
+            f"{', '.join(differing[:4]) or 'another order of the tensors'}. Make them alike"
         )
 
 
@@ -126,7 +129,10 @@ def _lines(model: torch.nn.Module, options: Mapping[str, Any]) -> list[str]:
         f"{plain_name(model, name)} {describe(tensor)}{' trained' if tensor.requires_grad else ''}"
         for name, tensor in named_tensors(model)
     ]
-    settings = [f"{name}={value!r}" for name, value in sorted(options.items()) if _is_plain(value)]
+    settings = [
+        f"{name}={repr(value) if _is_plain(value) else kind_of(value)}"
+        for name, value in sorted(options.items())
+    ]
     return [*settings, *tensors]
 
 

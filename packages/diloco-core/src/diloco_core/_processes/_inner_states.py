@@ -71,6 +71,7 @@ class InnerStates:
         process: Handles SIGTERM, which waits until all processes are done.
 
     Attributes:
+        knows_data: Whether this process has something that may know which batches were learned.
         before_save: Called on the leader before all are asked for their files. What the loop saves
             after these, such as open inner steps, it reads from the twin.
     """
@@ -78,6 +79,7 @@ class InnerStates:
     def __init__(self, inside: Inside, own: InnerState, process: TrainingProcess) -> None:
         self._inside, self._own, self._process = inside, own, process
         self._identity = f"process {inside.process} of {inside.processes}"
+        self.knows_data = True
         self.before_save: Callable[[], object] = bool
 
     def try_out(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from .._errors import ConfigurationError, ProcessFailedError
+from .._errors import ConfigurationError, ProcessFailedError, SyncError
 from ._moves import failed
 
 T = TypeVar("T")
@@ -165,6 +165,11 @@ class Inside:
         try:
             act()
         except (RuntimeError, ValueError) as error:  # torch raises the latter for an ended group
+            if not distributed.is_initialized():
+                raise SyncError(
+                    "torch's process groups were destroyed before the block was left: call "
+                    "destroy_process_group() after it"
+                ) from error
             late = "imed out" in str(error)  # torch has no class of its own for it
             number, how = self.failure(late=late) or (None, "")
             raise ProcessFailedError(

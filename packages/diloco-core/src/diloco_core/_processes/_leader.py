@@ -93,8 +93,9 @@ class LeaderLoop(DiLoCo):
         """Take what the processes have for this replica: their tokens, and rates to be set."""
         if tokens := sum(mail.tokens for mail in mails):
             self.count_tokens(tokens)
-        for value, group in dict.fromkeys(rate for mail in mails for rate in mail.rates):
-            self.set_outer_lr(value, group=group)
+        for mail in mails:
+            for value, group in mail.rates:
+                self.set_outer_lr(value, group=group)
 
     def _check_before_sync(self) -> None:
         fragment = self._fragments[self._schedule.turn(self._count.decisions)]

@@ -15,18 +15,21 @@ from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
-from .._loop._arguments import check_parties, stateful_of
+from .._loop._arguments import check_parties, stateful_of, tokens_counted
 from .._loop._diloco import KINDS, DiLoCo
 from .._loop._inner_loop import TrainingProcess, refuse_steps_outside
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
+from .._loop._own_state import know_data
 from .._model._loads import Loads
 from .._model._own_buffers import OwnBuffers
 from .._model._partition import NamedTensor, check_shapes
 from .._model._values import plain_name
 from .._model._watch import ModelWatch
+from .._outer._optimizer import checked_lr
 from .._run._exchange import StoreExchange
 from .._seconds import Seconds
 from .._terms._schedule import MANY_STEPS
+from .._terms._terms import Weighting
 from ._board import Board
 from ._checks import OptimizerChecks, refuse_together
 from ._ending import Ending
@@ -37,6 +40,9 @@ from ._moves import Done, Mail, Progress, failed
 from ._shared import shared_values
 from ._twin import Twin, named_tensors, tensors_of
 from ._values import Held, held_tensors, moved, reshard
+
+_SAME_SIGNAL = 5.0
+"""Seconds. Whoever ends all processes of a machine tells torchrun too, which tells them again."""
 
 
 class ReplicaLoop(DiLoCo):
@@ -63,10 +69,11 @@ class ReplicaLoop(DiLoCo):
         self._on_sync = on_sync
         self._wrapped = model
         self._sync_every = sync_every
-        self._process = TrainingProcess()
+        self._process = TrainingProcess(_SAME_SIGNAL)
         self._inside = Inside(exchange.patience, exchange.group)
         options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
-        told = {**options, "rank": exchange.rank}
+        told = {**options, **exchange.settings, "rank": exchange.rank}
+        self._weight = options.get("weight")
         syncs_buffers = options.get("buffers") != "none"
 
         def prepare() -> None:
@@ -89,6 +96,7 @@ class ReplicaLoop(DiLoCo):
             buffers = {} if syncs_buffers else {"buffers": OwnBuffers(model)}
             own = PartialState(optimizers, named, names, buffers)
             self._inner_states = InnerStates(self._inside, own, self._process)
+            self._inner_states.knows_data = know_data(named.values())
             self._steps = InnerSteps(optimizers, self._before, self._after)
 
         refuse_together(self._inside, model, told, prepare)
@@ -107,6 +115,7 @@ class ReplicaLoop(DiLoCo):
         self._step = StepCounter(len(self._steps.optimizers))
         self._progress = Progress()
         self._taken = self._met = self._tokens = 0
+        self._reported: int | None = None
         self._outside = [0] * len(self._steps.optimizers)
         self._rates: list[tuple[float, int | None]] = []
         self._is_open = self._entered = False
@@ -143,7 +152,7 @@ class ReplicaLoop(DiLoCo):
     @property
     def committed(self) -> int:
         """Outer steps that the model has taken so far."""
-        return self._progress.committed
+        return self._progress.committed if self._reported is None else self._reported
 
     @property
     def inner_steps(self) -> int:
@@ -158,6 +167,8 @@ class ReplicaLoop(DiLoCo):
     @property
     def batches_to_skip(self) -> int:
         """The inner steps of this rank that the run had counted when the block was entered."""
+        if self._leading is not None:
+            return self._leading.loop.batches_to_skip
         return self._progress.batches_to_skip
 
     def __enter__(self) -> Self:
@@ -225,12 +236,14 @@ class ReplicaLoop(DiLoCo):
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
         """Change the outer learning rate of the running run, from any process."""
         self._check_open("set_outer_lr()")
-        self._rates.append((value, group))
+        rate = checked_lr("the outer learning rate", value)
+        self._rates.append((rate, None if group is None else whole("group", group, 0)))
 
     def count_tokens(self, n: int) -> None:
         """Say how many tokens this process learns from in the next inner step."""
         self._check_open("count_tokens()")
-        self._tokens += whole("n in count_tokens(n)", n, 0)
+        weighting = Weighting(self._weight or Weighting.EQUAL)
+        self._tokens += tokens_counted(weighting, n, self._tokens)
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync. All processes call it."""
@@ -313,7 +326,9 @@ class ReplicaLoop(DiLoCo):
         self._progress, self._met = done.progress, self._taken
         self._loads.stepped()
         for report in done.reports if self._on_sync else ():
+            self._reported = report.sync  # others may have come after it
             self._on_sync(report)  # type: ignore[misc]
+            self._reported = None
         return done
 
     def _now(self) -> list[Held]:
