@@ -35,6 +35,7 @@ def put_off(process: TrainingProcess) -> Iterator[None]:
 INTERVAL = 0.2
 """Seconds between two looks at the board."""
 
+_JOINS = 2.0  # as long as the leader's process is there, the board answers sooner
 _PATIENCE = 20.0  # torchrun waits for 30 seconds before it kills
 
 
@@ -73,6 +74,8 @@ class Ending:
         """Leave the signal to others again."""
         self._over.set()
         self._process.stop()
+        # A thread that talks to the board while the interpreter ends would abort the process.
+        self._thread.join(_JOINS)
 
     def last_step(self) -> int:
         """Return the step after which all end; asked for once they are to.
@@ -99,7 +102,8 @@ class Ending:
                 taken = self._taken()
                 # Not in one call: the store would answer no other one meanwhile.
                 while (last := self._board.last_step(taken)) is None:
-                    self._over.wait(INTERVAL / 10)
+                    if self._over.wait(INTERVAL / 10):
+                        return
                 self._last = last
                 self._known.set()
                 return
