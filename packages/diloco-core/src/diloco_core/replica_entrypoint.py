@@ -66,7 +66,7 @@ def run(
     """
     arguments = {**locals()}
     number = number_of_processes(arguments.pop("processes"), os.environ)
-    if number > 1:
+    if number:
         return run_processes(number, run, arguments)
     exchange, trainer = _prepare(
         trainer_module,
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kwargs, processes = given.pop("trainer_kwargs_json"), given.pop("processes")
     processes = int(processes) if processes.isdecimal() else processes
     try:
-        several = number_of_processes(processes, os.environ) > 1
+        several = number_of_processes(processes, os.environ)
         prepared = None if several else _prepare(kwargs=kwargs, **given)
     except ConfigurationError as error:
         parser.error(str(error))

@@ -30,6 +30,19 @@ def ddp(model):
     return torch.nn.parallel.DistributedDataParallel(model)
 
 
+def several(model):
+    wrapped = ddp(model)
+    wrapped.process_group = Two()
+    return wrapped
+
+
+class Two:
+    """A group of two processes."""
+
+    def size(self):
+        return 2
+
+
 def sharded(model):
     from torch.distributed.fsdp import fully_shard  # it takes long
 
@@ -39,9 +52,9 @@ def sharded(model):
 @pytest.mark.parametrize(
     ("wrap", "said"),
     [
-        (ddp, r"the model is wrapped for several processes \(DistributedDataParallel\)"),
+        (several, r"the model is wrapped for several processes \(DistributedDataParallel\)"),
         (
-            lambda model: torch.nn.Sequential(ddp(model), torch.nn.Linear(2, 1)),
+            lambda model: torch.nn.Sequential(several(model), torch.nn.Linear(2, 1)),
             "module '0' is wrapped for several processes",
         ),
         (sharded, "parameter '0.weight' is a DTensor"),
@@ -54,6 +67,24 @@ def test_a_model_of_several_processes_is_refused(group, lab, wrap, said, kind):
     with pytest.raises(ConfigurationError, match=f"{said}.*one process is one replica"):
         loop(exchange, wrap(lab.small_model()))
     exchange.leave()
+
+
+@pytest.mark.parametrize("kind", ["store", "elastic", "threads"])
+def test_a_model_that_is_wrapped_for_a_single_process_trains_as_the_model(group, lab, kind):
+    ended = []
+    for wrap in (lambda model: model, ddp):
+        (exchange,) = exchanges(kind, 1)
+        torch.manual_seed(0)
+        model = wrap(lab.small_model())
+        inner, outer = loop(exchange, model)[1:3]
+        with outer:
+            for _ in range(4):
+                model(torch.ones(2, 3)).sum().backward()
+                inner.step()
+                inner.zero_grad()
+        ended.append([parameter.detach().clone() for parameter in model.parameters()])
+        assert outer.committed
+    assert all(map(torch.equal, *ended))
 
 
 def test_over_a_process_group_or_a_manager_it_stays_allowed(group, lab):

@@ -133,11 +133,12 @@ def test_processes_for_gpus_are_refused_where_there_is_none(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(ConfigurationError, match="this machine shows none"):
         number_of_processes("gpu", {})
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    assert number_of_processes("gpu", {}) == 8
+    for number in (1, 8):
+        monkeypatch.setattr("torch.cuda.device_count", lambda number=number: number)
+        assert number_of_processes("gpu", {}) == number
 
 
 def test_processes_inside_processes_are_refused():
-    assert number_of_processes(1, {"LOCAL_WORLD_SIZE": "2"}) == 1
+    assert number_of_processes(1, {"LOCAL_WORLD_SIZE": "2"}) == 0
     with pytest.raises(ConfigurationError, match="inside one that torchrun has started"):
         number_of_processes(2, {"LOCAL_WORLD_SIZE": "2"})

@@ -69,7 +69,8 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
 def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
     """Refuse a model that several processes hold together, and a process that is one of several.
 
-    Over a process group or a manager, each process of a replica may have an exchange of its own.
+    A DistributedDataParallel of a single process is as good as the model in it. Over a process
+    group or a manager, each process of a replica may have an exchange of its own.
 
     Raises:
         ConfigurationError: The message says what was found, and what to do.
@@ -86,6 +87,8 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
     for name, module in model.named_modules():
         for place, wrapper, sign in _WRAPPERS:
             if _is(module, place, wrapper) and hasattr(module, sign):
+                if wrapper == "DistributedDataParallel" and module.process_group.size() == 1:
+                    continue
                 where = f"module {name!r} is" if name else "the model is"
                 raise ConfigurationError(
                     f"{where} wrapped for several processes ({wrapper}): {ONE_PROCESS}. Pass the "

@@ -17,7 +17,10 @@ from .._errors import ConfigurationError, ProcessFailedError
 
 
 def number_of_processes(asked: Any, environ: Mapping[str, str]) -> int:
-    """Return how many processes are to be started; 1 means that this one does the work itself.
+    """Return how many processes are to be started; 0 means that this one does the work itself.
+
+    One process is started only for ``"gpu"``: its trainer is made to be one of several, and needs
+    the variables that these have.
 
     Args:
         asked: A number from 1 on, or ``"gpu"`` for as many as there are GPUs.
@@ -40,8 +43,10 @@ def number_of_processes(asked: Any, environ: Mapping[str, str]) -> int:
         raise ConfigurationError(
             f"processes must be a number from 1 on, or 'gpu' for one process per GPU, not {asked!r}"
         )
+    if asked == 1:
+        return 0
     inside = [name for name in ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE") if name in environ]
-    if number > 1 and inside:
+    if inside:
         raise ConfigurationError(
             f"processes={asked!r} would start processes inside one that torchrun has started "
             f"({inside[0]} is set): leave it out, or leave out torchrun"
