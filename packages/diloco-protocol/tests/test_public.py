@@ -10,11 +10,11 @@ import sys
 import pytest
 
 import diloco_protocol
-from diloco_protocol import backend
+from diloco_protocol import backend, telemetry
 from diloco_protocol._hooks import Hooks
 
 
-@pytest.mark.parametrize("module", [diloco_protocol, backend])
+@pytest.mark.parametrize("module", [diloco_protocol, backend, telemetry])
 def test_all_is_sorted_and_complete(module):
     names = {name for name, value in vars(module).items() if not name.startswith("_")}
     modules = {name for name in names if type(getattr(module, name)) is type(sys)}
@@ -30,6 +30,13 @@ def test_public_names_are_documented(name):
 @pytest.mark.parametrize("name", [name for name in backend.__all__ if not name.isupper()])
 def test_what_backends_are_made_of_is_documented(name):
     assert (getattr(backend, name).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in telemetry.__all__ if name[1:] != name[1:].upper()]
+)
+def test_what_telemetry_is_made_of_is_documented(name):
+    assert name == "Metric" or (getattr(telemetry, name).__doc__ or "").strip()
 
 
 def test_help_shows_every_hook_with_its_arguments():
@@ -55,7 +62,9 @@ def test_help_shows_every_word_with_its_meaning(name, words):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("module", ["diloco_protocol", "diloco_protocol.backend"])
+@pytest.mark.parametrize(
+    "module", ["diloco_protocol", "diloco_protocol.backend", "diloco_protocol.telemetry"]
+)
 def test_the_import_is_light(module):
     code = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run(

@@ -1,0 +1,1 @@
+"""The parts of :mod:`diloco_protocol.telemetry`."""

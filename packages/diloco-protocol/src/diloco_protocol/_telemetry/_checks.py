@@ -1,0 +1,147 @@
+"""The fields of telemetry records: what each may hold, for writers and readers alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from .._checks import check_whole, is_number, shown
+from .._errors import InvalidRequestError
+from .._fields import LARGEST, LATEST
+from .._texts import readable
+
+MOST_METRICS = 32
+"""The most metrics of a replica."""
+NAME_CHARACTERS = 64
+"""The longest name of a metric."""
+TEXT_CHARACTERS = 128
+"""The longest text, of a metric or elsewhere."""
+MOST_RANKS = 64
+"""The most ranks, or numbers for one member each, that a record names."""
+
+_LARGEST = 2**63 - 1
+
+Metric = float | int | str
+"""The value of a metric."""
+
+
+class Phase(StrEnum):
+    """What a replica does."""
+
+    TRAINING = "training"
+    CONTRIBUTING = "contributing"
+    WAITING = "waiting"
+    UPDATING = "updating"
+    ADOPTING = "adopting"
+    IDLE = "idle"
+
+
+def check_metrics(metrics: object) -> dict[str, Metric]:
+    """Return metrics as records hold them.
+
+    NaN and infinities become the texts ``"nan"``, ``"inf"`` and ``"-inf"``, since JSON has no
+    numbers for them. Control characters in texts are shown as Python writes them.
+
+    Raises:
+        InvalidRequestError: There are too many, or one has a name or a value that is not allowed.
+            The error names it.
+    """
+    if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
+        given = len(metrics) if isinstance(metrics, Mapping) else shown(metrics)
+        raise InvalidRequestError(f"metrics must be at most {MOST_METRICS} by name, not {given}")
+    return {_check_name(name): _metric(name, value) for name, value in metrics.items()}
+
+
+def _check_name(name: object) -> str:
+    if type(name) is not str or not 0 < len(name) <= NAME_CHARACTERS or not name.isprintable():
+        raise InvalidRequestError(
+            f"the name of a metric must be printable text of 1 to {NAME_CHARACTERS} characters, "
+            f"not {shown(name)}"
+        )
+    return name
+
+
+def _metric(name: str, value: object) -> Metric:
+    if type(value) is float:
+        return value if math.isfinite(value) else str(value)
+    if type(value) is int and -_LARGEST <= value <= _LARGEST:
+        return value
+    if type(value) is str and len(value) <= TEXT_CHARACTERS:
+        return _text(name, value)
+    raise InvalidRequestError(
+        f"the metric {shown(name)} must be a float, an int from {-_LARGEST} to {_LARGEST}, or text "
+        f"of at most {TEXT_CHARACTERS} characters, not {shown(value)} ({type(value).__name__})"
+    )
+
+
+def _text(name: str, value: object) -> str:
+    """Return one line of harmless text, of which the end is cut off if it is too long."""
+    if type(value) is not str:
+        raise InvalidRequestError(f"{name} must be text, not {shown(value)}")
+    line = readable(value[:TEXT_CHARACTERS]).replace("\n", " ").replace("\t", " ")
+    return line[:TEXT_CHARACTERS]
+
+
+def _number(name: str, value: object, most: float = _LARGEST) -> float:
+    if type(value) not in {int, float} or not is_number(value) or not 0 <= value <= most:
+        raise InvalidRequestError(f"{name} must be a number from 0 to {most:g}, not {shown(value)}")
+    return float(value)
+
+
+def _whole(name: str, value: object) -> int:
+    return check_whole(name, value, 0, _LARGEST)
+
+
+def _rank(name: str, value: object) -> int:
+    return check_whole(name, value, 0, 99_999)
+
+
+def _word(name: str, value: object) -> Phase:
+    if not isinstance(value, str) or value not in list(Phase):
+        raise InvalidRequestError(f"{name} must be one of {', '.join(Phase)}, not {shown(value)}")
+    return Phase(value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise InvalidRequestError(f"{name} must be true or false, not {shown(value)}")
+    return value
+
+
+def _several(check: Callable[[str, object], Any]) -> Callable[[str, object], tuple[Any, ...]]:
+    def checked(name: str, value: object) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) > MOST_RANKS:
+            raise InvalidRequestError(
+                f"{name} must be a list of at most {MOST_RANKS}, not {shown(value)}"
+            )
+        return tuple(check(name, each) for each in value)
+
+    return checked
+
+
+def _or_none(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("run", "host", "backend", "place", "fragment", "contribution"), _text),
+    **dict.fromkeys(("epoch", "step", "sync", "missing", "dropped", "number", "members"), _whole),
+    **dict.fromkeys(("inner_steps", "total_inner_steps", "batches_to_skip"), _whole),
+    **dict.fromkeys(("bytes_sent", "bytes_received"), _whole),
+    **dict.fromkeys(("wait_seconds", "exchange_seconds", "compute_seconds"), _number),
+    **dict.fromkeys(("hidden_seconds", "exposed_seconds"), _number),
+    **dict.fromkeys(("outer_lr", "weights", "clipped"), _several(_number)),
+    **dict.fromkeys(("committed", "reloaded"), _flag),
+    "rank": _rank,
+    "world_size": lambda name, value: check_whole(name, value, 1, 100_000),
+    "attempt": _or_none(lambda name, value: check_whole(name, value, 1, LARGEST)),
+    "time": lambda name, value: _number(name, value, LATEST),
+    "phase": _word,
+    "waits_for": _several(_rank),
+    "seconds_per_step": _or_none(_number),
+    "training_share": _or_none(lambda name, value: _number(name, value, 1)),
+    "ended": _or_none(_text),
+    "metrics": lambda _, value: check_metrics(value),
+}
