@@ -318,6 +318,12 @@ class TestPace:
             assert (live_seconds(replicas), history_seconds(replicas)) == (10, 60)
         assert live_seconds(1000) == pytest.approx(116.7, abs=0.1)
 
+    def test_an_object_covers_ten_minutes_or_a_fiftieth_of_the_time(self):
+        assert not is_sealed(599, 600)
+        assert is_sealed(600, 30_000)
+        assert not is_sealed(600, 30_001)
+        assert is_sealed(WEEK / 50, WEEK)
+
     @given(
         st.lists(
             st.tuples(

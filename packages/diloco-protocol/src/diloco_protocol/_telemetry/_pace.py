@@ -11,6 +11,7 @@ LEAST_SECONDS = 10.0
 
 _HISTORY_PER_LIVE = 6  # a history object is put at most once in the time of so many live ones
 _SEALED_SHARE = 50
+_SEALED_SECONDS = 600.0
 _WEEK = 7 * 24 * 3600.0
 _BYTES_AT_ONCE = 50 * HISTORY_BYTES
 _BYTES_PER_WEEK = 100 * HISTORY_BYTES
@@ -31,16 +32,16 @@ def history_seconds(replicas: int, least: float = LEAST_SECONDS) -> float:
 
 
 def is_sealed(seconds: float, age: float) -> bool:
-    """Return whether a ``history/`` object covers a fiftieth of its incarnation's time.
+    """Return whether a ``history/`` object covers enough time, so that it is rewritten no more.
 
-    It is not rewritten any more then, and the next line begins another one. So it is if that line
-    would make it larger than :data:`HISTORY_BYTES`.
+    That is a fiftieth of the incarnation's time, and ten minutes at least. The next line begins
+    another object then, and also where it would make this one larger than :data:`HISTORY_BYTES`.
 
     Args:
         seconds: The time since the object before it was sealed, or since the incarnation began.
         age: The time since the incarnation began.
     """
-    return _SEALED_SHARE * seconds >= age
+    return seconds >= max(_SEALED_SECONDS, age / _SEALED_SHARE)
 
 
 def history_allowance(age: float) -> float:
