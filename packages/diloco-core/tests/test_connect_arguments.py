@@ -32,6 +32,7 @@ WRONG = {
     "uri": (1, b"/tmp/x", ["a"], "", "  ", "/tmp/a\nb", "/tmp/a\0b", True),
     "min_replicas": ("2", 0, True, 2.5, 9),
     "environ": (1, [("A", "b")]),
+    "telemetry": (1, 0, "yes", "False"),
     "transfer": (32, "16", {"connections": 32}, Transfer, Transfer(connections=2**40)),
 }
 
@@ -112,6 +113,7 @@ SEEN = {
     "elastic": (None, Elastic(1)),
     "timing": (None, Timing(sync_timeout=99.0, return_within=0.0)),
     "environ": ({"REPLICA_RANK": "0"}, {"REPLICA_RANK": "1"}),
+    "telemetry": (None, False),
 }
 ELASTIC_ONLY = {"publish_every", "topology", "grace", "late", "retention"}
 

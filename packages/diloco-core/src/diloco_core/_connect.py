@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ._arithmetic._layout import CHUNK_BYTES
-from ._checks import check_identity, whole
+from ._checks import check_identity, whole, yes_or_no
 from ._connect_arguments import (
     check_told,
     elastic_of,
@@ -24,10 +24,12 @@ from ._connect_arguments import (
 )
 from ._errors import ConfigurationError
 from ._exchange._replica import ReplicaExchange
+from ._exchange._telemetry import Telemetry
 from ._redact import redact_uri
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
 from ._store._drivers._folder import FolderStore, whole_path
+from ._store._drivers._remote import RemoteStore
 from ._store._open import open_store
 from ._store._transfer import Transfer
 from ._timing import Timing, limits_of
@@ -89,6 +91,7 @@ def connect(
     elastic: Elastic | None = None,
     timing: Timing | None = None,
     process_group: ProcessGroup | None = None,
+    telemetry: bool | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Exchange:
     """Connect this replica to the others through an object store.
@@ -167,6 +170,8 @@ def connect(
             ``beat_interval``, ``lost_after`` and ``return_within``.
         process_group: The processes that are this replica together, where they are a part of
             torch's default group; in other cases they are all of that.
+        telemetry: Whether this replica tells in the store what it does and what its syncs have
+            done, for those who watch the run; True if left out. Nothing is decided by it.
         environ: The mapping to use instead of ``os.environ``.
 
     Raises:
@@ -212,6 +217,8 @@ def connect(
     restarts = environ.get("DILOCO_RESTARTS") != "0"
     all_limits = timing_of(timing, limits, elastic=elastic is not None, restarts=restarts)
     others = given(chunk_bytes=chunk_bytes, transfer=transfer, process_group=process_group)
+    others |= given(telemetry=telemetry)
+    tells = yes_or_no("telemetry", True if telemetry is None else telemetry)
     asked = {**limits, **membership, **others}
     asked |= {} if timing is None else limits_of(all_limits)
     timing = all_limits
@@ -237,7 +244,7 @@ def connect(
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
         settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
-        settings |= given(process_group=process_group)
+        settings |= given(process_group=process_group, telemetry=tells)
         if elastic is None:
             settings |= {"min_replicas": None, "resume": resume or False}
         else:
@@ -247,6 +254,7 @@ def connect(
             place,
             transfer,
             (resume or False) if elastic is None else False,
+            environ if tells else None,
             rank=rank,
             world_size=world_size,
             elastic=elastic,
@@ -305,6 +313,7 @@ def _new(
     uri: str,
     transfer: Transfer,
     resume: bool | Literal["newest-whole"],
+    tells: Mapping[str, str] | None,
     *,
     last_attempt: bool,
     **options: Any,
@@ -318,4 +327,9 @@ def _new(
         store.unmake() if isinstance(store, FolderStore) else store.close()
         raise
     exchange.last_attempt = last_attempt
+    if tells is not None:
+        once = store.once() if isinstance(store, RemoteStore) else store
+        exchange.telemetry = Telemetry(
+            once, exchange.rank, exchange.world_size, exchange.run_id, options["timing"], tells
+        )
     return exchange

@@ -30,6 +30,7 @@ class Retries:
         clock: Monotonic clock; injected in tests.
         sleep: Injected in tests.
         jitter: A number from 0 to 1; injected in tests.
+        repeats: Whether anything is tried again at all.
     """
 
     patience: float = 60.0
@@ -38,6 +39,7 @@ class Retries:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     jitter: Callable[[], float] = field(default=random.random, repr=False)
+    repeats: bool = True
 
     def run(
         self,
@@ -66,7 +68,7 @@ class Retries:
                     # Half of a pause is certain, so that a store that is down is not asked in a
                     # tight loop.
                     seconds = pause * (1 + self.jitter()) / 2
-                    if not again(error):
+                    if not again(error) or not self.repeats:
                         raise
                     if downtime is not None and not waiting:
                         waiting = True

@@ -8,6 +8,7 @@ from typing import Any, Self
 from .._errors import ConfigurationError, SyncError, UnseenStepsError
 from .._exchange._base import Exchange, Schema
 from .._exchange._report import SyncReport
+from .._exchange._telemetry import Logged, Telemetry
 from .._inner._kept_weights import KeptWeights
 from .._inner._own_weights import OwnWeights
 from .._inner._steps import StepCounter
@@ -58,7 +59,15 @@ class OuterLoop:
         self._kept = KeptWeights(optimizers, names)
         self._own_weights = OwnWeights(optimizers, names)
         self._loads = Loads(model.model, model.trained)
-        self._count = Counters([0] * len(model.fragments), StepCounter(len(optimizers)))
+        self._count = count = Counters([0] * len(model.fragments), StepCounter(len(optimizers)))
+        self._on_sync = on_sync
+        self._telemetry: Telemetry | None = getattr(exchange, "telemetry", None)
+        self._logged = Logged()
+        if self._telemetry is not None:
+            self._logged, process = self._telemetry.logged, self._process
+            self._telemetry.steps = lambda: count.inner_steps
+            self._telemetry.committed = lambda: count.committed
+            self._telemetry.training = lambda: process.training
         self._outer_steps = OuterSteps(
             self._fragments,
             self._count,
@@ -67,7 +76,7 @@ class OuterLoop:
             self._lr,
             before=self._check_before_sync,
             adopted=self._note_sync,
-            on_sync=on_sync,
+            on_sync=self._told,
         )
         self._saved = SavedState(model, self._count)
         self._place = Place(model.synced, model.held, exchange)
@@ -283,6 +292,33 @@ class OuterLoop:
                 "tokens count inside the block (with DiLoCo(...) as outer: ...)"
             )
         self._count.tokens = [before + tokens for before in self._count.tokens]
+
+    def log(self, **metrics: float | str) -> None:
+        """Say how the training goes, such as ``log(loss=loss.item(), tokens=n)``.
+
+        The values are numbers or short texts, of at most 32 names. Whoever watches the run sees the
+        last ones, and the history of the run has those that were logged since the sync before
+        (:func:`connect`, ``telemetry``). Nothing else is done with them. NaN and infinities are
+        written as text.
+
+        Nothing is sent here: it takes a few microseconds. Over a replica of several processes, what
+        process 0 logs is written, and what the others log is not. Without a store, and with
+        ``telemetry=False``, nothing is written.
+
+        Raises:
+            ConfigurationError: A name or a value is not allowed; the error names it.
+            SyncError: The block has not been entered, or was left.
+        """
+        if not self._is_open:
+            raise SyncError("log() can only be called inside the block (`with DiLoCo(...)`)")
+        self._logged.take(metrics)
+
+    def _told(self, report: SyncReport) -> None:
+        """Pass a report on to the program, and then to telemetry, with what that has logged."""
+        if self._on_sync is not None:
+            self._on_sync(report)
+        if self._telemetry is not None:
+            self._telemetry.synced(report)
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing is lost.

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from diloco_protocol.telemetry import history_seconds, live_seconds
+
 from .._checks import MOST_RANKS, check_positive, kind_of, number, one_of, whole, yes_or_no
 from .._codecs._codec import Codec, check_state_codec
 from .._codecs._named import find_codec
@@ -21,6 +23,7 @@ from .._store._transfer import Transfer
 from ._costs import StoreModel, check_amount
 from ._model import Model, gather_sync, sharded_sync
 
+_DAY = 24 * 3600.0
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9
 """Bytes per second of a modest network card (10 Gb/s).
@@ -33,7 +36,8 @@ It is assumed where the bandwidth is not given.
 class ExchangePlan:
     """Hold what one sync costs one replica, and what it costs all replicas together.
 
-    Numbers of requests are means over the replicas, and over syncs where these differ.
+    Numbers of requests are means over the replicas, and over syncs where these differ. Telemetry
+    (:func:`connect`) goes by the clock, and is in no other figure than the last two.
 
     Attributes:
         topology: ``"sharded"`` (the owners of shards update and publish them) or ``"gather"``
@@ -54,6 +58,8 @@ class ExchangePlan:
         memory_bytes: The memory that the outer loop takes on a replica (the local and global copy
             in fp32, and outer state), without buffers. A ``delay`` adds a copy of the fragment that
             is under way, and ``error_feedback`` a copy of the model and two of that fragment.
+        telemetry_puts: Write requests of a replica per day by which it tells what it does, at most.
+        telemetry_cost: US dollars per day for those of all replicas together.
     """
 
     topology: str
@@ -66,6 +72,8 @@ class ExchangePlan:
     deletes: float
     cost: float
     memory_bytes: float
+    telemetry_puts: float
+    telemetry_cost: float
 
     def exposed(self, overlap: float = 0.0) -> float:
         """Return the seconds of a sync in which a replica does not train.
@@ -255,6 +263,7 @@ def plan_exchange(
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     dollars += costs.received * store.egress_price
     residual = 0 if published.plain else size
+    puts = _DAY / live_seconds(replicas) + _DAY / history_seconds(replicas)
     outer = (model.outer_state + residual) / (1 if chosen == "gather" else replicas)
     plan = ExchangePlan(
         topology=chosen,
@@ -267,9 +276,16 @@ def plan_exchange(
         deletes=count["DELETE"],
         cost=replicas * dollars,
         memory_bytes=4 * params + fragments * (size + outer),
+        telemetry_puts=puts,
+        telemetry_cost=replicas * puts * store.put_price,
     )
     if not math.isfinite(
-        plan.seconds + plan.bytes_sent + plan.bytes_received + plan.cost + plan.memory_bytes
+        plan.seconds
+        + plan.bytes_sent
+        + plan.bytes_received
+        + plan.cost
+        + plan.memory_bytes
+        + plan.telemetry_cost
     ):
         raise OverflowError("a number of the plan")
     return plan

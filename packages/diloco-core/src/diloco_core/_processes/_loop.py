@@ -12,6 +12,7 @@ from .._checks import whole
 from .._errors import ConfigurationError, ProcessFailedError, SyncError
 from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
+from .._exchange._telemetry import Logged
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
@@ -104,6 +105,7 @@ class ReplicaLoop(DiLoCo):
         tensors = tensors_of(model) if syncs_buffers else list(model.parameters())
         self._held = held_tensors(self._inside, tensors, shared_values(self._inside, tensors))
         self._leading: Leading | None = None
+        self._logged = Logged()
         self._inside.together(lambda: self._lead(exchange, options))
         self._board = Board(self._inside)
         self._inside.failure = self._board.failure
@@ -143,6 +145,9 @@ class ReplicaLoop(DiLoCo):
             ),
         )
         self._inner_states.before_save = self._leading.ask_for_all
+        if opened.telemetry is not None:
+            self._logged = opened.telemetry.logged
+            opened.telemetry.steps = lambda: self.inner_steps
 
     @property
     def sync_every(self) -> int | Seconds:
@@ -244,6 +249,11 @@ class ReplicaLoop(DiLoCo):
         self._check_open("count_tokens()")
         weighting = Weighting(self._weight or Weighting.EQUAL)
         self._tokens += tokens_counted(weighting, n, self._tokens)
+
+    def log(self, **metrics: float | str) -> None:
+        """Say how the training goes; what process 0 says is written."""
+        self._check_open("log()")
+        self._logged.take(metrics)
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync. All processes call it."""

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, cast
 
+from diloco_protocol.telemetry import Phase
+
 from .._arithmetic._layout import CHUNK_BYTES, shards_of
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity, check_resume, whole
@@ -302,12 +304,16 @@ class StoreExchange(Member, Exchange):
                 refuse_reload(incarnation, reload)
             start_again(incarnation, reload)
             incarnation.standing.has_loaded()
+            incarnation.doing.now(Phase.IDLE)
             return sync.after_reloading()
         if report.committed:
             incarnation.handover.differed = False
             if incarnation.sync % WATCH_EVERY == 0:
                 watch_manifest(incarnation)
                 watch_claim(incarnation)
+        incarnation.doing.now(Phase.IDLE)
+        if incarnation.takes_means and self.telemetry is not None:
+            self.telemetry.synced(report)  # otherwise the outer loop completes it first
         return report
 
     @one_thread()

@@ -14,6 +14,7 @@ from .._exchange._endings import as_text
 from .._exchange._one_thread import one_thread
 from .._exchange._pending import Syncs
 from .._exchange._resumable import Position, ResumableJob
+from .._exchange._telemetry import Telemetry
 from .._store._api import Store
 from .._store._patient import Patient
 from .._timing import Timing
@@ -52,9 +53,11 @@ class Member:
         comes_back: Whether an earlier incarnation of its rank was in the run, or the run has been
             resumed; once it has begun.
         when_ended: Called when this replica has left or failed.
+        telemetry: Writes what this replica tells of itself; None if nothing is written.
     """
 
     comes_back = False
+    telemetry: Telemetry | None = None
 
     def __init__(
         self,
@@ -163,6 +166,8 @@ class Member:
         self._run = manifest.run()
         reader = Incarnation.reading(store, jobs, manifest, joiner)
         self._incarnation = incarnation = _next_incarnation(reader, schema)
+        if self.telemetry is not None:
+            self.telemetry.begin(incarnation.epoch, incarnation.doing)
         self.comes_back = incarnation.epoch > 1 or self.resumes
         store.before_writing = partial(check_run, incarnation)
         standing = incarnation.standing
@@ -234,7 +239,7 @@ class Member:
                     self._say_goodbye(self._incarnation)
             finally:
                 self._stop_beats()
-                self.store.close()
+                self._close()
 
     def abort(self, error: BaseException) -> None:
         """Tell the others not to wait for this replica; repeatable, never raises."""
@@ -256,9 +261,16 @@ class Member:
                     committed = 0 if self._schema is None else committed_in(self._schema)
                     tell_refusal(self._store, self.rank, self._run, committed + 1, error)
             finally:
-                self.store.close()
+                self._close(error)
         except Exception as second:  # noqa: BLE001 - the first error matters more
             error.add_note(f"the other replicas could not be told of this failure: {second}")
+
+    def _close(self, error: BaseException | None = None) -> None:
+        try:
+            if self.telemetry is not None:
+                self.telemetry.end(error)
+        finally:
+            self.store.close()
 
     def _is_awaited(self, error: BaseException) -> bool:
         """Say whether others wait to hear from this replica, which fails before it has joined."""

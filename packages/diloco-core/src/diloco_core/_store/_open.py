@@ -73,7 +73,9 @@ def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
     if chosen_driver == "obstore" or (not plus and scheme in S3 and _prefers_obstore(scheme)):
         return RemoteStore(plain_uri, ObstoreDriver(plain_uri), reading=reading, transfer=transfer)
     transfer = transfer or Transfer()
-    driver = FsspecDriver(plain_uri if chosen_driver == "fsspec" else uri, transfer.connections)
+    # One more, so that telemetry, which may hang, takes none from the syncs.
+    connections = transfer.connections + 1
+    driver = FsspecDriver(plain_uri if chosen_driver == "fsspec" else uri, connections)
     return RemoteStore(plain_uri, driver, reading=reading, transfer=transfer)
 
 

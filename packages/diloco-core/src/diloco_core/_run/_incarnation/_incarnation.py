@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from ..._arithmetic._sharded import Scratch
 from ..._errors import CorruptedObjectError
 from ..._exchange._resumable import ResumableJob
+from ..._exchange._telemetry import Doing
 from ..._retry import NOTICE_SECONDS
 from ..._store._api import Buffer, ObjectReader
 from ..._store._patient import Patient
@@ -107,6 +108,7 @@ class Incarnation:
         handover: What one sync leaves to the next.
         traffic: What the sync in progress has cost.
         attendance: What it has heard from the other ranks.
+        doing: What it does at the moment, for telemetry.
         formats: The formats of contributions, by fragment; see :meth:`format`.
         others: In fixed runs: watches over the ranks that it waits for.
         passed_over: In fixed runs: the ends that it saw before it claimed its epoch, and goes past.
@@ -127,6 +129,7 @@ class Incarnation:
     handover: Handover = field(default_factory=Handover)
     traffic: Traffic = field(default_factory=Traffic)
     attendance: Attendance = field(default_factory=Attendance)
+    doing: Doing = field(default_factory=Doing)
     formats: dict[int, DeltaFormat] = field(default_factory=dict)
     others: Others | None = None
     passed_over: Collection[int] = ()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from diloco_protocol.telemetry import Phase
+
 from ..._errors import CorruptedObjectError, MismatchError, RendezvousTimeoutError, ReplicaLostError
 from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
@@ -62,7 +64,9 @@ def meet(incarnation: Incarnation) -> None:
 
     def missing() -> list[int]:
         here.update(highest_epochs(store.list("claims/")))
-        return [rank for rank in range(incarnation.manifest.world_size) if rank not in here]
+        absent = [rank for rank in range(incarnation.manifest.world_size) if rank not in here]
+        incarnation.doing.now(Phase.WAITING if absent else Phase.IDLE, absent)
+        return absent
 
     await_all(
         store,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from diloco_protocol.telemetry import Phase
+
 from ..._errors import CorruptedObjectError, SyncTimeoutError, UnequalSyncsError
 from ..._exchange._endings import named_ranks
 from ..._timing import Wait
@@ -102,6 +104,7 @@ class Adoption:
 
         incarnation.handover.absent = set()
         while missing:
+            incarnation.doing.now(Phase.ADOPTING)
             self._missing = missing
             elapsed = wait.elapsed() if wait else 0.0
             incarnation.handover.absent |= shares.late_owners(missing, elapsed)
@@ -126,6 +129,7 @@ class Adoption:
                         notice=notice,
                         notice_after=incarnation.notice_after if incarnation.fixed else math.inf,
                     )
+                incarnation.doing.now(Phase.WAITING, self._owners(missing))
                 wait.pause()
         if wait is not None:
             incarnation.traffic.waited += wait.elapsed()
@@ -221,4 +225,5 @@ class Adoption:
         )
 
     def _compute(self, batches: Sequence[Sequence[int]]) -> None:
+        self._incarnation.doing.now(Phase.UPDATING)
         Computation(self._result, local=self._local).run(batches)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from diloco_protocol.telemetry import Phase
+
 from ..._arithmetic._clip import measure_norms
 from ..._arithmetic._rate import Rate, digits, values_of
 from ..._arithmetic._sharded import carried_groups
@@ -85,6 +87,7 @@ class StoreSync:
         """
         incarnation = self._incarnation
         incarnation.traffic.begin()
+        incarnation.doing.now(Phase.CONTRIBUTING)
         start = incarnation.timing.clock()
         if not incarnation.fixed or incarnation.standing.is_new:
             # Later in a fixed run, nothing is decided before this incarnation has contributed.
@@ -341,6 +344,7 @@ class StoreSync:
         self._help(listing)
         incarnation.attendance.look(listing, incarnation.now)
         self._folder = rounds.read_folder(self._round, listing)
+        incarnation.doing.now(Phase.WAITING, self._folder.missing)
         self._mend_own()
         if incarnation.others is not None:
             incarnation.others.compare(incarnation, self._folder.chosen.values())

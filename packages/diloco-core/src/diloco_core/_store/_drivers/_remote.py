@@ -6,10 +6,12 @@ says what its errors mean; :class:`RemoteStore` makes a store from a driver.
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -78,6 +80,12 @@ class RemoteStore:
         self._downtime = Downtime(self._retries.clock)
         self.background = Transfers(transfer or Transfer(), background, self.uri, driver.copies)
         self._probe(reading)
+
+    def once(self) -> RemoteStore:
+        """Return this store, but every request is sent once, and counts towards no downtime."""
+        store = copy.copy(self)
+        store._retries = replace(self._retries, repeats=False)  # noqa: SLF001
+        return store
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._api.Store.put`."""
@@ -305,7 +313,8 @@ class RemoteStore:
             return _Exists(created)
         if verdict is Verdict.MISSING and verb not in {"create", "write"}:
             return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
-        tried = f"It was tried again for up to {self.patience:g} s." if verdict.passes else ""
+        again = verdict.passes and self._retries.repeats
+        tried = f"It was tried again for up to {self.patience:g} s." if again else ""
         hints = (tried, advice(verdict, verb, self.driver.name))
         return StoreUnavailableError(
             " ".join(
