@@ -1,12 +1,13 @@
 """What a replica tells over S3: every request is sent once, and what fails there delays nothing."""
 
 import threading
+import time
 
 import pytest
 import torch
-from training_lab import PATIENCE, fill, identical, run, train
+from training_lab import PATIENCE, fill, identical, push, run, train
 
-from diloco_core import Timing, Transfer, connect
+from diloco_core import DiLoCo, Timing, Transfer, connect
 from diloco_core._exchange import _telemetry
 from diloco_core._store._open import open_store
 from diloco_protocol.telemetry import Live, live_key, newest_keys, read_history
@@ -24,6 +25,13 @@ class Looks:
         if seconds == _telemetry._LOOK_SECONDS:
             self.acts.append(act)
         return bool
+
+
+def wait_until(fact):
+    deadline = time.monotonic() + PATIENCE
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def replicas(uri, **options):
@@ -91,3 +99,35 @@ def test_a_request_that_hangs_takes_no_connection_from_the_syncs(small_s3, monke
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("diloco"):
             thread.join(PATIENCE)
+
+
+def test_a_deletion_that_hangs_takes_no_thread_from_the_syncs(small_s3):
+    """When a history object is written again, the one that it replaces is deleted."""
+    looks, stuck = Looks(), []
+    transfer = Transfer(connections=1)
+    uri = "fsspec+s3://bucket/deletes"
+    exchange = connect(uri, rank=0, world_size=1, transfer=transfer, timing=Timing(repeat=looks))
+    gate = small_s3.gate = threading.Barrier(2)
+    small_s3.gated = ("DELETE", "/history/")
+
+    def look():
+        exchange.telemetry._history_at = 0.0
+        looks.acts[0]()
+
+    model = fill(torch.nn.Linear(9, 9))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    try:
+        with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+            push(model, inner, 0, 0)
+            look()
+            push(model, inner, 0, 1)
+            stuck.append(threading.Thread(target=look))
+            stuck[0].start()
+            wait_until(lambda: gate.n_waiting)
+            for step in range(2, 12):
+                push(model, inner, 0, step)
+            assert outer.committed == 12
+        assert gate.n_waiting == 1
+    finally:
+        gate.abort()
+    stuck[0].join(PATIENCE)

@@ -143,11 +143,13 @@ class RemoteStore:
         """Delete objects; see :meth:`._api.Store.delete`."""
         all_keys = list(keys)
         requests = [all_keys] if self.driver.deletes_many else [[key] for key in all_keys]
-        deletions = (
+        deletions = [
             partial(self._do, "delete", keys[0], partial(self.driver.delete, keys))
             for keys in requests
             if keys
-        )
+        ]
+        if len(deletions) == 1:
+            deletions.pop()()  # here, so that one that hangs takes no thread from others
         for _ in in_parallel(self, deletions, self.background.settings.connections):
             pass
 
@@ -268,7 +270,8 @@ class RemoteStore:
             elif not verdict.passes:
                 return False
             message = f"cannot {verb} {key!r} in {self.uri}: {text}"
-            _log.info("trying again: %s", message)
+            if self._retries.repeats:
+                _log.info("trying again: %s", message)
             notices.failed(message)
             return True
 
