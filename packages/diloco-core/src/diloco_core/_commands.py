@@ -146,6 +146,10 @@ def plan(options: PlanOptions) -> Answer:
             f"with {period:g} s of training between two syncs, syncs take {blocked:.1%} of the "
             f"time and ${per_day:.3g} a day"
         )
+    lines.append(
+        f"telemetry takes at most {planned.telemetry_puts:.4g} PUT requests of each replica and "
+        f"${planned.telemetry_cost:.3g} in all a day (connect(telemetry=False): none)"
+    )
     return Answer(values, tuple(lines))
 
 

@@ -77,6 +77,19 @@ class TestByHand:
 
 
 @pytest.mark.parametrize("options", KINDS)
+def test_telemetry_goes_by_the_clock(options):
+    """Every 10 s and once a minute in small runs; 10 requests per second of all in large ones."""
+    store = StoreModel(put_price=5e-6)
+    small, large = (plan_exchange(1e8, size, NIC, store=store, **options) for size in (4, 10_000))
+    assert small.telemetry_puts == 86_400 / 10 + 86_400 / 60
+    assert small.telemetry_cost == pytest.approx(4 * small.telemetry_puts * 5e-6)
+    assert large.telemetry_puts * 10_000 == pytest.approx(10 * 86_400)
+    assert large.telemetry_cost == pytest.approx(10 * 86_400 * 5e-6)
+    other = plan_exchange(2e9, 4, NIC, store=store, fragments=8, **options)
+    assert other.telemetry_puts == small.telemetry_puts
+
+
+@pytest.mark.parametrize("options", KINDS)
 def test_what_a_replica_may_set(options):
     """More connections are quicker, and larger blocks are fewer requests."""
     slow = plan_exchange(1e8, 8, 1e11, store=UNLIMITED, **options)
