@@ -99,13 +99,13 @@ class Logged:
 
 
 def _plain(name: str, value: object) -> object:
+    if type(value) in {float, int, bool, str}:  # first, since it is quickest
+        return value
     if isinstance(value, torch.Tensor):
         raise ConfigurationError(
             f"log({name}=) was given a tensor: pass its number ({name}=....item()). That waits for "
             "the device, so it need not be done at every step"
         )
-    if isinstance(value, bool):
-        return value
     if isinstance(value, Integral):  # numbers of numpy, too
         return int(value)
     return float(value) if isinstance(value, Real) else value
@@ -292,8 +292,9 @@ class Telemetry:
     def _take_reports(self) -> None:
         while self._reports:
             wall, report, metrics = self._reports.popleft()
-            self._trained += report.compute_seconds
-            self._exposed += report.exposed_seconds
+            trained = max(0.0, report.compute_seconds)  # as in line_of
+            self._trained += trained
+            self._exposed += max(0.0, report.exposed_seconds)
             before, self._steps_at_sync = self._steps_at_sync, report.total_inner_steps
             steps = 0
             if before is not None:
@@ -304,9 +305,7 @@ class Telemetry:
                 bytes_sent=known.bytes_sent + report.bytes_sent,
                 bytes_received=known.bytes_received + report.bytes_received,
                 training_share=self._trained / both if both else None,
-                seconds_per_step=(
-                    report.compute_seconds / steps if steps > 0 else known.seconds_per_step
-                ),
+                seconds_per_step=(trained / steps if steps > 0 else known.seconds_per_step),
             )
             line = line_of(report, self._lines.number + 1, wall, known, metrics)
             self._lines.add(line.to_bytes(), self._timing.clock() - self._began)
