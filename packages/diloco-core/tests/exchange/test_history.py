@@ -1,9 +1,27 @@
 """The objects of a history are few, whatever a week brings, and what is lost is counted."""
 
-import pytest
+from contextlib import suppress
+from dataclasses import replace
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_core import SyncReport
+from diloco_core._arithmetic._clip import Clipped
+from diloco_core._errors import ConfigurationError
 from diloco_core._exchange._history import HistoryLines
-from diloco_protocol.telemetry import HISTORY_BYTES, LINE_BYTES, HistoryKey, newest_keys
+from diloco_core._exchange._telemetry import Logged, line_of
+from diloco_protocol.telemetry import (
+    HISTORY_BYTES,
+    LINE_BYTES,
+    HistoryKey,
+    Live,
+    Phase,
+    SyncLine,
+    newest_keys,
+    read_history,
+)
 
 MINUTE = 60.0
 WEEK = 7 * 24 * 60
@@ -119,3 +137,50 @@ def test_a_run_of_usual_pace_loses_nothing_in_a_week(seconds):
         run.put(minute)
     assert run.lines.dropped == 0
     assert len(run.objects) < 260
+
+
+whole = st.integers(0, 2**62)
+seconds = st.floats(-1e9, 1e9) | st.just(-1e-17)
+share = st.floats(0, 1)
+metrics = st.dictionaries(
+    st.text(min_size=1, max_size=20),
+    st.floats() | st.integers(-(2**62), 2**62) | st.text(max_size=20),
+    max_size=8,
+)
+live = Live(
+    run="", rank=0, world_size=1, epoch=1, host="\x1b\ud800", time=0.0, step=0, sync=0,
+    phase=Phase.IDLE,
+)  # fmt: skip
+reports = st.builds(
+    SyncReport,
+    sync=whole,
+    fragment=st.text(max_size=300),
+    committed=st.booleans(),
+    members=st.integers(0, 64) | st.just(65),
+    bytes_sent=whole,
+    bytes_received=whole,
+    wait_seconds=seconds,
+    exchange_seconds=seconds,
+    compute_seconds=seconds,
+    hidden_seconds=seconds,
+    exposed_seconds=seconds,
+    total_inner_steps=whole,
+    outer_lr=st.none() | share | st.lists(share, max_size=8).map(tuple),
+)
+
+
+@given(reports, metrics, share)
+@settings(deadline=None)
+def test_whatever_a_sync_reports_is_written_and_read(report, values, part):
+    logged = Logged()
+    with suppress(ConfigurationError):  # an unprintable name
+        logged.take(values)
+    each = Clipped(part, 1.0, "layer")
+    report = replace(report, weights=(part,) * report.members, clipped=(each,) * report.members)
+    line = line_of(report, 7, 1.8e9, live, logged.since_sync())
+    data = line.to_bytes()
+    assert len(data) <= LINE_BYTES
+    assert SyncLine.from_bytes(data) == line
+    assert read_history(data * 2).lines == (line, line)
+    assert (line.sync, line.members, line.number) == (report.sync, report.members, 7)
+    assert len(line.weights) == len(line.clipped) == (report.members if report.members < 65 else 0)

@@ -1,8 +1,12 @@
 """What a replica tells of itself while it runs: it is true, it is little, and it does no harm."""
 
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from diloco_core import (
     ObjectStoreAllReduce,
     RunExistsError,
     SyncError,
+    SyncReport,
     Timing,
     connect,
     export,
@@ -23,8 +28,10 @@ from diloco_core import (
 )
 from diloco_core import _connect as connecting
 from diloco_core._exchange import _telemetry
+from diloco_core._exchange._telemetry import Doing, Telemetry
 from diloco_core._store._open import open_store
 from diloco_protocol.telemetry import (
+    PUTS_PER_SECOND,
     HistoryKey,
     Live,
     Phase,
@@ -40,6 +47,11 @@ KINDS = {
     "fixed": {},
     "sharded": {"min_replicas": 2},
     "gather": {"min_replicas": 2, "topology": "gather"},
+}
+WAYS = {
+    "at once": {},
+    "delayed": {"delay": 1},
+    "fragments": {"fragments": 2, "delay": 1, "sync_every": 4},
 }
 
 
@@ -94,6 +106,33 @@ class Wrapped:
         return self._store.put(key, parts)
 
 
+class Counting:
+    """A store that takes everything."""
+
+    def __init__(self):
+        self.requests = 0
+
+    def put(self, key, parts):
+        self.requests += 1
+
+    def delete(self, keys):
+        pass
+
+
+class Unread(Wrapped):
+    """A store in which nobody of a run looks at telemetry."""
+
+    def _ask(self, verb, key, *args, **more):
+        assert not key.startswith(("live", "history")), f"{verb} {key}"
+        assert key, f"{verb}: everything"
+        return getattr(self._store, verb)(key, *args, **more)
+
+    def __getattr__(self, name):
+        if name in {"get", "open", "list"}:
+            return partial(self._ask, name)
+        return super().__getattr__(name)
+
+
 @pytest.fixture
 def through(monkeypatch):
     """Connect through a store that calls a function before it takes telemetry."""
@@ -126,13 +165,13 @@ def connected(uri, ranks=2, **options):
 class TestWhatIsWritten:
     @pytest.mark.parametrize("place", ["folder", "memory"])
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("delay", [0, 1])
-    def test_it_is_what_the_reports_say(self, tmp_path, place, kind, delay):
-        uri = tmp_path / "run" if place == "folder" else f"memory://told/{kind}/{delay}"
+    @pytest.mark.parametrize("way", WAYS)
+    def test_it_is_what_the_reports_say(self, tmp_path, place, kind, way):
+        uri = tmp_path / "run" if place == "folder" else f"memory://told/{kind}/{way}"
         told = (open_store(f"{uri}"), Told(uri))[1] if place == "folder" else None
         environ = {"DILOCO_ATTEMPT": "3", "DILOCO_BACKEND": "toy", "DILOCO_PLACE": "here"}
         options = {"run_id": "monday", "environ": environ, **KINDS[kind]}
-        results = run(lambda each: train(each, delay=delay), connected(uri, **options))
+        results = run(lambda each: train(each, **WAYS[way]), connected(uri, **options))
         assert identical([result for result, _ in results])
         told = told or Told(uri)
         for rank, (_, reports) in enumerate(results):
@@ -152,7 +191,7 @@ class TestWhatIsWritten:
                         assert getattr(line, name) == value
                 assert line.outer_lr == (() if report.outer_lr is None else (report.outer_lr,))
                 assert (line.attempt, line.host) == (3, live.host)
-            assert lines[0].metrics["tokens"] == (1 if not delay else lines[0].metrics["tokens"])
+            assert "tokens" in lines[0].metrics
 
     def test_a_metric_is_in_the_line_of_the_sync_after_it_was_logged(self, tmp_path):
         def note(number, outer):
@@ -163,7 +202,19 @@ class TestWhatIsWritten:
         train(exchange, step=note)
         lines = Told(tmp_path / "run").lines(0)
         assert ["accuracy" in line.metrics for line in lines] == [False, False, True, False]
+        assert lines[2].metrics["loss"] == 1 / 6
         assert Told(tmp_path / "run").live(0).metrics["accuracy"] == 0.5
+
+    def test_nan_and_infinities_are_text(self, tmp_path):
+        (exchange,) = connected(tmp_path / "run", 1)
+        model = small_model()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+            outer.log(loss=float("nan"), norm=np.float32("inf"), least=-float("inf"))
+            push(model, inner, 0, 0)
+        told = Told(tmp_path / "run")
+        expected = {"loss": "nan", "norm": "inf", "least": "-inf"}
+        assert told.live(0).metrics == told.lines(0)[0].metrics == expected
 
     def test_what_is_logged_when_a_sync_is_over_belongs_to_that_sync(self, tmp_path):
         (exchange,) = connected(tmp_path / "run", 1)
@@ -185,15 +236,19 @@ class TestWhatIsWritten:
         live, lines = Told(tmp_path / "run").live(0), Told(tmp_path / "run").lines(0)
         assert (live.sync, live.step, len(lines)) == (3, 0, 3)
 
-    @pytest.mark.parametrize("telemetry", [False])
-    def test_it_can_be_turned_off(self, tmp_path, telemetry):
-        before = threading.active_count()
-        (exchange,) = connected(tmp_path / "run", 1, telemetry=telemetry)
-        train(exchange)
-        store = open_store(str(tmp_path / "run"))
-        assert not store.list("live/")
-        assert not store.list("history/")
-        assert threading.active_count() == before
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("way", WAYS)
+    def test_it_can_be_turned_off(self, through, kind, way):
+        sent = []
+        through(sent.append)
+        ticks = Ticks()
+        uri = f"memory://off/{kind}/{way}"
+        options = {"telemetry": False, "timing": Timing(repeat=ticks), **KINDS[kind]}
+        run(lambda each: train(each, **WAYS[way]), connected(uri, **options))
+        with ObjectStoreAllReduce(f"{uri}/means", rank=0, world_size=1, telemetry=False) as reduce:
+            reduce.mean([torch.ones(3)])
+        assert (sent, ticks.acts) == ([], [])
+        assert not open_store(uri).list("live/")
 
     def test_nothing_goes_on_after_the_end(self, tmp_path):
         before = set(threading.enumerate())
@@ -246,6 +301,33 @@ class TestWhileItRuns:
         store = open_store("memory://promised")
         assert len(store.list("history/")) == 6  # a new one every ten minutes; none is left over
         assert len(Told("memory://promised").lines(0)) == 120
+
+    @pytest.mark.parametrize("replicas", [40, 300])
+    def test_many_replicas_send_as_few_together(self, replicas):
+        """A sync every two minutes of each; the beginning, in which all write at once, apart."""
+        sent = Counting()
+        clock, ticks = Clock(), Ticks()
+        timing = Timing(clock=clock, repeat=ticks)
+        told = [Telemetry(sent, rank, replicas, "", timing, {}, clock) for rank in range(replicas)]
+        for each in told:
+            each.begin(1, Doing())
+        ticks.tick()
+        assert sent.requests == replicas
+        minutes = []
+        for second in range(1, 1801):
+            clock.sleep(1.0)
+            for each in told if second % 120 == 0 else ():
+                each.synced(SyncReport(second // 120, "0", True, replicas, 1, 1, 1.0, 1.0))
+            before = sent.requests
+            ticks.tick()
+            if second % 60 == 1:
+                minutes.append(0)
+            minutes[-1] += sent.requests - before
+        puts = replicas * (1 / live_seconds(replicas) + 1 / history_seconds(replicas))
+        assert puts <= PUTS_PER_SECOND
+        assert 0.9 * replicas / live_seconds(replicas) < sum(minutes) / 1800 <= puts
+        for each in told:
+            each.end()
 
     def test_how_long_a_step_takes(self, tmp_path, ticks, timing):
         seen = []
@@ -404,6 +486,27 @@ class TestWhileItRuns:
         assert not ticks.acts
 
 
+class TestNothingIsDecidedByIt:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_no_replica_reads_it(self, monkeypatch, kind):
+        """Neither when they meet, nor in syncs, nor when a rank or the run comes back."""
+        monkeypatch.setattr(
+            connecting, "open_store", lambda *args, **more: Unread(open_store(*args, **more), bool)
+        )
+        uri = f"memory://unread/{kind}"
+        for again in ({}, {} if KINDS[kind] else {"resume": True}):
+            run(train, connected(uri, **again, **KINDS[kind]))
+        assert len(Told(uri).lines(0)) > 4
+
+    def test_core_has_nothing_that_reads_it(self):
+        """What reads it is in the protocol, and for those who watch."""
+        sources = Path(_telemetry.__file__).parents[1].rglob("*.py")
+        text = "".join(source.read_text() for source in sources)
+        assert "to_bytes" in text
+        for name in ("read_history", "newest_keys", "parse_live_key", "Live.from", "SyncLine.from"):
+            assert name not in text
+
+
 class TestHarm:
     @pytest.fixture
     def expected(self, tmp_path):
@@ -422,7 +525,11 @@ class TestHarm:
         assert len(told) == 2  # once by each replica
         assert not open_store(str(tmp_path / "run")).list("live/")
 
-    def test_a_store_that_hangs_changes_nothing(self, tmp_path, through, expected, monkeypatch):
+    @pytest.mark.parametrize("early", [True, False])
+    def test_a_store_that_hangs_changes_nothing(
+        self, tmp_path, through, expected, monkeypatch, early
+    ):
+        """From the first object on, or only at the end, where the last ones are written."""
         monkeypatch.setattr(_telemetry, "_END_SECONDS", 0.01)
         monkeypatch.setattr("diloco_core._timing._STOP_SECONDS", 0.01)
         monkeypatch.setattr(_telemetry, "_LOOK_SECONDS", 0.001)
@@ -432,12 +539,16 @@ class TestHarm:
             hanging.set()
             assert release.wait(PATIENCE)
 
+        def step(number, outer):
+            if early:
+                assert hanging.wait(PATIENCE)
+
         through(put)
         before = set(threading.enumerate())
-        results = run(
-            lambda each: train(each, step=lambda *_: hanging.wait(PATIENCE)),
-            connected(tmp_path / "run"),
-        )
+        timing = Timing() if early else Timing(repeat=Ticks())
+        exchanges = connected(tmp_path / "run", timing=timing)
+        results = run(lambda each: train(each, step=step), exchanges)
+        assert hanging.is_set()
         assert identical([*expected, *(result for result, _ in results)])
         assert not open_store(str(tmp_path / "run")).list("live/")
         release.set()
@@ -453,6 +564,67 @@ class TestHarm:
         assert identical([*expected, *(result for result, _ in results)])
         assert keys <= store.list("live/").keys() | store.list("history/").keys()
         assert export(str(tmp_path / "run"), str(tmp_path / "model.safetensors")) == 4
+
+    @pytest.mark.parametrize("folder", ["live/", "history/"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_store_that_fails_in_one_folder(self, tmp_path, through, kind, folder):
+        def put(key):
+            if key.startswith(folder):
+                raise OSError("no")
+
+        options = {**KINDS[kind], "telemetry": False}
+        expected = run(train, connected(tmp_path / "expected", **options))
+        through(put)
+        results = run(train, connected(tmp_path / "run", **KINDS[kind]))
+        assert identical([result for result, _ in [*expected, *results]])
+        store = open_store(str(tmp_path / "run"))
+        assert [bool(store.list(each)) for each in ("live/", "history/")] == [
+            folder != "live/",
+            folder != "history/",
+        ]
+
+    @pytest.mark.parametrize("early", [True, False])
+    def test_a_process_ends_while_its_store_hangs(self, tmp_path, early):
+        """The threads that wait for the store do not keep it alive."""
+        program = f"""
+import threading, torch
+from diloco_core import DiLoCo, _connect, _timing, connect
+from diloco_core._exchange import _telemetry
+
+_telemetry._END_SECONDS = 0.01
+_telemetry._LOOK_SECONDS = {0.001 if early else 1000.0}
+_timing._STOP_SECONDS = 0.01
+hanging = threading.Event()
+opened = _connect.open_store
+
+def opening(*args, **more):
+    store = opened(*args, **more)
+    put = store.put
+
+    def hang(key, parts):
+        if key.startswith(("live/", "history/")):
+            hanging.set()
+            threading.Event().wait()
+        return put(key, parts)
+
+    store.put = hang
+    return store
+
+_connect.open_store = opening
+model = torch.nn.Linear(1, 1)
+inner = torch.optim.SGD(model.parameters(), lr=0.1)
+with DiLoCo(model, inner, connect({str(tmp_path / "run")!r}, rank=0, world_size=1), sync_every=1):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    inner.step()
+    {early} and hanging.wait()
+assert hanging.is_set()
+print("over")
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
 
     def test_reports_for_which_there_is_no_room_are_counted(self, tmp_path, monkeypatch):
         monkeypatch.setattr(_telemetry, "_MOST_REPORTS", 2)

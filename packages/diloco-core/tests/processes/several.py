@@ -225,6 +225,8 @@ def member(folder, kind, case):
                     fork()
                 x, y = part_of(kind, [x, x.sum(1, keepdim=True)])
                 loss = (model(x) - y).square().mean()
+                if case.get("log"):
+                    outer.log(loss=loss.item(), process=process)
                 if case.get("nan_at") == outer.inner_steps:
                     loss = loss * float("nan")
                 if case.get("unreduced"):
