@@ -3,7 +3,7 @@
 Every replica rewrites ``live/{rank}.json`` below the run's prefix, and adds one line per sync to
 ``history/{rank}/{epoch}.{first}-{last}.jsonl``. Nothing decides by these objects. Whoever may write
 below the prefix may have written them, so readers accept only what our own writers write. Nothing
-here reads or writes a store.
+here writes into a store, and :class:`RunReader` reads through functions that it is given.
 """
 
 from ._telemetry._checks import (
@@ -24,6 +24,14 @@ from ._telemetry._pace import (
     is_sealed,
     live_seconds,
 )
+from ._telemetry._reader import (
+    MOST_BYTES,
+    MOST_KEYS,
+    MOST_RUNS,
+    RunReader,
+    Told,
+    find_runs,
+)
 from ._telemetry._records import (
     HISTORY_BYTES,
     LINE_BYTES,
@@ -41,9 +49,12 @@ __all__ = [
     "LEAST_SECONDS",
     "LINE_BYTES",
     "LIVE_BYTES",
+    "MOST_BYTES",
+    "MOST_KEYS",
     "MOST_LINES",
     "MOST_METRICS",
     "MOST_RANKS",
+    "MOST_RUNS",
     "NAME_CHARACTERS",
     "PUTS_PER_SECOND",
     "TEXT_CHARACTERS",
@@ -53,8 +64,11 @@ __all__ = [
     "Live",
     "Metric",
     "Phase",
+    "RunReader",
     "SyncLine",
+    "Told",
     "check_metrics",
+    "find_runs",
     "history_allowance",
     "history_seconds",
     "is_sealed",
