@@ -43,8 +43,8 @@ Keys under the run's prefix, and whether they are only created or may be put aga
     unsynced/{nonce}/{number}.safetensors             put     what belongs to the model
                                                               and is not synced; never
                                                               deleted
-    live/{rank}.json                                  put     telemetry: what the rank does
-                                                              now; nothing is decided by it
+    live/{rank}.json                                  put     telemetry: what it does now;
+                                                              nothing is decided by it
     history/{rank}/{epoch}.{first}-{last}.jsonl       put     telemetry: a line for every
                                                               sync of an incarnation
 
