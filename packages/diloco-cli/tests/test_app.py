@@ -92,10 +92,10 @@ assert not heavy, heavy
 ALONE = """
 import sys
 import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs, diloco_cli._wait
-import diloco_cli._end
+import diloco_cli._end, diloco_cli._told, diloco_cli._store
 ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}
 assert ours == {"diloco_cli", "diloco_protocol"}, ours
-assert not {"torch", "boto3", "kubernetes", "modal", "rich"} & set(sys.modules)
+assert not {"torch", "boto3", "kubernetes", "modal", "rich", "fsspec"} & set(sys.modules)
 """
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from diloco_protocol.telemetry import Live, live_key
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-DATA = {"place", "result", "states"}  # whose names depend on the run
+DATA = {"metrics", "place", "result", "states"}  # whose names depend on the run
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 pytestmark = pytest.mark.processes
@@ -19,14 +21,23 @@ pytestmark = pytest.mark.processes
 def monday(laptop):
     """A machine on which the run of the README has ended."""
     laptop.launch("steps", {"count": 2, "fails": 1}, "monday", n=2, wait=True)
+    live = Live(
+        run="monday", rank=0, world_size=2, epoch=1, attempt=1, host="node-7", time=1.8e9,
+        step=250, sync=2, phase="waiting", waits_for=[1], missing=1, seconds_per_step=0.5,
+        training_share=0.93, metrics={"loss": 2.31},
+    )  # fmt: skip
+    path = laptop.folder / "told" / live_key(0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(live.to_bytes())
     return laptop
 
 
 def test_what_the_verbs_print(monday):
     shown = re.findall(r"```sh\ndiloco ([^\n]*)\n```\n\n```text\n(.*?)```", README, re.DOTALL)
-    assert len(shown) == 5
+    assert len(shown) == 6
     for line, text in shown:
-        printed = monday.diloco(*shlex.split(line)).stdout
+        backend = None if "./told" in line else "local_process"
+        printed = monday.diloco(*shlex.split(line), backend=backend).stdout
         assert doctest.OutputChecker().check_output(text, printed, FLAGS), (line, printed)
 
 
@@ -42,7 +53,9 @@ def examples():
     """The JSON of each verb; the name of the verb begins the paragraph before it."""
     found, head = {}, ""
     section = README.partition("\n## JSON\n")[2]
-    for match in re.finditer(r"^`(\w+)`|^```json\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(
+        r"^`(\w+(?: URI)?)`|^```json\n(.*?)^```", section, re.MULTILINE | re.DOTALL
+    ):
         head = match[1] or head
         if match[2]:
             found[head] = json.loads(match[2])
@@ -51,18 +64,29 @@ def examples():
 
 def test_the_json_of_the_verbs(monday):
     shown = examples()
-    assert set(shown) == {"ls", "status", "wait", "logs", "cancel", "check", "export", "plan"}
+    assert set(shown) == {
+        "ls",
+        "status",
+        "status URI",
+        "wait",
+        "logs",
+        "cancel",
+        "check",
+        "export",
+        "plan",
+    }
     for verb, arguments in (
         ("ls", []),
         ("status", ["monday"]),
+        ("status URI", ["./told"]),
         ("wait", ["monday"]),
         ("logs", ["monday"]),
         ("cancel", ["monday", "--yes"]),
         ("check", []),
         ("plan", ["7e9", "16", "--period=600"]),
     ):
-        backend = None if verb == "plan" else "local_process"
-        printed = monday.diloco(verb, *arguments, "--json", backend=backend).stdout
+        backend = None if verb in {"plan", "status URI"} else "local_process"
+        printed = monday.diloco(verb.split()[0], *arguments, "--json", backend=backend).stdout
         real = json.loads(printed.splitlines()[0] if verb == "logs" else printed)
         assert names(real) == names(shown[verb]), verb
 

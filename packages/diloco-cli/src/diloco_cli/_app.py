@@ -112,13 +112,23 @@ def ls(limit: int, **shared: Any) -> int:
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", metavar="RUN|URI")
 @_shared
-def status(run: str, **shared: Any) -> int:
-    """Show the state of every replica of a run."""
-    from . import _look
+def status(run: str, backend: str | None, options: Sequence[str], as_json: bool) -> int:
+    """Show the state of every replica of a run.
 
-    return _look.status(_session(**shared), run)
+    RUN is its name, or the URI of its store (s3://..., or a folder with a slash in it): then it is
+    what the replicas themselves tell, and no backend is asked.
+    """
+    from . import _look, _store
+
+    if not _store.is_uri(run):
+        return _look.status(_session(backend, options, as_json), run)
+    from . import _told
+
+    if backend is not None or options:
+        raise click.UsageError("--backend and --option are for runs by name: a URI asks no backend")
+    return _told.show(run, as_json=as_json)
 
 
 @cli.command()

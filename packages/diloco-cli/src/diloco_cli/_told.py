@@ -1,0 +1,166 @@
+"""``status URI``: what the replicas of a run tell in its store, on any machine that can read it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+from diloco_protocol import ReplicaNotFoundError, SpecVersionError
+from diloco_protocol.backend import redact_json
+from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
+
+from ._exits import SUCCEEDED, exit_of_states
+from ._facts import STYLES, VERSION, counts_in_words
+from ._screen import Screen
+from ._store import Store
+from ._table import Cell, Column, table
+from ._texts import clean, duration, in_ranges
+
+COLUMNS = (
+    Column("RANK", right=True),
+    Column("STATE"),
+    Column("STEP", right=True),
+    Column("SYNC", dropped=1, right=True),
+    Column("METRICS", dropped=3),
+    Column("SAID", dropped=2),
+    Column("TRAINS", dropped=4, right=True),
+    Column("S/STEP", dropped=5, right=True),
+    Column("HOST", dropped=6),
+)
+_METRICS = 60  # characters of the metrics that people see
+_STATES = {None: "running", "left": "succeeded", "failed": "failed"}
+
+
+def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float]) -> int:
+    """Print what every replica of a run has told last, or the runs below a prefix.
+
+    Returns the exit code. A replica that has not said how it ended counts as one that runs.
+
+    Raises:
+        ReplicaNotFoundError: There is no run, or its replicas tell nothing.
+        SpecVersionError: They are of another version.
+        UnavailableError: The store cannot be read.
+    """
+    store = Store(uri)
+    runs = find_runs(store.names)
+    if runs != [""]:
+        return _show_runs(screen, uri, runs, as_json=as_json)
+    told = RunReader(store.list_keys, store.read).look(history=False)
+    if not told.live and told.of_another_version:
+        raise SpecVersionError(
+            f"the replicas of {uri} are of another version of diloco: use the diloco-cli of theirs"
+        )
+    if not told.live:
+        raise ReplicaNotFoundError(
+            f"the replicas of {uri} have told nothing: they have not begun, or are connected with "
+            "telemetry=False"
+        )
+    facts = run_facts(uri, told)
+    if as_json:
+        screen.json(facts)
+    else:
+        _show(screen, facts, clock())
+    states = [_STATES.get(replica["ended"], "failed") for replica in facts["replicas"]]
+    return exit_of_states([*states, *(["unknown"] if facts["silent"] else [])])
+
+
+def _show_runs(screen: Screen, uri: str, runs: Iterable[str], *, as_json: bool) -> int:
+    uris = [clean(f"{uri.rstrip('/')}/{name}") for name in runs]
+    if not uris:
+        raise ReplicaNotFoundError(f"there is no run in {uri}, nor directly below it")
+    if as_json:
+        screen.json({"version": VERSION, "uri": clean(uri), "runs": uris})
+        return SUCCEEDED
+    screen.say(f"there are runs below {clean(uri)}:")
+    for each in uris:
+        screen.line(each)
+    return SUCCEEDED
+
+
+def run_facts(uri: str, told: Told) -> dict[str, Any]:
+    """Return the facts about a run as a JSON value.
+
+    What is said of the whole run is what most ranks say.
+    """
+    lives = [told.live[rank] for rank in sorted(told.live)]
+    world_size = _most(live.world_size for live in lives)
+    replicas = [_replica_facts(live) for live in lives if live.rank < world_size]
+    return {
+        "version": VERSION,
+        "uri": clean(uri),
+        "run_id": clean(_most(live.run for live in lives)),
+        "world_size": world_size,
+        "sync": max((replica["sync"] for replica in replicas), default=0),
+        "replicas": replicas,
+        "silent": sorted(set(range(world_size)) - {live.rank for live in lives}),
+        "skipped": told.skipped + len(lives) - len(replicas),
+        "of_another_version": told.of_another_version,
+        "left_out": told.left_out,
+    }
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]
+
+
+def _replica_facts(live: Live) -> dict[str, Any]:
+    names = [each.name for each in fields(live) if each.name not in {"run", "world_size"}]
+    facts = redact_json({name: getattr(live, name) for name in names})
+    return {
+        name: clean(value) if isinstance(value, str) else value for name, value in facts.items()
+    }
+
+
+def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
+    replicas, silent = facts["replicas"], facts["silent"]
+    states = Counter(_STATES.get(replica["ended"], "failed") for replica in replicas)
+    known = {state: states[state] for state in STYLES if states[state]}
+    if silent:
+        known["unknown"] = len(silent)
+    run = f"run {facts['run_id']}, " if facts["run_id"] else ""
+    screen.line(f"{facts['uri']}: {run}{counts_in_words(known)}, sync {facts['sync']}")
+    screen.lines(table(COLUMNS, [_row(replica, now) for replica in replicas], screen.width))
+    if silent:
+        screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
+    for name, text in (
+        ("skipped", "are not what a replica tells"),
+        ("of_another_version", "are of another version"),
+        ("left_out", "were not read: there are too many"),
+    ):
+        if facts[name]:
+            screen.say(f"objects that {text}: {facts[name]}")
+
+
+def _row(replica: dict[str, Any], now: float) -> list[Cell]:
+    state = _STATES.get(replica["ended"], "failed")
+    does = replica["ended"] or replica["phase"]
+    if does == "waiting" and replica["waits_for"]:
+        does += f" for {in_ranges(replica['waits_for'])}"
+        does += ", …" if replica["missing"] > len(replica["waits_for"]) else ""
+    share, step = replica["training_share"], replica["seconds_per_step"]
+    metrics = " ".join(f"{name}={_short(value)}" for name, value in replica["metrics"].items())
+    age = now - replica["time"]
+    said = f"{duration(age)} ago" if age >= 0 else f"{duration(-age)} ahead"
+    return [
+        Cell(str(replica["rank"])),
+        Cell(does, STYLES[state]),
+        Cell(str(replica["step"])),
+        Cell(str(replica["sync"])),
+        Cell(clean(metrics, _METRICS)),
+        Cell(said),
+        Cell("" if share is None else f"{share:.0%}"),
+        Cell("" if step is None else f"{step:.3g}"),
+        Cell(replica["host"]),
+    ]
+
+
+def _short(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show(uri: str, *, as_json: bool) -> int:
+    """Print the status of a run by its URI, on standard output."""
+    return status(Screen(), uri, as_json=as_json, clock=time.time)
