@@ -36,6 +36,8 @@ OTHERS = {
     "_KEPT_BYTES",
     "CHUNK_BYTES",  # given to the exchanges
     "SUMMED_BYTES",  # as large as those
+    "HISTORY_BYTES",  # of telemetry, as the next
+    "LINE_BYTES",
     "LARGE_BYTES",
     "OBJECT_BYTES",
     "RECORD_BYTES",
