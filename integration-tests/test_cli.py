@@ -7,17 +7,21 @@ import sys
 import uuid
 from pathlib import Path
 
+import boto3
 import pytest
 import torch
 from integration_lab import PATIENCE
+from moto.server import ThreadedMotoServer
 from rehearsal_lab import processes_of, python_path, wait_for, write_programs
 from safetensors.torch import load_file
 
+from diloco_cli._store import Store
 from diloco_core import DiLoCo, connect
 from diloco_core.testing import run_replicas
 from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff
+from diloco_protocol.telemetry import RunReader
 
 DILOCO = Path(sys.executable).parent / "diloco"
 MARK = "DILOCO_CLI_REHEARSAL"
@@ -117,3 +121,94 @@ def test_what_core_adds(tmp_path):
     missing = diloco(tmp_path, "export", str(tmp_path / "nothing"), "other.safetensors")
     assert missing.returncode == 3
     assert "holds no run" in missing.stderr
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A bucket of a stand-in for S3; the variables that lead to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    variables = {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    yield variables
+    server.stop()
+
+
+def logs(exchange):
+    """Take two inner steps with a sync each, and say how it goes."""
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+        for step in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            outer.log(loss=float("nan"), step=step)
+            inner.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"min_replicas": 2}], ids=["fixed", "elastic"])
+def test_a_run_seen_through_its_store_alone(tmp_path, s3, options):
+    """From an empty home, by somebody who launched nothing and knows of no backend."""
+    uri = "s3://bucket/runs/one"
+    exchanges = [connect(uri, rank=rank, world_size=2, **options) for rank in range(2)]
+    run_replicas(logs, exchanges)
+    done = diloco(tmp_path, "status", uri, "--json", **s3)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["world_size"], facts["silent"], facts["skipped"]) == (2, [], 0)
+    for rank, replica in enumerate(facts["replicas"]):
+        assert (replica["rank"], replica["epoch"], replica["ended"]) == (rank, 1, "left")
+        assert (replica["step"], replica["sync"]) == (2, 2)
+        assert replica["metrics"] == {"loss": "nan", "step": 1}
+    below = diloco(tmp_path, "status", "s3://bucket/runs/", **s3)
+    assert (below.returncode, below.stdout) == (0, f"{uri}\n")
+    nothing = diloco(tmp_path, "status", "s3://bucket/none", **s3)
+    assert (nothing.returncode, nothing.stdout) == (3, "")
+    assert "there is no run in s3://bucket/none" in nothing.stderr
+    store = Store(uri)
+    told = RunReader(store.list_keys, store.read).look()
+    assert [(key.rank, key.first, key.last) for key in told.history] == [(0, 1, 2), (1, 1, 2)]
+    for history in told.history.values():
+        assert [line.metrics["step"] for line in history.lines] == [0, 1]
+
+
+ENDLESS = """
+import sys, torch
+from diloco_core import DiLoCo, connect
+
+model = torch.nn.Linear(2, 1)
+inner = torch.optim.SGD(model.parameters(), 0.1)
+with DiLoCo(model, inner, connect(sys.argv[1], rank=0, world_size=1), sync_every=1000):
+    for step in range(int(sys.argv[2])):
+        model(torch.ones(1, 2)).sum().backward()
+        inner.step()
+"""
+
+
+@pytest.mark.processes
+def test_a_replica_that_was_killed_is_silent_and_comes_back(tmp_path):
+    environ = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
+
+    def words(steps):
+        return [sys.executable, "-c", ENDLESS, str(tmp_path / "run"), str(steps)]
+
+    with subprocess.Popen(words(10**9), env=environ) as process:
+        live = tmp_path / "run/live/00000.json"
+        wait_for(lambda: live.exists() and b'"phase":"training"' in live.read_bytes(), "the start")
+        process.kill()
+    seen = json.loads(diloco(tmp_path, "status", "./run", "--json").stdout)["replicas"]
+    assert [(each["epoch"], each["phase"], each["ended"]) for each in seen] == [
+        (1, "training", None)
+    ]
+    subprocess.run(words(10), env=environ, check=True)
+    done = diloco(tmp_path, "status", "./run", "--json")
+    seen = json.loads(done.stdout)["replicas"]
+    assert [(each["epoch"], each["phase"], each["ended"]) for each in seen] == [(2, "idle", "left")]
+    assert done.returncode == 0
