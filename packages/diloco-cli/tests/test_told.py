@@ -93,6 +93,7 @@ class TestStatus:
             (("left", "failed", "left"), 1),
             (("left", "left"), 3),
             (("failed", "left"), 1),
+            (("left", "left", "in a way of its own"), 3),
         ],
     )
     def test_exit_codes(self, tmp_path, ends, code):

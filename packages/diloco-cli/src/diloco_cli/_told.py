@@ -63,7 +63,7 @@ def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float
         screen.json(facts)
     else:
         _show(screen, facts, clock())
-    states = [_STATES.get(replica["ended"], "failed") for replica in facts["replicas"]]
+    states = [_state(replica) for replica in facts["replicas"]]
     return exit_of_states([*states, *(["unknown"] if facts["silent"] else [])])
 
 
@@ -114,12 +114,14 @@ def _replica_facts(live: Live) -> dict[str, Any]:
     }
 
 
+def _state(replica: dict[str, Any]) -> str:
+    return _STATES.get(replica["ended"], "unknown")
+
+
 def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     replicas, silent = facts["replicas"], facts["silent"]
-    states = Counter(_STATES.get(replica["ended"], "failed") for replica in replicas)
+    states = Counter([*map(_state, replicas), *["unknown"] * len(silent)])
     known = {state: states[state] for state in STYLES if states[state]}
-    if silent:
-        known["unknown"] = len(silent)
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
     screen.line(f"{facts['uri']}: {run}{counts_in_words(known)}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, [_row(replica, now) for replica in replicas], screen.width))
@@ -135,7 +137,6 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
 
 
 def _row(replica: dict[str, Any], now: float) -> list[Cell]:
-    state = _STATES.get(replica["ended"], "failed")
     does = replica["ended"] or replica["phase"]
     if does == "waiting" and replica["waits_for"]:
         does += f" for {in_ranges(replica['waits_for'])}"
@@ -146,7 +147,7 @@ def _row(replica: dict[str, Any], now: float) -> list[Cell]:
     said = f"{duration(age)} ago" if age >= 0 else f"{duration(-age)} ahead"
     return [
         Cell(str(replica["rank"])),
-        Cell(does, STYLES[state]),
+        Cell(does, STYLES[_state(replica)]),
         Cell(str(replica["step"])),
         Cell(str(replica["sync"])),
         Cell(clean(metrics, _METRICS)),
