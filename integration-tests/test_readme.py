@@ -78,7 +78,7 @@ def test_the_trainer_and_its_launcher_which_can_be_started_again(tmp_path, start
     assert len([*(tmp_path / "diloco-runs").iterdir()]) == 2
     change(tmp_path, 'f"diloco-runs/{run_id}"', f'"diloco-runs/{run.name}"')
     change(tmp_path, '"steps": 100}', '"steps": 200}, "connect_options": {"resume": True}')
-    launched(says="the run is continued from outer step 5, inner step 100")
+    launched(says="goes on from outer step 5, and from inner step 100")
 
 
 @pytest.mark.processes

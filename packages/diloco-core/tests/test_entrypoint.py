@@ -158,10 +158,11 @@ def test_what_fails_after_an_elastic_run_may_be_repeated(trainer, alone, tmp_pat
 
 def test_arguments_that_the_trainer_does_not_take_are_refused(trainer, alone, tmp_path):
     for kwargs, told in (({"begin": 1.0}, ""), ({}, "missing a required argument: 'start'")):
-        with pytest.raises(
-            ConfigurationError, match=rf"do not fit {trainer}.mean\(start\): .*{told}"
-        ):
-            run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs=kwargs)
+        given = {"trainer_module": trainer, "trainer_fn": "mean", "trainer_kwargs": kwargs}
+        words = rf"do not fit {trainer}.mean\(start\): .*{told}"
+        for called in (run, run.check_arguments):
+            with pytest.raises(ConfigurationError, match=words):
+                called(**given, rank=3)
     assert not (tmp_path / "run").exists()
 
 

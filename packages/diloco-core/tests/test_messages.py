@@ -55,4 +55,10 @@ def test_what_would_only_come_again_is_not_started_again():
         and issubclass(kind, diloco_core.CoreError)
         and kind.final
     }
-    assert final == {"AfterRunError", "ConfigurationError", "FencedError", "RunExistsError"}
+    assert final == {
+        "AfterRunError",
+        "ConfigurationError",
+        "FencedError",
+        "MismatchError",
+        "RunExistsError",
+    }

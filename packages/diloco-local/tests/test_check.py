@@ -55,10 +55,18 @@ def check(tmp_path):
     )
     (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(600)\n")
 
-    def run(entrypoint, **options):
+    (tmp_path / "choosy_trainer.py").write_text(
+        "def train(**kwargs): raise AssertionError('the check must not call it')\n"
+        "def check(*, steps): int(steps)\n"
+        "train.check_arguments = check\n"
+    )
+
+    def run(entrypoint, kwargs=(), **options):
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}
         check_entrypoint(
-            entrypoint, **{"python": sys.executable, "env": env, "cwd": str(tmp_path), **options}
+            entrypoint,
+            dict(kwargs),
+            **{"python": sys.executable, "env": env, "cwd": str(tmp_path), **options},
         )
 
     return run
@@ -69,6 +77,20 @@ def check(tmp_path):
 )
 def test_good(check, entrypoint):
     check(entrypoint)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"steps": "x"}, "ValueError: invalid literal"),
+        ({}, "TypeError: .*missing 1 required .*'steps'"),
+    ],
+)
+def test_an_entrypoint_that_knows_its_arguments_is_asked(check, kwargs, words):
+    check("choosy_trainer:train", {"steps": "7"})
+    refused = "the arguments of entrypoint 'choosy_trainer:train' are refused: "
+    with pytest.raises(InvalidRequestError, match=refused + words):
+        check("choosy_trainer:train", kwargs)
 
 
 @pytest.mark.parametrize(

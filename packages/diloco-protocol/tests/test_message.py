@@ -285,8 +285,8 @@ def test_a_large_result_goes_to_the_log(tmp_path):
 
 def test_a_result_over_the_limit_is_a_failure(tmp_path):
     done, message = run(tmp_path, "entry:large", {"size": LIMIT})
-    assert done.returncode == 1
-    assert (message.outcome.exit_code, message.outcome.error_type) == (1, "InvalidResult")
+    assert done.returncode == 79
+    assert (message.outcome.exit_code, message.outcome.error_type) == (79, "InvalidResult")
     assert f"{LIMIT + 2} bytes" in message.outcome.error
     assert done.stderr == ""
 

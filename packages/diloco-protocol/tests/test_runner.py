@@ -149,7 +149,7 @@ class TestOutcomes:
     def test_a_large_result(self, replica, tmp_path):
         assert len(end(replica("large", megabytes=16), tmp_path).result) == 16 * 10**6
         outcome = end(replica("large", megabytes=17), tmp_path)
-        assert (outcome.exit_code, outcome.error_type) == (1, "InvalidResult")
+        assert (outcome.exit_code, outcome.error_type) == (79, "InvalidResult")
         assert "the result is 17000002 bytes of JSON" in outcome.error
 
     def test_a_dotted_name(self, replica, tmp_path):
@@ -157,7 +157,7 @@ class TestOutcomes:
 
     def test_a_result_that_is_not_json_is_a_failure_that_says_so(self, replica, tmp_path):
         outcome = end(replica("not_json"), tmp_path)
-        assert outcome.exit_code == 1
+        assert outcome.exit_code == 79, "it would return the same again"
         assert "result.model[1] is a builtins.object" in outcome.error
 
     def test_an_exception(self, replica, tmp_path):
@@ -241,7 +241,8 @@ class TestOutcomes:
         self, replica, tmp_path, streams, how, error, error_type
     ):
         outcome = end(replica("without_streams", streams=streams, how=how), tmp_path)
-        assert (outcome.exit_code, outcome.error_type) == (1, error_type)
+        code = 79 if how == "result" else 1
+        assert (outcome.exit_code, outcome.error_type) == (code, error_type)
         assert outcome.error.startswith(error)
         assert (outcome.traceback is None) == (how in {"exit", "result"})
 

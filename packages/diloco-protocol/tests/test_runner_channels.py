@@ -205,7 +205,11 @@ class TestResultBytes:
     def test_a_larger_one_is_a_failure_that_says_so(self, start, tmp_path):
         runner = start("returns", {"a": "x" * 93}, "--result-bytes", "100")
         outcome = end(runner, tmp_path)
-        assert (outcome.exit_code, outcome.result, outcome.error_type) == (1, None, "InvalidResult")
+        assert (outcome.exit_code, outcome.result, outcome.error_type) == (
+            79,
+            None,
+            "InvalidResult",
+        )
         assert "101 bytes of JSON" in outcome.error
         assert "up to 100" in outcome.error
         assert failure(tmp_path).error == outcome.error

@@ -121,6 +121,8 @@ class RunExistsError(RendezvousError):
 class MismatchError(RendezvousError):
     """Raised when two replicas disagree on the model, the world size or the settings."""
 
+    final = True
+
 
 class AfterRunError(CoreError):
     """Raised when a trainer fails after its replica has left its run, which was fixed.

@@ -89,8 +89,7 @@ def _prepare(
     world_size: int | None,
     options: Mapping[str, Any],
 ) -> tuple[Exchange, Callable[..., Any]]:
-    trainer = load_trainer(trainer_module, trainer_fn)
-    _check_arguments(trainer, f"{trainer_module}.{trainer_fn}", kwargs)
+    trainer = _checked_trainer(trainer_module, trainer_fn, kwargs, options)
     _show_log()
     # The arguments go into the environment for the trainer's own connect() and its workers, too.
     given = {
@@ -99,15 +98,6 @@ def _prepare(
         "REPLICA_WORLD_SIZE": world_size,
     }
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
-    known = set(inspect.signature(connect).parameters) - {
-        "uri", "rank", "world_size", "environ", "process_group",
-    }  # fmt: skip
-    for name in options:
-        if name not in known:
-            raise ConfigurationError(
-                f"connect_options has {name!r}, which is not allowed. These are: "
-                f"{', '.join(sorted(known))}"
-            )
     exchange = connect(**options)  # which replica this is says the environment by now
     if (devices := torch.cuda.device_count()) > 1 and exchange.processes == 1:
         _log.warning(
@@ -191,19 +181,47 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
     return trainer  # type: ignore[no-any-return]
 
 
-def _check_arguments(trainer: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the trainer does not take, before anything is opened."""
+def _checked_trainer(
+    module: str, function: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the trainer, if it takes these arguments; nothing is opened."""
+    trainer = load_trainer(module, function)
     try:
         signature = inspect.signature(trainer)
     except ValueError:
-        return  # a function in C may have none
+        signature = inspect.Signature.from_callable(lambda **_: None)  # a function in C
     try:
         signature.bind(**kwargs)
     except TypeError as error:
         raise ConfigurationError(
-            f"trainer_kwargs do not fit {name}{signature}: {error}; given: "
+            f"trainer_kwargs do not fit {module}.{function}{signature}: {error}; given: "
             f"{', '.join(kwargs) or 'none'}"
         ) from error
+    known = set(inspect.signature(connect).parameters) - {
+        "uri", "rank", "world_size", "environ", "process_group",
+    }  # fmt: skip
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(
+                f"connect_options has {name!r}, which is not allowed. These are: "
+                f"{', '.join(sorted(known))}"
+            )
+    return trainer
+
+
+def _check_arguments(
+    *,
+    trainer_module: str,
+    trainer_fn: str = "train",
+    trainer_kwargs: Mapping[str, Any] | None = None,
+    connect_options: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> None:
+    """Refuse arguments of :func:`run` that every replica would refuse; called before a launch."""
+    _checked_trainer(trainer_module, trainer_fn, trainer_kwargs or {}, connect_options or {})
+
+
+run.check_arguments = _check_arguments  # type: ignore[attr-defined]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam,
     assert same(held, wanted)
     assert seen == dict.fromkeys(range(ranks), (3, 6, 0))
     for rank in range(ranks):
-        assert f"rank {rank}: the run is continued from outer step 3, inner step 6" in caplog.text
+        assert f"rank {rank}: goes on from outer step 3, and from inner step 6" in caplog.text
 
 
 def as_undisturbed(run, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import is_shortage
@@ -24,7 +26,7 @@ _START = 0.5  # seconds from a fork to an interpreter with an environment of its
 # Writes to a file and not to stdout, which belongs to the modules it imports.
 _PROGRAM = """
 import functools, importlib, json, sys, traceback, types
-module, name, report = sys.argv[1:]
+module, name, kwargs, report = sys.argv[1:]
 sys.argv[1:] = []
 answer = {}
 try:
@@ -53,6 +55,13 @@ else:
             target = target.main
         if not callable(target):
             answer = {"step": "callable", "error": f"it is a {type(target).__name__}"}
+        elif callable(check := getattr(target, "check_arguments", None)):
+            with open(kwargs) as stream:
+                kwargs = json.load(stream)
+            try:
+                check(**kwargs)
+            except Exception as error:
+                answer = {"step": "arguments", "error": f"{type(error).__name__}: {error}"}
     except AttributeError as error:
         answer = {"step": "attribute", "error": f"{type(error).__name__}: {error}"}
     except BaseException as error:
@@ -67,14 +76,22 @@ with open(report, "w") as stream:
 
 
 def check_entrypoint(
-    entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0
+    entrypoint: str,
+    kwargs: Mapping[str, Any],
+    *,
+    python: str,
+    env: Mapping[str, str],
+    cwd: str,
+    timeout: float = 300.0,
 ) -> None:
     """Import ``"package.module:function"`` in a fresh interpreter, as a replica would.
 
-    A replica imports it in ``diloco_protocol._child``.
+    A replica imports it in ``diloco_protocol._child``. If the function has a ``check_arguments``,
+    that is called with its arguments.
 
     Args:
         entrypoint: The entrypoint to import.
+        kwargs: Its arguments.
         python: The replica's interpreter.
         env: The replica's environment.
         cwd: The replica's working directory.
@@ -82,19 +99,21 @@ def check_entrypoint(
 
     Raises:
         InvalidRequestError: It cannot be imported; says which module or attribute, and how the
-            import failed.
+            import failed. Or it does not take these arguments.
     """
     module, _, name = entrypoint.partition(":")
     marker = f"check/{uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
         report, log = Path(folder, "report.json"), Path(folder, "stderr.log")
+        arguments = Path(folder, "kwargs.json")
         try:
+            arguments.write_text(json.dumps(kwargs))
             # A file instead of a pipe: a module may print without end, or leave a process behind
             # that keeps a pipe open.
             with log.open("wb") as errors:
                 try:
                     process = subprocess.Popen(
-                        [python, *SAFE_PATH, "-c", _PROGRAM, module, name, str(report)],
+                        [python, *SAFE_PATH, "-c", _PROGRAM, module, name, arguments, report],
                         env={**env, MARKER: marker},
                         cwd=cwd,
                         stdin=subprocess.DEVNULL,
@@ -136,6 +155,10 @@ def check_entrypoint(
             )
     if not answer:
         return
+    if answer["step"] == "arguments":
+        raise InvalidRequestError(
+            f"the arguments of entrypoint {entrypoint!r} are refused: {answer['error']}"
+        )
     where = f"(interpreter {python}, working directory {cwd})"
     if answer["step"] == "module":
         raise InvalidRequestError(

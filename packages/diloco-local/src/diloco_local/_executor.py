@@ -153,6 +153,7 @@ class LocalProcessExecutor(BaseExecutor):
         identity_variables = environment(request.specs()[0])
         check_entrypoint(
             request.entrypoint,
+            request.kwargs,
             python=setting.python,
             env={**orders[0].env, **identity_variables},
             cwd=setting.cwd,

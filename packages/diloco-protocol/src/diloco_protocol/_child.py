@@ -78,7 +78,8 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
             f"the entrypoint {spec.entrypoint} returned something that cannot be reported: {error}"
         )
         _log(text)
-        return 1, Outcome(1, error=text, error_type="InvalidResult").to_json()
+        # It would return the same again, after all of its work.
+        return FINAL_CODE, Outcome(FINAL_CODE, error=text, error_type="InvalidResult").to_json()
 
 
 def _submodule(module: str, name: str) -> ModuleType | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ._bounds import OUTCOME_BYTES, read_bounded
 from ._errors import DilocoError, InvalidRequestError
 from ._message import outcome_to_message
-from ._outcome import Outcome, check_result_size
+from ._outcome import FINAL_CODE, Outcome, check_result_size
 from ._types import Reason
 
 
@@ -94,7 +94,7 @@ def limited(outcome: Outcome, most: int) -> Outcome:
 def _invalid_result(outcome: Outcome, error: str) -> Outcome:
     return replace(
         outcome,
-        exit_code=1,
+        exit_code=FINAL_CODE,
         result=None,
         error=error,
         error_type="InvalidResult",

@@ -20,7 +20,8 @@ DONE = "rank %d: done, after outer step %d and inner step %d"
 
 # A fixed run is continued.
 RESUMED = (
-    "rank %d: the run is continued from outer step %d, inner step %d. %s: %d (batches_to_skip)."
+    "rank %d: goes on from outer step %d, and from inner step %d of its own. %s: %d "
+    "(batches_to_skip)."
 )
 AFTER_INNER_STATE = "Inner steps that were counted after the inner state was saved"
 NO_INNER_STATE = "No inner state was restored; inner steps that were counted"
@@ -88,7 +89,7 @@ LEFT_WITHOUT_A_STEP = (
 )
 LEFT_A_RUN_WITHOUT_A_STEP = (
     "rank %d: the block was left without a single step of the inner optimizer. The run is at outer "
-    "step %d. To continue it, train until outer.committed is larger than that."
+    "step %d. To continue it, train until outer.committed or outer.inner_steps is larger than now."
 )
 LEFT_BEFORE_A_SYNC = (
     "rank %d: the block was left after %d inner steps, before the first sync, which comes after "

@@ -218,12 +218,20 @@ class OuterSteps:
         parted = self._parted
         if parted is None or self._dropped_steps < self.schedule.steps:
             return
+        why = (
+            f"Rank {parted.rank} has taken fewer inner steps: its gradient scaler may have skipped "
+            "some, or its data may have ended. Let all replicas train until `outer.committed` has "
+            "the same value, or give all of them the same number of steps."
+        )
+        if self.membership.resumes:
+            why = (
+                "This replica came back to a run whose steps had been counted already. If its loop "
+                "then began at step 0 again, it takes too many: let it go on `while "
+                "outer.inner_steps < steps`."
+            )
         error = UnequalSyncsError(
             f"{parted} This replica is still training, but nothing that it learns can become part "
-            f"of the model any more. Rank {parted.rank} has taken fewer inner steps: its gradient "
-            "scaler may have skipped some, or its data may have ended. Let all replicas train "
-            "until `outer.committed` has the same value, or give all of them the same number of "
-            "steps.",
+            f"of the model any more. {why}",
             parted.rank,
         )
         self._failure = as_text(error)

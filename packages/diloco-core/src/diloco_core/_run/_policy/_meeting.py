@@ -7,6 +7,7 @@ follows from what was loaded, and rank 0 writes the manifest when all of them ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -38,6 +39,8 @@ _ABSENT = (
 #: How long a replica that fails waits for the store to tell the others: they find out in any case,
 #: only later.
 TELL_SECONDS = 5.0
+
+_log = logging.getLogger("diloco_core")
 
 
 def meet(incarnation: Incarnation) -> None:
@@ -120,6 +123,14 @@ def await_all(
     ``rank`` is that of this replica.
     """
     limit = store.timing.join_timeout
+    if ranks := missing():
+        _log.info(
+            "rank %d: waits for %s at %s, for up to %g s (join_timeout)",
+            rank,
+            named_ranks(ranks),
+            store.uri,
+            limit,
+        )
     await_ranks(
         store,
         missing,
