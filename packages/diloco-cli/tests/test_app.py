@@ -1,5 +1,6 @@
 """The command line: what is taken, and what is not."""
 
+import logging
 import subprocess
 import sys
 
@@ -103,3 +104,24 @@ assert not {"torch", "boto3", "kubernetes", "modal", "rich", "fsspec"} & set(sys
 @pytest.mark.parametrize("program", [LIGHT, ALONE])
 def test_nothing_is_imported_before_it_is_needed(program):
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_what_libraries_log_is_text_without_secrets_and_tracebacks(monkeypatch, capsys):
+    def run():
+        try:
+            raise ValueError("of a library")
+        except ValueError:
+            text = "\x1b[2Jno answer\npassword=hunter2 " + "x" * 100_000
+            logging.getLogger("library").exception(text)
+            logging.getLogger("asyncio").exception("Task exception was never retrieved")
+        return 0
+
+    root, of_asyncio = logging.getLogger(), logging.getLogger("asyncio")
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(of_asyncio, "level", of_asyncio.level)
+    monkeypatch.setattr(_app, "run", run)
+    with pytest.raises(SystemExit):
+        _app.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("\\x1b[2Jno answer\\npassword=<redacted> xxx")
+    assert len(line) < 2000

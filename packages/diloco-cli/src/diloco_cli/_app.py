@@ -250,9 +250,25 @@ def _failed(error: Exception) -> int:
     return code
 
 
+def _log_as_text() -> None:
+    """Print what libraries log as everything else that others say, and without tracebacks."""
+    import logging
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            from ._texts import clean
+
+            sys.stderr.write(f"{clean(record.getMessage())}\n")
+
+    logging.getLogger().addHandler(Shown(logging.WARNING))
+    # It reports what Modal's client leaves unfinished where it cannot connect.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
 def main() -> NoReturn:
     """Run the command with the arguments of this process, and exit with its exit code."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed by whoever started this process
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+    _log_as_text()
     sys.exit(run())
