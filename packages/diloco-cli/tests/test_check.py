@@ -37,6 +37,17 @@ def test_every_backend_is_asked():
     ]
 
 
+def test_what_removed_packages_have_left_is_no_matter(tmp_path, monkeypatch):
+    for folder, text in (("left", ""), ("noname", "Metadata-Version: 2.1\n"), ("other", None)):
+        (tmp_path / f"{folder}-1.dist-info").mkdir()
+        if text is not None:
+            (tmp_path / f"{folder}-1.dist-info" / "METADATA").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = command(World("a", {}))
+    assert check(made.session, None, Launch()) == 0
+    assert "diloco-protocol 0.1.0" in made.out()
+
+
 def test_a_launch_is_looked_at_by_the_backend_that_is_named():
     world = Quota("a", {})
     made = command(world, backend="a", as_json=True)

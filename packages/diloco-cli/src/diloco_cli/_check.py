@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from typing import NamedTuple
 
 from diloco_protocol import BaseExecutor, DilocoError, Finding, InvalidRequestError
@@ -74,8 +74,10 @@ def check(session: Session, uri: str | None, launch: Launch) -> int:
 
 def _versions() -> Finding:
     """Return the versions of everything of ours that is installed here."""
-    ours = {each.name: each.version for each in distributions() if each.name.startswith("diloco-")}
-    text = ", ".join(f"{name} {version}" for name, version in sorted(ours.items()))
+    # What a removed package has left behind may have no name.
+    names = {each.metadata["Name"] or "" for each in distributions() if each.metadata}
+    ours = {name: version(name) for name in names if name.startswith("diloco-")}
+    text = ", ".join(f"{name} {number}" for name, number in sorted(ours.items()))
     return Finding("versions", True, f"Python {platform.python_version()}, {text}")
 
 
