@@ -72,7 +72,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
     options = {"sync_every": 4, **OPTIONS[name]}
@@ -84,7 +84,7 @@ def test_they_are_those_of_threads(name, ranks, exchanges, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["plain", "weighed", "feedback", "own buffers", "Adam", "mixed"])
-@pytest.mark.parametrize("stops", [(6,), (4, 8)])
+@pytest.mark.parametrize("stops", [pytest.param((6,), marks=pytest.mark.slow), (4, 8)])
 def test_they_are_those_of_a_run_that_was_not_stopped(name, stops, exchanges, tmp_path):
     options = {"sync_every": 4, "flush": "none", **OPTIONS[name]}
     whole = trained(exchanges(tmp_path / "whole", 2), **options)

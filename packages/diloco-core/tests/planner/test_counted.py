@@ -232,9 +232,9 @@ def test_records(tmp_path, kind):
     "options",
     [
         {"codec": "int8"},
-        {"codec": "e2m1", "clip": "median"},
-        SPARSE,
-        ENCODED,
+        pytest.param({"codec": "e2m1", "clip": "median"}, marks=pytest.mark.slow),
+        pytest.param(SPARSE, marks=pytest.mark.slow),
+        pytest.param(ENCODED, marks=pytest.mark.slow),
         {**ENCODED, **SPARSE},
         {"codec": "int8", "sync_every": 3, "delay": 1},
     ],
