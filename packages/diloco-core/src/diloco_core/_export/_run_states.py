@@ -342,7 +342,8 @@ def _source(store: Store) -> RunStates:
         )
     if manifest is None:
         raise RendezvousError(
-            f"{store.uri} holds no run, since there is no {MANIFEST}: check the URI"
+            f"{store.uri} holds no run, since there is no {MANIFEST}: check the URI, which is the "
+            "run's prefix in its store, and not its name"
         )
     if not manifest.fragments:
         raise RendezvousError(
