@@ -93,14 +93,14 @@ def test_ctrl_c_says_what_has_become_of_the_run(tmp_path, start):
     change(tmp_path, '"steps": 100}', '"steps": 10**9}')
     launcher = start()
     run = launcher.stdout.readline().split()[1]
-    assert "joined the run" in launcher.stdout.readline()
+    assert any("joined the run" in launcher.stdout.readline() for _ in range(2))
     launcher.send_signal(signal.SIGINT)
     out, errors = launcher.communicate(timeout=PATIENCE)
     assert f"launch.py {run} --end" in out
     assert (launcher.returncode, errors) == (0, "")
     ended = start(run, "--end")
     out, errors = ended.communicate(timeout=PATIENCE)
-    assert (ended.returncode, errors) == (1, "")
+    assert (ended.returncode, errors) == (0, "")
     assert out.endswith("0 cancelled cancelled on request\n1 cancelled cancelled on request\n")
 
 
