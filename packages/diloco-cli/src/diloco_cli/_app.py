@@ -163,6 +163,27 @@ def wait(run: str, **shared: Any) -> int:
 
 
 @cli.command()
+@click.argument("run", metavar="RUN|URI")
+@click.option(
+    "--every",
+    type=click.IntRange(1, 3600),
+    default=5,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@_shared
+def watch(run: str, every: int, backend: str | None, options: Sequence[str], as_json: bool) -> int:
+    """Follow a run until all replicas have ended; Ctrl-C leaves it alone.
+
+    With the URI of its store (s3://..., or a folder with a slash in it), this is what the replicas
+    tell and what their backends say, if these are installed here. With its name, only the latter.
+    """
+    from . import _watch
+
+    return _watch.show(run, every, backend, options, as_json=as_json)
+
+
+@cli.command()
 @click.argument("run")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_shared

@@ -28,9 +28,9 @@ class Choice:
     options: Mapping[str, Mapping[str, str]]
     given: tuple[str, ...]
 
-    def again(self, verb: str, run_id: str, backend: str, more: Sequence[str] = ()) -> str:
+    def again(self, verb: str, run: str, backend: str | None, more: Sequence[str] = ()) -> str:
         """Return the command that does something with the same run; secrets are left out."""
-        words = ["diloco", verb, run_id, *more, "--backend", backend]
+        words = ["diloco", verb, run, *more, *(["--backend", backend] if backend else [])]
         for text in self.given:
             name, _, value = text.partition("=")
             words += ["--option", f"{name}={redact(name.rpartition('.')[2], value)}"]

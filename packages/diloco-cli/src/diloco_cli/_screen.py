@@ -42,8 +42,8 @@ class Screen:
             if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as text
                 stream.reconfigure(errors="backslashreplace")
         self.terminal = self.out.isatty()
-        wanted = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        self.coloured = self.terminal and wanted
+        self.dumb = environ.get("TERM") == "dumb"
+        self.coloured = self.terminal and not environ.get("NO_COLOR") and not self.dumb
 
     @property
     def width(self) -> int | None:
@@ -51,7 +51,8 @@ class Screen:
         return shutil.get_terminal_size().columns if self.terminal else None
 
     @cached_property
-    def _console(self) -> Console:
+    def console(self) -> Console:
+        """The terminal, for what is drawn on it again and again."""
         from rich.console import Console  # slow to import
 
         return Console(file=self.out, force_terminal=True, highlight=False, markup=False)
@@ -62,7 +63,7 @@ class Screen:
         if self.coloured and any(cell.style for cell in cells):
             from rich.text import Text
 
-            self._console.print(Text.assemble(*cells, end=""), soft_wrap=True)
+            self.console.print(Text.assemble(*cells, end=""), soft_wrap=True)
         else:
             self.out.write("".join(cell.text for cell in cells) + "\n")
 

@@ -58,12 +58,23 @@ class Session:
         Raises:
             LeftError: It was Ctrl-C.
         """
-        try:
+        again = self.choice.again(verb, run.run_id, run.backend, more)
+        with leaving(self.screen, run.run_id, again):
             yield
-        except KeyboardInterrupt:
-            again = self.choice.again(verb, run.run_id, run.backend, more)
-            self.screen.say(f"run {run.run_id} is left as it is. Come back with:\n  {again}")
-            raise LeftError from None
+
+
+@contextlib.contextmanager
+def leaving(screen: Screen, run: str, again: str) -> Iterator[None]:
+    """Let Ctrl-C end what is inside, and say that the run goes on and how to come back.
+
+    Raises:
+        LeftError: It was Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        screen.say(f"run {run} is left as it is. Come back with:\n  {again}")
+        raise LeftError from None
 
 
 def make_session(

@@ -31,7 +31,14 @@ COLUMNS = (
     Column("HOST", dropped=6),
 )
 _METRICS = 60  # characters of the metrics that people see
-_STATES = {None: "running", "left": "succeeded", "failed": "failed"}
+ENDS = {"left": "succeeded", "failed": "failed"}
+"""The states that the words of replicas on their end mean."""
+NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
+UNREAD = {
+    "skipped": "are not what a replica tells",
+    "of_another_version": "are of another version",
+    "left_out": "were not read: there are too many",
+}
 
 
 def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float]) -> int:
@@ -107,15 +114,15 @@ def _most(values: Iterable[Any]) -> Any:
 
 
 def _replica_facts(live: Live) -> dict[str, Any]:
-    names = [each.name for each in fields(live) if each.name not in {"run", "world_size"}]
-    facts = redact_json({name: getattr(live, name) for name in names})
+    facts = redact_json({name: getattr(live, name) for name in NAMES})
     return {
         name: clean(value) if isinstance(value, str) else value for name, value in facts.items()
     }
 
 
 def _state(replica: dict[str, Any]) -> str:
-    return _STATES.get(replica["ended"], "unknown")
+    ended = replica["ended"]
+    return "running" if ended is None else ENDS.get(ended, "unknown")
 
 
 def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
@@ -127,11 +134,7 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     screen.lines(table(COLUMNS, [_row(replica, now) for replica in replicas], screen.width))
     if silent:
         screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
-    for name, text in (
-        ("skipped", "are not what a replica tells"),
-        ("of_another_version", "are of another version"),
-        ("left_out", "were not read: there are too many"),
-    ):
+    for name, text in UNREAD.items():
         if facts[name]:
             screen.say(f"objects that {text}: {facts[name]}")
 
@@ -142,7 +145,7 @@ def _row(replica: dict[str, Any], now: float) -> list[Cell]:
         does += f" for {in_ranges(replica['waits_for'])}"
         does += ", …" if replica["missing"] > len(replica["waits_for"]) else ""
     share, step = replica["training_share"], replica["seconds_per_step"]
-    metrics = " ".join(f"{name}={_short(value)}" for name, value in replica["metrics"].items())
+    metrics = " ".join(f"{name}={shown_value(value)}" for name, value in replica["metrics"].items())
     age = now - replica["time"]
     said = f"{duration(age)} ago" if age >= 0 else f"{duration(-age)} ahead"
     return [
@@ -158,7 +161,8 @@ def _row(replica: dict[str, Any], now: float) -> list[Cell]:
     ]
 
 
-def _short(value: float | str) -> str:
+def shown_value(value: float | str) -> str:
+    """Return the value of a metric as people see it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -1,0 +1,411 @@
+"""What ``watch`` shows of a run at one moment, and what has changed since. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from diloco_protocol import ReplicaStatus
+from diloco_protocol.backend import redact_json
+from diloco_protocol.telemetry import SyncLine
+
+from ._facts import STYLES, VERSION, counts, counts_in_words
+from ._table import Cell, Column, table
+from ._texts import clean, duration, in_ranges
+from ._told import ENDS, NAMES, shown_value
+
+COLUMNS = (
+    Column("RANK", right=True),
+    Column("STATE", dropped=1),
+    Column("REASON", dropped=6),
+    Column("ATTEMPT", dropped=9, right=True),
+    Column("SYNC", dropped=3, right=True),
+    Column("PHASE", dropped=2),
+    Column("LOSS", dropped=4, right=True),
+    Column("STEPS/S", dropped=7, right=True),
+    Column("TRAINS", dropped=8, right=True),
+    Column("MB/SYNC", dropped=10, right=True),
+    Column("LAST SIGN", dropped=5),
+    Column("PLACE", dropped=11),
+)
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+LOSS, TOTAL_STEPS, DOLLARS = "loss", "total_steps", "dollars"
+"""The metrics that are shown by what their names mean."""
+_FINAL = frozenset({"succeeded", "failed", "cancelled"})
+_KIND = ("state", "reason", "phase", "ended", "past")
+_FEW = 8  # ranks of one kind that may be shown one by one
+_RANKS = 20  # characters of a list of ranks
+_RECENT = 50  # syncs whose pace is shown
+_CLOCK = 60.0  # seconds by which clocks may differ without a word
+_MOST_BLOCKS = 60
+_LEAST_ROWS = 3
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a watch has seen of what a rank tells.
+
+    Attributes:
+        said: What the rank has told last.
+        since: When that was first seen, by the clock of this machine.
+        fresh: Whether it was written while this watch looked, so that ``since`` is about when.
+        base: What the same incarnation had told when it was first seen.
+    """
+
+    said: Facts
+    since: float
+    fresh: bool
+    base: Facts
+
+
+class Word(NamedTuple):
+    """What a backend says of a rank: None if it has no record, and since when it is silent."""
+
+    status: ReplicaStatus | None
+    silent_since: float | None = None
+
+
+def see(before: Mapping[int, Seen] | None, told: Sequence[Facts], now: float) -> dict[int, Seen]:
+    """Return what has been seen after another look; before the first one, there is None."""
+    seen = dict(before or {})
+    for said in told:
+        old = seen.get(said["rank"])
+        if old is None or old.said != said:
+            base = old.base if old is not None and old.said["epoch"] == said["epoch"] else said
+            seen[said["rank"]] = Seen(said, now, before is not None, base)
+    return seen
+
+
+def rank_facts(
+    rank: int, seen: Seen | None, word: Word | None, looked: float, quiet: float
+) -> dict[str, Any]:
+    """Return the facts about one rank. What is not known is None.
+
+    Args:
+        rank: The rank.
+        seen: What it has told.
+        word: What a backend says; None if none was asked.
+        looked: When the store has answered last, by the clock of this machine.
+        quiet: Seconds without a sign after which a rank counts as silent.
+    """
+    said = dict.fromkeys(NAMES) if seen is None else seen.said
+    status = word.status if word else None
+    state = None if said["ended"] is None else ENDS.get(said["ended"], "unknown")
+    state = status.state.value if status else state or ("unknown" if word else None)
+    is_silent = seen is not None and said["ended"] is None and looked - seen.since > quiet
+    silent_since = seen.since if seen and is_silent and state not in _FINAL else None
+    is_newer = status is not None and status.attempt > (said["attempt"] or status.attempt)
+    return {
+        **said,
+        "rank": rank,
+        "state": state,
+        "reason": status.reason.value if status and status.reason else None,
+        "attempt": status.attempt if status else said["attempt"],
+        "past": bool(silent_since or is_newer or state not in {None, "running"}),
+        "bytes_per_sync": _bytes_per_sync(seen) if seen else None,
+        "seen_at": seen.since if seen and seen.fresh else None,
+        "silent_since": silent_since,
+        "state_since": word.silent_since if word else None,
+    }
+
+
+def _bytes_per_sync(seen: Seen) -> float | None:
+    passed = {name: seen.said[name] - seen.base[name] for name in ("bytes_sent", "bytes_received")}
+    syncs = seen.said["sync"] - seen.base["sync"]
+    return sum(passed.values()) / syncs if syncs > 0 and sum(passed.values()) > 0 else None
+
+
+def is_over(facts: Facts) -> bool:
+    """Return whether a rank has ended, as far as is known."""
+    if facts["state"] != "unknown":
+        return facts["state"] in _FINAL
+    return facts["time"] is None or facts["ended"] is not None or facts["silent_since"] is not None
+
+
+@dataclass(frozen=True)
+class View:
+    """A run at one moment.
+
+    Attributes:
+        name: The run, as it was given.
+        rows: The facts about each rank.
+        syncs: Syncs of one rank in their order, each with its incarnation.
+        syncs_of: That rank; None if none has told anything.
+        notes: What is wrong with the sources.
+        now: The time by the clock of this machine.
+    """
+
+    name: str
+    rows: Sequence[Facts]
+    syncs: Sequence[tuple[int, SyncLine]] = ()
+    syncs_of: int | None = None
+    notes: Sequence[str] = ()
+    now: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have ended."""
+        return bool(self.rows) and all(map(is_over, self.rows))
+
+
+def choose_rank(rows: Sequence[Facts], before: int | None) -> int | None:
+    """Return the rank whose syncs are shown: the same one as before, as long as it goes on."""
+    telling = {row["rank"]: row for row in rows if row["time"] is not None}
+    going = [rank for rank, row in telling.items() if not (row["silent_since"] or is_over(row))]
+    if before in telling and (before in going or not going):
+        return before
+    return max(going or telling, key=lambda rank: (telling[rank]["sync"], -rank), default=None)
+
+
+def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> list[list[Cell]]:
+    """Return the lines that a terminal of this size shows."""
+    silent = sum(row["silent_since"] is not None for row in view.rows)
+    parts = [counts_in_words(counts(view.rows)), f"{silent} silent" * bool(silent)]
+    head = ", ".join(filter(None, parts)) or "no replica has told how it ended"
+    above = textwrap.wrap(f"{view.name}: {head}", columns)
+    below = [line for text in foot(view) for line in textwrap.wrap(text, columns)]
+    below += loss_line(view, columns, blocks)
+    rows = fold(view.rows, max(_LEAST_ROWS, height - len(above) - len(below) - 2))
+    return [
+        *([Cell(text, "bold")] for text in above),
+        *table(COLUMNS, [row_cells(row, view.now) for row in rows], columns),
+        *([Cell(text)] for text in below),
+    ]
+
+
+def row_cells(facts: Facts, now: float) -> list[Cell]:
+    """Return the cells of :data:`COLUMNS` for one row."""
+    state, share, step = facts["state"] or "", facts["training_share"], facts["seconds_per_step"]
+    if state and facts["state_since"] is not None:
+        state += f" {duration(now - facts['state_since'])} ago"
+    sent, place = facts["bytes_per_sync"], filter(None, (facts["place"], facts["host"]))
+    return [
+        Cell(str(facts["rank"])),
+        Cell(state, STYLES.get(facts["state"], "")),
+        Cell(facts["reason"] or ""),
+        Cell("" if facts["attempt"] is None else str(facts["attempt"])),
+        Cell("" if facts["sync"] is None else str(facts["sync"])),
+        Cell(_phase(facts, now), "red" if facts["silent_since"] else ""),
+        Cell(loss_of(facts["metrics"] or {})[1]),
+        Cell(f"{1 / step:.3g}" if step else ""),
+        Cell("" if share is None else f"{share:.0%}"),
+        Cell("" if sent is None else f"{sent / 1e6:.3g}"),
+        Cell(_last_sign(facts, now)),
+        Cell(" ".join(place) or facts["backend"] or ""),
+    ]
+
+
+def _phase(facts: Facts, now: float) -> str:
+    if facts["time"] is None:
+        return "" if facts["state"] else "has told nothing"
+    if facts["silent_since"]:
+        return f"silent {duration(now - facts['silent_since'])}, was {facts['phase']}"
+    if facts["ended"] or facts["past"]:
+        return str(facts["ended"] or f"was {facts['phase']}")
+    if not (facts["phase"] == "waiting" and facts["missing"]):
+        return str(facts["phase"])
+    ranks = in_ranges(facts["waits_for"])
+    is_short = len(ranks) <= _RANKS and len(facts["waits_for"]) == facts["missing"]
+    return f"waiting for {ranks if is_short else str(facts['missing']) + ' ranks'}"
+
+
+def _last_sign(facts: Facts, now: float) -> str:
+    if facts["time"] is None:
+        return ""
+    age = now - (facts["time"] if facts["seen_at"] is None else facts["seen_at"])
+    words = f"{duration(abs(age))} {'ago' if age >= 0 else 'ahead'}"
+    return words + " by its clock" * (facts["seen_at"] is None)
+
+
+def loss_of(metrics: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name and the value that stand for the loss: ``loss``, or the first metric."""
+    name = LOSS if LOSS in metrics else next(iter(metrics), None)
+    return ("", "") if name is None else (clean(name, 16), clean(shown_value(metrics[name]), 16))
+
+
+def fold(rows: Sequence[Facts], room: int) -> list[Facts]:
+    """Return at most so many rows: ranks that do the same become one row, and odd ones stay.
+
+    A row of several ranks has the numbers of the rank in the middle, and the oldest sign.
+    """
+    if len(rows) <= room:
+        return list(rows)
+    last = max(row["sync"] or 0 for row in rows)
+    kinds: dict[tuple[Any, ...], list[Facts]] = {}
+    for row in rows:
+        is_behind = row["sync"] is not None and row["sync"] < last - 1
+        kind = (*(row[name] for name in _KIND), row["silent_since"] is None, is_behind)
+        kinds.setdefault(kind, []).append(row)
+    groups = sorted(kinds.values(), key=len)
+    if len(groups) > room:
+        groups[room - 1 :] = [[row for group in groups[room - 1 :] for row in group]]
+    spare = room - len(groups)
+    shown: list[tuple[int, Facts]] = []
+    for group in groups:
+        if len(group) <= min(_FEW, spare + 1):
+            spare -= len(group) - 1
+            shown += [(row["rank"], row) for row in group]
+        else:
+            shown.append((group[0]["rank"], _merged(group)))
+    return [row for _, row in sorted(shown, key=lambda pair: pair[0])]
+
+
+def _merged(group: Sequence[Facts]) -> Facts:
+    ranks = in_ranges(row["rank"] for row in group)
+    middle = sorted(group, key=lambda row: row["step"] or 0)[len(group) // 2]
+    names = {name: middle[name] for name in (*_KIND, "place", "host", "backend")}
+    differs = {name for name, text in names.items() if any(row[name] != text for row in group)}
+    signs = [row["seen_at"] for row in group if row["seen_at"] is not None]
+    return {
+        **middle,
+        **dict.fromkeys(differs, "…"),
+        "rank": ranks if len(ranks) <= _RANKS else f"{len(group)} ranks",
+        "seen_at": min(signs) if len(signs) == len(group) else None,
+    }
+
+
+def foot(view: View) -> list[str]:
+    """Return the sentences below the table; what is not known is left out."""
+    telling = [row for row in view.rows if row["time"] is not None]
+    pace = syncs_per_hour(view.syncs)
+    left = [_seconds_left(row) for row in telling if not is_over(row)]
+    known = [seconds for seconds in left if seconds is not None]
+    dollars = [_number(row, DOLLARS) for row in telling]
+    spent = [amount for amount in dollars if amount is not None]
+    parts = [
+        f"sync {max(row['sync'] for row in telling)}" if telling else "",
+        "" if pace is None else f"{pace:.3g} per hour",
+        f"quorum {view.syncs[-1][1].members} of {len(view.rows)}" if view.syncs else "",
+        f"{duration(max(known))} left" if known and len(known) == len(left) else "",
+        f"${sum(spent):.2f} so far" if spent and len(spent) == len(dollars) else "",
+    ]
+    sentences = [", ".join(filter(None, parts)), _clocks(telling), *view.notes]
+    return [text for text in sentences if text]
+
+
+def _number(row: Facts, metric: str) -> float | None:
+    value = row["metrics"].get(metric)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _seconds_left(row: Facts) -> float | None:
+    total, step, share = _number(row, TOTAL_STEPS), row["seconds_per_step"], row["training_share"]
+    known = total is not None and step is not None and share
+    return max(0.0, (total or 0.0) - row["step"]) * step / share if known else None
+
+
+def _clocks(rows: Sequence[Facts]) -> str:
+    """Return a sentence on the clocks that differ, of those whose writing was seen."""
+    seen = {row["rank"]: row["seen_at"] - row["time"] for row in rows if row["seen_at"] is not None}
+    off = {rank: seconds for rank, seconds in seen.items() if abs(seconds) > _CLOCK}
+    if not off:
+        return ""
+    most = max(off.values(), key=abs)
+    words = f"{duration(abs(most))} {'behind' if most > 0 else 'ahead'}"
+    ranks = in_ranges(off)
+    ranks = ranks if len(ranks) <= _RANKS else f"{len(off)} ranks"
+    return f"clocks that differ from the one here: of {ranks}, by up to {words}"
+
+
+def syncs_per_hour(syncs: Sequence[tuple[int, SyncLine]]) -> float | None:
+    """Return the pace of the newest syncs of the newest incarnation, by its clock alone."""
+    newest = [line for epoch, line in syncs if epoch == syncs[-1][0]][-_RECENT:]
+    seconds = newest[-1].time - newest[0].time if newest else 0.0
+    count = newest[-1].sync - newest[0].sync if newest else 0
+    return 3600 * count / seconds if seconds > 0 and count > 0 else None
+
+
+def loss_line(view: View, columns: int, blocks: str = BLOCKS) -> list[str]:
+    """Return the loss of one rank at its syncs as a line of blocks, if there is any."""
+    metrics = [line.metrics for _, line in view.syncs]
+    name = next((LOSS for each in metrics if LOSS in each), next(iter((metrics or [{}])[-1]), ""))
+    values = [each[name] for each in metrics if name in each]
+    numbers = [float(value) for value in values if not isinstance(value, str)]
+    if not numbers:
+        return []
+    head, tail = f"{clean(name, 16)} of rank {view.syncs_of} ", f" {numbers[-1]:.4g}"
+    room = max(1, min(_MOST_BLOCKS, columns - len(head) - len(tail)))
+    return [f"{head}{sparkline(numbers, room, blocks)}{tail}"]
+
+
+def sparkline(values: Sequence[float], room: int, blocks: str = BLOCKS) -> str:
+    """Return numbers as a line of at most so many blocks; where there are more, their means.
+
+    >>> sparkline([4, 3, 2, 1, 1], 8), sparkline([4, 4, 1, 1], 2)
+    ('█▆▃▁▁', '█▁')
+    """
+    count = min(room, len(values))
+    edges = [round(number * len(values) / count) for number in range(count + 1)]
+    means = [math.fsum(value / (b - a) for value in values[a:b]) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    return "".join(
+        blocks[round((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(blocks) - 1))]
+        if high > low
+        else blocks[0]
+        for mean in means
+    )
+
+
+class Change(NamedTuple):
+    """One change: for programs, and in words if people should see it."""
+
+    facts: dict[str, Any]
+    words: str
+
+
+def changes(before: View | None, view: View) -> Iterator[Change]:
+    """Yield what has changed; of the syncs before the first view, only the last one."""
+    for epoch, line in _new_syncs(before, view):
+        facts = {"rank": view.syncs_of, "epoch": epoch, **redact_json(asdict(line))}
+        yield Change(_named("sync", facts), _sync_in_words(line, len(view.rows)))
+    old = {row["rank"]: row for row in before.rows} if before else {}
+    for row in view.rows:
+        was = old.get(row["rank"])
+        if row != was and (was or row["state"] or row["time"] is not None):
+            yield Change(_named("replica", row), _row_in_words(was, row, view.now))
+    for note in view.notes:
+        if before is None or note not in before.notes:
+            yield Change(_named("note", {"text": note}), note)
+    if view.is_over:
+        states = counts(view.rows)
+        words = f"{view.name}: {counts_in_words(states)}"
+        yield Change(_named("end", {"run": view.name, "states": states}), words)
+
+
+def _named(change: str, facts: Facts) -> dict[str, Any]:
+    return {"version": VERSION, "change": change, **facts}
+
+
+def _new_syncs(before: View | None, view: View) -> Sequence[tuple[int, SyncLine]]:
+    if before is None or not before.syncs:
+        return view.syncs[-1:] if before is None else view.syncs
+    epoch, last = before.syncs[-1]
+    if before.syncs_of != view.syncs_of:
+        return [each for each in view.syncs if each[1].sync > last.sync]
+    return [each for each in view.syncs if (each[0], each[1].number) > (epoch, last.number)]
+
+
+def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
+    names = ("state", "reason", "attempt", "epoch", "silent_since", "state_since")
+    if was and all(was[name] == row[name] for name in names):
+        return ""
+    _, state, reason, _, _, phase, *_ = (cell.text for cell in row_cells(row, now))
+    attempt = f"attempt {row['attempt']}" if row["attempt"] else ""
+    return f"rank {row['rank']}: " + ", ".join(filter(None, (state, reason, phase, attempt)))
+
+
+def _sync_in_words(line: SyncLine, world_size: int) -> str:
+    parts = [
+        f"sync {line.sync}: {line.members} of {world_size}",
+        "" if line.committed else "not adopted",
+        " ".join(loss_of(line.metrics)).strip(),
+        f"{(line.bytes_sent + line.bytes_received) / 1e6:.3g} MB",
+        f"waited {line.wait_seconds:.3g} s",
+    ]
+    return ", ".join(filter(None, parts))

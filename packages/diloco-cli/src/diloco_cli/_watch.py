@@ -1,0 +1,397 @@
+"""The verb ``watch``: a table that follows a run, or lines where there is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from diloco_protocol import (
+    DilocoError,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    ReplicaStatus,
+    SpecVersionError,
+    UnavailableError,
+    executor_names,
+)
+from diloco_protocol.telemetry import (
+    RunReader,
+    SyncLine,
+    Told,
+    find_runs,
+    history_seconds,
+    live_seconds,
+    newest_keys,
+)
+
+from ._backends import PATIENCE, Run
+from ._choice import Choice
+from ._exits import exit_of_states
+from ._session import Session, leaving, make_session
+from ._store import Store, is_uri
+from ._table import Cell
+from ._texts import clean
+from ._told import UNREAD, run_facts
+from ._view import (
+    ASCII_BLOCKS,
+    BLOCKS,
+    Facts,
+    Seen,
+    View,
+    Word,
+    changes,
+    choose_rank,
+    rank_facts,
+    screenful,
+    see,
+)
+
+T = TypeVar("T")
+Statuses = dict[int, ReplicaStatus | None]
+Syncs = list[tuple[int, SyncLine]]
+
+_MOST_LAUNCHES = 8
+_RETRY = 60.0  # seconds until a launch that was not found is searched for again
+_QUIET_PUTS = 3  # live objects that have not come until a rank counts as silent
+_MOST_OBJECTS = 50  # of the history of one rank
+_MOST_BYTES = 4 * 1024 * 1024
+
+
+class Source(Generic[T]):
+    """Something that is asked again and again, in a thread, and may be silent.
+
+    Args:
+        clock: Returns the time in Unix seconds.
+
+    Attributes:
+        value: The last answer; None before the first one.
+        since: When it came, or when the source was first named.
+        error: Why the last question has no answer; None if it has one.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: queue.SimpleQueue[tuple[T | None, Exception | None]] | None = None
+        self.value: T | None = None
+        self.since = clock()
+        self.error: DilocoError | None = None
+
+    def ask(self, question: Callable[[], T], patience: float) -> None:
+        """Ask, and wait for so many seconds; what is still unanswered is not asked again.
+
+        There is no waiting for a source that was late before.
+
+        Raises:
+            Exception: What the question raised, if it is no error of the protocol.
+        """
+        is_late, self._answers = self._answers is not None, self._answers or queue.SimpleQueue()
+        if not is_late:
+            threading.Thread(target=_answer, args=(question, self._answers), daemon=True).start()
+        try:
+            value, error = self._answers.get(timeout=0.0 if is_late else patience)
+        except queue.Empty:
+            self.error = UnavailableError("it does not answer")
+            return
+        self._answers = None
+        if error is not None and not isinstance(error, DilocoError):
+            raise error
+        self.error = error
+        if error is None:
+            self.value, self.since = value, self._clock()
+
+
+def _answer(
+    question: Callable[[], T], answers: queue.SimpleQueue[tuple[T | None, Exception | None]]
+) -> None:
+    try:
+        answers.put((question(), None))
+    except Exception as error:  # noqa: BLE001 - raised or shown by whoever asked
+        answers.put((None, error))
+
+
+class Launch(NamedTuple):
+    """A launch, and the backend that has it."""
+
+    run_id: str
+    backend: str
+
+
+class Launched:
+    """Looks at a launch in its backend, which is searched for at the first look.
+
+    Args:
+        launch: The launch; without a backend, all that may be asked are searched.
+        session: The backends, and the clock.
+        run: The run, if it has been found already.
+    """
+
+    def __init__(self, launch: Launch, session: Session, run: Run | None = None) -> None:
+        self._launch, self._session, self._run = launch, session, run
+        self._opened = contextlib.ExitStack()
+        self._failed: tuple[float, DilocoError] | None = None
+
+    def look(self) -> Statuses:
+        """Return the status of each rank; None for one without a record."""
+        run = self._run = self._run or self._find()
+        seen = run.executor.describe_run(run.handles)
+        return {handle.rank: seen.get(handle) for handle in run.handles}
+
+    def close(self) -> None:
+        """Close what was opened for it."""
+        self._opened.close()
+
+    def _find(self) -> Run:
+        now, choice = self._session.clock(), self._session.choice
+        if self._failed is not None and now - self._failed[0] < _RETRY:
+            raise self._failed[1]
+        if name := self._launch.backend:
+            choice = replace(choice, backend=name, names=(name,))
+        with contextlib.ExitStack() as opened:
+            backends = opened.enter_context(self._session.backends(choice))
+            try:
+                run = backends.find(self._launch.run_id)
+            except DilocoError as error:
+                self._failed = now, error
+                raise
+            self._opened.push(opened.pop_all())
+        return run
+
+
+class StoreReader:
+    """Reads the store of a run: with one listing at a time, and only what has changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._rank = store, 0
+        self._live = RunReader(store.list_keys, store.read)
+        self._history = RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
+
+    def live(self) -> Told:
+        """Return what all ranks tell now."""
+        return self._live.look(history=False)
+
+    def syncs(self, rank: int) -> Syncs:
+        """Return the newest syncs of a rank in their order, each with its incarnation."""
+        self._rank = rank
+        history = self._history.look().history
+        return [(key.epoch, line) for key, each in history.items() for line in each.lines]
+
+    def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
+        if folder == "history/":
+            listed = dict(self._store.list_keys(f"history/{self._rank:05}/"))
+            for key in newest_keys(listed)[-_MOST_OBJECTS:]:
+                yield key.key, listed[key.key]
+
+
+class Watcher:
+    """Looks at a run again and again.
+
+    Args:
+        session: The clock, and the backends that may be asked.
+        name: The run, as it was given.
+        found: The run, if it was named by its name, or its store.
+        every: Seconds between two looks.
+    """
+
+    def __init__(self, session: Session, name: str, found: Run | Store, every: float) -> None:
+        self._session, self._name, self._every = session, clean(name), every
+        self._clock = session.clock
+        self._launches: dict[Launch, tuple[Launched, Source[Statuses]]] = {}
+        self._launch_of: dict[int, Launch] = {}
+        self._reader = StoreReader(found) if isinstance(found, Store) else None
+        self._live: Source[Told] = Source(self._clock)
+        self._syncs: Source[Syncs] = Source(self._clock)
+        self._syncs_of: int | None = None
+        self._syncs_at = 0.0
+        self._seen: dict[int, Seen] | None = None
+        self._told: Facts = {}
+        self._size = 0
+        if isinstance(found, Run):
+            self._size = found.handles[0].world_size
+            self._add(Launch(found.run_id, found.backend), found)
+
+    def look(self) -> View:
+        """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
+
+        Raises:
+            UnavailableError: The store cannot be read, at the first look.
+            SpecVersionError: The replicas are of another version.
+        """
+        if self._reader is not None:
+            self._look_at_live(self._reader)
+        for launched, source in self._launches.values():
+            source.ask(launched.look, self._every)
+        rows = self._rows()
+        if self._reader is not None:
+            self._look_at_syncs(self._reader, View("", rows))
+        syncs, notes = self._syncs.value or [], list(self._notes())
+        return View(self._name, rows, syncs, self._syncs_of, notes, self._clock())
+
+    def close(self) -> None:
+        """Close the backends."""
+        for launched, _ in self._launches.values():
+            launched.close()
+
+    def _add(self, launch: Launch, run: Run | None = None) -> None:
+        if launch not in self._launches and len(self._launches) < _MOST_LAUNCHES:
+            self._launches[launch] = Launched(launch, self._session, run), Source(self._clock)
+
+    def _look_at_live(self, reader: StoreReader) -> None:
+        self._live.ask(reader.live, PATIENCE if self._seen is None else self._every)
+        told, error = self._live.value, self._live.error
+        if told is None:
+            raise error or UnavailableError(f"{self._name} does not answer")
+        if not told.live and told.of_another_version:
+            raise SpecVersionError(
+                f"the replicas of {self._name} are of another version of diloco: use the "
+                "diloco-cli of theirs"
+            )
+        if error is None and told.live:
+            self._told = run_facts(self._name, told)
+            self._size = self._told["world_size"]
+        if error is None:
+            self._seen = see(self._seen, self._told.get("replicas", ()), self._live.since)
+        names = self._session.choice.names
+        for live in told.live.values():
+            self._launch_of[live.rank] = launch = Launch(live.run, live.backend)
+            if live.run and (live.backend in names if live.backend else names):
+                self._add(launch)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        looked = self._live.since  # where the store is silent, nobody knows whether a rank is
+        quiet = _QUIET_PUTS * live_seconds(self._size) + self._every
+        words: dict[int, dict[Launch, Word]] = {}
+        for launch, (_, source) in self._launches.items():
+            since = None if source.error is None else source.since
+            for rank, status in (source.value or {}).items():
+                words.setdefault(rank, {})[launch] = Word(status, since)
+        rows = []
+        for rank in range(self._size):
+            seen, known = (self._seen or {}).get(rank), words.get(rank, {})
+            told = self._launch_of.get(rank)
+            word = known.get(told) if told else next(iter(known.values()), None)
+            rows.append(rank_facts(rank, seen, word, looked, quiet))
+        return rows
+
+    def _look_at_syncs(self, reader: StoreReader, view: View) -> None:
+        """Read the syncs of one rank: as often as replicas write them, and at the end."""
+        before, now = self._syncs_of, self._clock()
+        self._syncs_of = rank = choose_rank(view.rows, before)
+        if rank is not None and (rank != before or now >= self._syncs_at or view.is_over):
+            self._syncs_at = now + history_seconds(self._size)
+            self._syncs.ask(partial(reader.syncs, rank), self._every)
+
+    def _notes(self) -> Iterator[str]:
+        named: list[tuple[str, str, Source[Any]]] = [
+            ("the store", "", self._live),
+            ("the history in the store", "", self._syncs),
+            *(
+                (each.backend, f" about {each.run_id}", self._launches[each][1])
+                for each in self._launches
+            ),
+        ]
+        for name, subject, source in named:
+            if source.error is not None:
+                since = time.strftime("%H:%M:%S", time.localtime(source.since))
+                yield clean(f"{name} is silent{subject} since {since}: {source.error}")
+        for name, text in UNREAD.items():
+            if self._told.get(name):
+                yield f"objects that {text}: {self._told[name]}"
+
+
+def watch(
+    session: Session,
+    target: str,
+    every: float,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    size: Callable[[], os.terminal_size] = shutil.get_terminal_size,
+) -> int:
+    """Show a run until all its replicas have ended, and return the exit code.
+
+    Raises:
+        ReplicaNotFoundError: There is no run.
+        UnavailableError: The store or the backend cannot be reached, at the first look.
+        LeftError: Ctrl-C ended the command; the run goes on.
+    """
+    with contextlib.ExitStack() as opened:
+        found = _open(target) if is_uri(target) else opened.enter_context(session.run(target))
+        backend = found.backend if isinstance(found, Run) else session.choice.backend
+        again = session.choice.again("watch", target, backend, ["--every", f"{every:g}"])
+        opened.enter_context(leaving(session.screen, clean(target), again))
+        watcher = Watcher(session, target, found, every)
+        opened.callback(watcher.close)
+        show = opened.enter_context(_painter(session, size))
+        while True:
+            view = watcher.look()
+            show(view)
+            if view.is_over:
+                return exit_of_states(row["state"] for row in view.rows)
+            sleep(every)
+
+
+def _open(uri: str) -> Store:
+    store = Store(uri)
+    if find_runs(store.names) != [""]:
+        raise ReplicaNotFoundError(
+            f"there is no run in {clean(uri)}; `diloco status` with this URI names those below it"
+        )
+    return store
+
+
+@contextlib.contextmanager
+def _painter(
+    session: Session, size: Callable[[], os.terminal_size]
+) -> Iterator[Callable[[View], None]]:
+    """Yield what shows a view: on a terminal as a table, elsewhere what has changed, as lines."""
+    screen = session.screen
+    if session.as_json or not screen.terminal or screen.dumb:
+        shown: list[View] = []
+
+        def tell(view: View) -> None:
+            for change in changes(shown.pop() if shown else None, view):
+                if session.as_json:
+                    screen.json(change.facts, indent=None)
+                elif change.words:
+                    screen.line(change.words)
+            screen.flush()
+            shown.append(view)
+
+        yield tell
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    blocks = ASCII_BLOCKS if screen.console.options.ascii_only else BLOCKS
+
+    def line(cells: Sequence[Cell]) -> Text:
+        styled = cells if screen.coloured else [Cell(cell.text) for cell in cells]
+        return Text.assemble(*styled, no_wrap=True, overflow="crop")
+
+    with Live(
+        console=screen.console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    ) as live:
+        yield lambda view: live.update(
+            Group(*map(line, screenful(view, *size(), blocks))), refresh=True
+        )
+
+
+def show(
+    target: str, every: float, backend: str | None, options: Sequence[str], *, as_json: bool
+) -> int:
+    """Watch a run on standard output. With a URI, no backend has to be installed."""
+    try:
+        session = make_session(backend, options, as_json=as_json)
+    except InvalidRequestError:
+        if not is_uri(target) or backend is not None or options or executor_names():
+            raise
+        session = Session(Choice(None, (), {}, ()), as_json)
+    return watch(session, target, every)
