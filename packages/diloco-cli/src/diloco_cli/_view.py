@@ -167,8 +167,10 @@ def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> li
     """Return the lines that a terminal of this size shows."""
     silent = sum(row["silent_since"] is not None for row in view.rows)
     parts = [counts_in_words(counts(view.rows)), f"{silent} silent" * bool(silent)]
-    head = ", ".join(filter(None, parts)) or "no replica has told how it ended"
-    above = textwrap.wrap(f"{view.name}: {head}", columns)
+    known = ", ".join(filter(None, parts))
+    count = f"{len(view.rows)} replicas" if view.rows else "no replica has told anything yet"
+    head = f"{view.name}: {count}" + f" ({known})" * bool(known)
+    above = textwrap.wrap(head, columns)
     below = [line for text in foot(view) for line in textwrap.wrap(text, columns)]
     below += loss_line(view, columns, blocks)
     rows = fold(view.rows, max(_LEAST_ROWS, height - len(above) - len(below) - 2))
@@ -252,19 +254,23 @@ def fold(rows: Sequence[Facts], room: int) -> list[Facts]:
             spare -= len(group) - 1
             shown += [(row["rank"], row) for row in group]
         else:
-            shown.append((group[0]["rank"], _merged(group)))
+            shown.append((min(row["rank"] for row in group), _merged(group)))
     return [row for _, row in sorted(shown, key=lambda pair: pair[0])]
 
 
 def _merged(group: Sequence[Facts]) -> Facts:
     ranks = in_ranges(row["rank"] for row in group)
     middle = sorted(group, key=lambda row: row["step"] or 0)[len(group) // 2]
-    names = {name: middle[name] for name in (*_KIND, "place", "host", "backend")}
-    differs = {name for name, text in names.items() if any(row[name] != text for row in group)}
+    places = ("place", "host", "backend")
+    differs = {name for name in places if any(row[name] != middle[name] for row in group)}
+    is_mixed = len({(*(row[name] for name in _KIND), row["silent_since"] is None) for row in group})
+    mixed = {"state": "several", "reason": None, "phase": "several", "silent_since": None}
+    mixed |= {"ended": None, "past": False}
     signs = [row["seen_at"] for row in group if row["seen_at"] is not None]
     return {
         **middle,
         **dict.fromkeys(differs, "…"),
+        **(mixed if is_mixed > 1 else {}),
         "rank": ranks if len(ranks) <= _RANKS else f"{len(group)} ranks",
         "seen_at": min(signs) if len(signs) == len(group) else None,
     }

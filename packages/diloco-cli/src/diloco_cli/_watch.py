@@ -293,7 +293,7 @@ class Watcher:
             ("the store", "", self._live),
             ("the history in the store", "", self._syncs),
             *(
-                (each.backend, f" about {each.run_id}", self._launches[each][1])
+                (each.backend or "every backend", f" about {each.run_id}", self._launches[each][1])
                 for each in self._launches
             ),
         ]
