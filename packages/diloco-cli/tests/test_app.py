@@ -7,9 +7,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from diloco_cli import _app, _end, _logs, _look
+from diloco_cli import _app, _end, _logs, _look, _watch
 
-VERBS = ["ls", "status", "logs", "wait", "cancel", "purge", "check", "export", "plan"]
+VERBS = ["ls", "status", "logs", "wait", "watch", "cancel", "purge", "check", "export", "plan"]
 
 
 @pytest.fixture
@@ -51,6 +51,18 @@ def test_what_a_verb_is_called_with(calls, arguments, call):
     assert calls == [call]
 
 
+def test_what_watch_is_called_with(monkeypatch):
+    seen = []
+    monkeypatch.setattr(_watch, "show", lambda *given, **named: seen.append((*given, named)) or 0)
+    assert invoke("watch", "a").return_value == 0
+    options = ["--option", "eks.image=x", "--backend", "eks", "--every", "9", "--json"]
+    assert invoke("watch", "./b", *options).return_value == 0
+    assert seen == [
+        ("a", 5, None, (), {"as_json": False}),
+        ("./b", 9, "eks", ("eks.image=x",), {"as_json": True}),
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -87,13 +99,13 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-heavy = {"rich", "diloco_protocol", "torch", "importlib.metadata", "json"} & set(sys.modules)
+heavy = {"rich", "fsspec", "diloco_protocol", "torch", "importlib.metadata", "json"} & set(sys.modules)
 assert not heavy, heavy
 """
 ALONE = """
 import sys
 import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs, diloco_cli._wait
-import diloco_cli._end, diloco_cli._told, diloco_cli._store
+import diloco_cli._end, diloco_cli._told, diloco_cli._store, diloco_cli._watch
 ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}
 assert ours == {"diloco_cli", "diloco_protocol"}, ours
 assert not {"torch", "boto3", "kubernetes", "modal", "rich", "fsspec"} & set(sys.modules)

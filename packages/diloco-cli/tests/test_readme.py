@@ -1,5 +1,6 @@
 """What the README shows is what the command prints."""
 
+import dataclasses
 import doctest
 import json
 import re
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_protocol.telemetry import Live, live_key
+from diloco_cli._told import run_facts
+from diloco_cli._view import View, Word, rank_facts, screenful, see
+from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+from diloco_protocol.telemetry import Live, SyncLine, Told, live_key
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 DATA = {"metrics", "place", "result", "states"}  # whose names depend on the run
@@ -26,19 +30,59 @@ def monday(laptop):
         step=250, sync=2, phase="waiting", waits_for=[1], missing=1, seconds_per_step=0.5,
         training_share=0.93, metrics={"loss": 2.31},
     )  # fmt: skip
-    path = laptop.folder / "told" / live_key(0)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(live.to_bytes())
+    alone = dataclasses.replace(live, world_size=1, waits_for=(), missing=0, ended="left")
+    for name, each in (("told", live), ("ended", alone)):
+        path = laptop.folder / name / live_key(0)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(each.to_bytes())
     return laptop
 
 
 def test_what_the_verbs_print(monday):
     shown = re.findall(r"```sh\ndiloco ([^\n]*)\n```\n\n```text\n(.*?)```", README, re.DOTALL)
-    assert len(shown) == 6
+    assert len(shown) == 7
     for line, text in shown:
         backend = None if "./told" in line else "local_process"
         printed = monday.diloco(*shlex.split(line), backend=backend).stdout
         assert doctest.OutputChecker().check_output(text, printed, FLAGS), (line, printed)
+
+
+def test_the_table_that_watch_draws():
+    """It is made here from what four replicas tell, since they would take minutes."""
+    now = 1.8e9
+
+    def lives(sync, sent, more):
+        common = {
+            "run": "run-1", "world_size": 4, "epoch": 1, "time": now, "step": 60 * sync,
+            "sync": sync, "phase": "waiting", "host": "node-7", "place": "us-east-1", "attempt": 1,
+            "seconds_per_step": 0.5, "training_share": 0.93, "bytes_sent": sent,
+            "metrics": {"loss": 2.31},
+        }  # fmt: skip
+        told = {rank: Live(**{**common, "rank": rank, **more(rank)}) for rank in range(4)}
+        return run_facts("s3://bucket/run-1", Told(told, {}, 0, 0, 0))["replicas"]
+
+    waits = {"waits_for": (3,), "missing": 1}
+    seen = see({}, lives(10, 0, lambda rank: {}), now - 300)
+    later = lives(11, 41_200_000, lambda rank: {"phase": "training"})
+    seen = see(seen, later, now - 64)
+    last = lives(12, 82_400_000, lambda rank: {"phase": "training"} if rank == 2 else waits)
+    seen = see(seen, last[:3], now - 4)
+    running = ReplicaStatus(ReplicaState.RUNNING)
+    pending = ReplicaStatus(ReplicaState.PENDING, attempt=2, reason=Reason.STARTING)
+    words = [Word(running)] * 3 + [Word(pending)]
+    rows = [rank_facts(rank, seen[rank], words[rank], now, 90.0) for rank in range(4)]
+    syncs = [
+        SyncLine(
+            number=number, time=180.0 * number, sync=number, fragment="0", committed=True,
+            members=4, bytes_sent=0, bytes_received=0, wait_seconds=0.0, exchange_seconds=0.0,
+            metrics={"loss": 2.31 + 0.002 * (12 - number) ** 2},
+        )
+        for number in range(1, 13)
+    ]  # fmt: skip
+    view = View("s3://bucket/run-1", rows, [(1, line) for line in syncs], 0, (), now)
+    drawn = ["".join(cell.text for cell in line) for line in screenful(view, 120, 24)]
+    shown = re.search(r"```text\n(s3://bucket/run-1: 4 .*?)```", README, re.DOTALL)
+    assert shown[1] == "\n".join(drawn) + "\n"
 
 
 def names(value):
@@ -69,6 +113,7 @@ def test_the_json_of_the_verbs(monday):
         "status",
         "status URI",
         "wait",
+        "watch",
         "logs",
         "cancel",
         "check",
@@ -81,13 +126,14 @@ def test_the_json_of_the_verbs(monday):
         ("status URI", ["./told"]),
         ("wait", ["monday"]),
         ("logs", ["monday"]),
+        ("watch", ["./ended"]),
         ("cancel", ["monday", "--yes"]),
         ("check", []),
         ("plan", ["7e9", "16", "--period=600"]),
     ):
         backend = None if verb in {"plan", "status URI"} else "local_process"
         printed = monday.diloco(verb.split()[0], *arguments, "--json", backend=backend).stdout
-        real = json.loads(printed.splitlines()[0] if verb == "logs" else printed)
+        real = json.loads(printed.splitlines()[0] if verb in {"logs", "watch"} else printed)
         assert names(real) == names(shown[verb]), verb
 
 

@@ -178,6 +178,7 @@ class TestFold:
         assert cells(shown[0])["phase"] == "training"
         drawn = screenful(view(*rows_of(1000, odd)), 100, 24)
         assert len(drawn) <= 24
+        assert drawn[0][0].text == "./run: 1000 replicas (1000 running)"
         assert any("waiting for 800" in cell.text for row in drawn for cell in row)
 
     def test_more_kinds_than_room(self):

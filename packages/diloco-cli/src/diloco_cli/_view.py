@@ -195,12 +195,21 @@ def row_cells(facts: Facts, now: float) -> list[Cell]:
         Cell("" if facts["sync"] is None else str(facts["sync"])),
         Cell(_phase(facts, now), "red" if facts["silent_since"] else ""),
         Cell(loss_of(facts["metrics"] or {})[1]),
-        Cell(f"{1 / step:.3g}" if step else ""),
+        Cell(amount(1 / step) if step else ""),
         Cell("" if share is None else f"{share:.0%}"),
-        Cell("" if sent is None else f"{sent / 1e6:.3g}"),
+        Cell("" if sent is None else amount(sent / 1e6)),
         Cell(_last_sign(facts, now)),
         Cell(" ".join(place) or facts["backend"] or ""),
     ]
+
+
+def amount(number: float) -> str:
+    """Return a number as people read it.
+
+    >>> amount(0.12345), amount(7770.4)
+    ('0.123', '7,770')
+    """
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def _phase(facts: Facts, now: float) -> str:
@@ -286,7 +295,7 @@ def foot(view: View) -> list[str]:
     spent = [amount for amount in dollars if amount is not None]
     parts = [
         f"sync {max(row['sync'] for row in telling)}" if telling else "",
-        "" if pace is None else f"{pace:.3g} per hour",
+        "" if pace is None else f"{amount(pace)} per hour",
         f"quorum {view.syncs[-1][1].members} of {len(view.rows)}" if view.syncs else "",
         f"{duration(max(known))} left" if known and len(known) == len(left) else "",
         f"${sum(spent):.2f} so far" if spent and len(spent) == len(dollars) else "",
@@ -411,7 +420,7 @@ def _sync_in_words(line: SyncLine, world_size: int) -> str:
         f"sync {line.sync}: {line.members} of {world_size}",
         "" if line.committed else "not adopted",
         " ".join(loss_of(line.metrics)).strip(),
-        f"{(line.bytes_sent + line.bytes_received) / 1e6:.3g} MB",
+        f"{amount((line.bytes_sent + line.bytes_received) / 1e6)} MB",
         f"waited {line.wait_seconds:.3g} s",
     ]
     return ", ".join(filter(None, parts))

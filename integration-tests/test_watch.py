@@ -1,0 +1,137 @@
+"""``diloco watch`` on a terminal, of a run that loses a replica and gets it back."""
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+from integration_lab import PATIENCE
+from rehearsal_lab import python_path, wait_for
+
+from diloco_local import LocalProcessExecutor
+
+TRAINER = """
+import os, time
+from pathlib import Path
+
+import torch
+
+from diloco_core import DiLoCo, connect
+
+
+def train(folder, steps):
+    exchange = connect()
+    Path(folder, f"pid-{exchange.rank}").write_text(str(os.getpid()))
+    model = torch.nn.Linear(4, 1)
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    with DiLoCo(model, inner, exchange, sync_every=50) as outer:
+        while outer.inner_steps < steps:
+            loss = (model(torch.ones(1, 4)) - 1).square().sum()
+            loss.backward()
+            outer.log(loss=loss.item())
+            inner.step()
+            inner.zero_grad()
+            if not Path(folder, "go").exists():
+                time.sleep(0.1)
+"""
+STYLE = re.compile("\x1b\\[[0-9;?]*[a-zA-Z]")
+
+pytestmark = pytest.mark.processes
+
+
+class Frames:
+    """What a command draws on a terminal of its own."""
+
+    def __init__(self, words, folder, environ, columns):
+        self.text = ""
+        terminal, other = os.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.process = subprocess.Popen(
+            words, stdin=other, stdout=other, stderr=other, cwd=folder, env=environ,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(other)
+        self._thread = threading.Thread(target=self._read, args=(terminal,), daemon=True)
+        self._thread.start()
+
+    def _read(self, terminal):
+        with contextlib.suppress(OSError):  # the other end is closed, on Linux
+            while piece := os.read(terminal, 65536):
+                self.text += piece.decode(errors="replace")
+        os.close(terminal)
+
+    def rows(self):
+        """The words of the last row that was drawn of each rank, by rank."""
+        lines = STYLE.sub("", self.text).replace("\r", "\n").splitlines()
+        return {line.split()[0]: line for line in lines if line[:4].strip().isdecimal()}
+
+    def end(self):
+        """Wait for the end; the exit code."""
+        code = self.process.wait(PATIENCE)
+        self._thread.join(PATIENCE)
+        return code
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A run of two replicas that goes on until the file ``go`` is there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
+    (tmp_path / "watched.py").write_text(TRAINER)
+    with LocalProcessExecutor(pythonpath=[tmp_path], env={"OMP_NUM_THREADS": "1"}) as executor:
+        handles = executor.launch_replicas(
+            2,
+            "diloco_core.replica_entrypoint:run",
+            {
+                "trainer_module": "watched",
+                "trainer_kwargs": {"folder": str(tmp_path), "steps": 4000},
+                "rendezvous_uri": str(tmp_path / "run"),
+            },
+            run_id="watched",
+            max_restarts=2,
+            timeout=PATIENCE,
+        )
+        wait_for(lambda: len(list((tmp_path / "run/live").glob("0*.json"))) == 2, "the start")
+        yield executor
+        executor.cancel_run("watched")
+        executor.collect(handles, timeout=PATIENCE)
+
+
+def test_a_replica_is_killed_and_comes_back_while_it_is_watched(tmp_path, local):
+    environ = {**os.environ, "TERM": "xterm-256color", "HOME": str(tmp_path / "home")}
+    environ = {name: text for name, text in environ.items() if name not in {"COLUMNS", "NO_COLOR"}}
+    words = [sys.executable, "-m", "diloco_cli", "watch", "./run", "--every", "1"]
+    words += ["--backend", "local_process"]
+    wide = Frames(words, tmp_path, environ, 160)
+    narrow = Frames(words, tmp_path, environ, 40)
+
+    def shows(frames, *rows):
+        drawn = frames.rows()
+        return all(re.search(row, drawn.get(str(rank), "")) for rank, row in enumerate(rows))
+
+    training = r"running .*(training|waiting|contributing|adopting|updating|idle)"
+    wait_for(lambda: shows(wide, training, training), "that both run")
+    wait_for(lambda: shows(narrow, "running", "running"), "that both run")
+    os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+    wait_for(lambda: shows(wide, "running", "pending|was |silent"), "the loss")
+    wait_for(lambda: shows(wide, "", r"running +2 +\d+ +(?!was|silent)\w+"), "that it is back")
+    narrow.process.send_signal(signal.SIGINT)
+    assert narrow.end() == 130
+    assert "left as it is. Come back with:\r\n  diloco watch ./run --every 1" in narrow.text
+    frame = STYLE.sub("", narrow.text).partition("run ./run is left")[0]
+    assert max(map(len, re.split("[\r\n]+", frame))) <= 41  # with what Ctrl-C itself may show
+    (tmp_path / "go").touch()
+    assert wide.end() == 0
+    assert shows(wide, "succeeded +completed", "succeeded +completed +2")
+    last = STYLE.sub("", wide.text)[-2000:]
+    assert "sync 80" in last
+    assert "quorum 2 of 2" in last
+    assert "loss of rank " in last
+    assert wide.text.endswith("\x1b[?25h"), "the cursor is shown again"
