@@ -99,7 +99,8 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-heavy = {"rich", "fsspec", "diloco_protocol", "torch", "importlib.metadata", "json"} & set(sys.modules)
+heavy = {"rich", "fsspec", "diloco_protocol", "torch", "importlib.metadata", "json"}
+heavy &= set(sys.modules)
 assert not heavy, heavy
 """
 ALONE = """

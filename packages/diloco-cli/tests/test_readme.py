@@ -63,7 +63,7 @@ def test_the_table_that_watch_draws():
 
     waits = {"waits_for": (3,), "missing": 1}
     seen = see({}, lives(10, 0, lambda rank: {}), now - 300)
-    later = lives(11, 41_200_000, lambda rank: {"phase": "training"})
+    later = lives(11, 41_200_000, lambda rank: {"phase": "training", "time": now - 64})
     seen = see(seen, later, now - 64)
     last = lives(12, 82_400_000, lambda rank: {"phase": "training"} if rank == 2 else waits)
     seen = see(seen, last[:3], now - 4)
