@@ -259,7 +259,7 @@ def test_whose_syncs_are_shown():
 
 class TestChanges:
     def words(self, before, after):
-        return [each.words for each in changes(before, after) if each.words]
+        return [words for _, words in changes(before, after) if words]
 
     def test_a_line_for_each_sync_and_what_befalls_a_rank(self):
         first = view(*rows_of(2), syncs=[(1, line(1)), (1, line(2))], syncs_of=0)
@@ -285,10 +285,12 @@ class TestChanges:
 
     def test_a_step_is_a_change_for_programs_alone(self):
         before, after = view(*rows_of(2)), view(*rows_of(2, {1: live(1, step=251)}))
-        (change,) = changes(before, after)
-        assert (change.facts["change"], change.facts["rank"], change.words) == ("replica", 1, "")
+        ((facts, words),) = changes(before, after)
+        assert (facts["change"], facts["rank"], words) == ("replica", 1, "")
 
     def test_the_end(self):
-        *_, end = changes(None, view(*({**row, "state": "succeeded"} for row in rows_of(2))))
-        assert end.words == "./run: 2 succeeded"
-        assert end.facts["states"] == {"succeeded": 2}
+        *_, (facts, words) = changes(
+            None, view(*({**row, "state": "succeeded"} for row in rows_of(2)))
+        )
+        assert words == "./run: 2 succeeded"
+        assert facts["states"] == {"succeeded": 2}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from diloco_protocol import ReplicaStatus
 from diloco_protocol.backend import redact_json
-from diloco_protocol.telemetry import SyncLine
+from diloco_protocol.telemetry import Metric, SyncLine
 
 from ._facts import STYLES, VERSION, counts, counts_in_words
 from ._table import Cell, Column, table
@@ -37,6 +37,7 @@ LOSS, TOTAL_STEPS, DOLLARS = "loss", "total_steps", "dollars"
 """The metrics that are shown by what their names mean."""
 _FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _KIND = ("state", "reason", "phase", "ended", "past")
+_MIXED = {"state": "several", "phase": "several", **dict.fromkeys(("reason", "ended", "past"))}
 _FEW = 8  # ranks of one kind that may be shown one by one
 _RANKS = 20  # characters of a list of ranks
 _RECENT = 50  # syncs whose pace is shown
@@ -194,7 +195,7 @@ def row_cells(facts: Facts, now: float) -> list[Cell]:
         Cell("" if facts["attempt"] is None else str(facts["attempt"])),
         Cell("" if facts["sync"] is None else str(facts["sync"])),
         Cell(_phase(facts, now), "red" if facts["silent_since"] else ""),
-        Cell(loss_of(facts["metrics"] or {})[1]),
+        Cell(clean(shown_value(loss_of(facts["metrics"] or {})[1]), 16)),
         Cell(amount(1 / step) if step else ""),
         Cell("" if share is None else f"{share:.0%}"),
         Cell("" if sent is None else amount(sent / 1e6)),
@@ -234,10 +235,9 @@ def _last_sign(facts: Facts, now: float) -> str:
     return words + " by its clock" * (facts["seen_at"] is None)
 
 
-def loss_of(metrics: Mapping[str, Any]) -> tuple[str, str]:
+def loss_of(metrics: Mapping[str, Metric]) -> tuple[str, Metric]:
     """Return the name and the value that stand for the loss: ``loss``, or the first metric."""
-    name = LOSS if LOSS in metrics else next(iter(metrics), None)
-    return ("", "") if name is None else (clean(name, 16), clean(shown_value(metrics[name]), 16))
+    return (LOSS, metrics[LOSS]) if LOSS in metrics else next(iter(metrics.items()), ("", ""))
 
 
 def fold(rows: Sequence[Facts], room: int) -> list[Facts]:
@@ -272,15 +272,14 @@ def _merged(group: Sequence[Facts]) -> Facts:
     middle = sorted(group, key=lambda row: row["step"] or 0)[len(group) // 2]
     places = ("place", "host", "backend")
     differs = {name for name in places if any(row[name] != middle[name] for row in group)}
-    is_mixed = len({(*(row[name] for name in _KIND), row["silent_since"] is None) for row in group})
-    mixed = {"state": "several", "reason": None, "phase": "several", "silent_since": None}
-    mixed |= {"ended": None, "past": False}
+    kinds = {(*(row[name] for name in _KIND), row["silent_since"] is None) for row in group}
     signs = [row["seen_at"] for row in group if row["seen_at"] is not None]
     return {
         **middle,
         **dict.fromkeys(differs, "…"),
-        **(mixed if is_mixed > 1 else {}),
+        **(_MIXED if len(kinds) > 1 else {}),
         "rank": ranks if len(ranks) <= _RANKS else f"{len(group)} ranks",
+        "silent_since": None if len(kinds) > 1 else middle["silent_since"],
         "seen_at": min(signs) if len(signs) == len(group) else None,
     }
 
@@ -292,7 +291,7 @@ def foot(view: View) -> list[str]:
     left = [_seconds_left(row) for row in telling if not is_over(row)]
     known = [seconds for seconds in left if seconds is not None]
     dollars = [_number(row, DOLLARS) for row in telling]
-    spent = [amount for amount in dollars if amount is not None]
+    spent = [each for each in dollars if each is not None]
     parts = [
         f"sync {max(row['sync'] for row in telling)}" if telling else "",
         "" if pace is None else f"{amount(pace)} per hour",
@@ -339,7 +338,7 @@ def syncs_per_hour(syncs: Sequence[tuple[int, SyncLine]]) -> float | None:
 def loss_line(view: View, columns: int, blocks: str = BLOCKS) -> list[str]:
     """Return the loss of one rank at its syncs as a line of blocks, if there is any."""
     metrics = [line.metrics for _, line in view.syncs]
-    name = next((LOSS for each in metrics if LOSS in each), next(iter((metrics or [{}])[-1]), ""))
+    name, _ = loss_of({key: each[key] for each in metrics for key in each})
     values = [each[name] for each in metrics if name in each]
     numbers = [float(value) for value in values if not isinstance(value, str)]
     if not numbers:
@@ -367,30 +366,26 @@ def sparkline(values: Sequence[float], room: int, blocks: str = BLOCKS) -> str:
     )
 
 
-class Change(NamedTuple):
-    """One change: for programs, and in words if people should see it."""
+def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield what has changed, for programs and in words, which are empty if nobody cares.
 
-    facts: dict[str, Any]
-    words: str
-
-
-def changes(before: View | None, view: View) -> Iterator[Change]:
-    """Yield what has changed; of the syncs before the first view, only the last one."""
+    Of the syncs before the first view, there is only the last one.
+    """
     for epoch, line in _new_syncs(before, view):
         facts = {"rank": view.syncs_of, "epoch": epoch, **redact_json(asdict(line))}
-        yield Change(_named("sync", facts), _sync_in_words(line, len(view.rows)))
+        yield (_named("sync", facts), _sync_in_words(line, len(view.rows)))
     old = {row["rank"]: row for row in before.rows} if before else {}
     for row in view.rows:
         was = old.get(row["rank"])
         if row != was and (was or row["state"] or row["time"] is not None):
-            yield Change(_named("replica", row), _row_in_words(was, row, view.now))
+            yield (_named("replica", row), _row_in_words(was, row, view.now))
     for note in view.notes:
         if before is None or note not in before.notes:
-            yield Change(_named("note", {"text": note}), note)
+            yield (_named("note", {"text": note}), note)
     if view.is_over:
         states = counts(view.rows)
         words = f"{view.name}: {counts_in_words(states)}"
-        yield Change(_named("end", {"run": view.name, "states": states}), words)
+        yield (_named("end", {"run": view.name, "states": states}), words)
 
 
 def _named(change: str, facts: Facts) -> dict[str, Any]:
@@ -416,10 +411,11 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
 
 
 def _sync_in_words(line: SyncLine, world_size: int) -> str:
+    name, value = loss_of(line.metrics)
     parts = [
         f"sync {line.sync}: {line.members} of {world_size}",
         "" if line.committed else "not adopted",
-        " ".join(loss_of(line.metrics)).strip(),
+        clean(f"{name} {shown_value(value)}" if name else "", 80),
         f"{amount((line.bytes_sent + line.bytes_received) / 1e6)} MB",
         f"waited {line.wait_seconds:.3g} s",
     ]

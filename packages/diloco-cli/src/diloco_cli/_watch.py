@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from diloco_protocol import (
@@ -56,7 +55,7 @@ from ._view import (
 
 T = TypeVar("T")
 Statuses = dict[int, ReplicaStatus | None]
-Syncs = list[tuple[int, SyncLine]]
+Syncs = tuple[int, list[tuple[int, SyncLine]]]
 
 _MOST_LAUNCHES = 8
 _RETRY = 60.0  # seconds until a launch that was not found is searched for again
@@ -69,6 +68,7 @@ class Source(Generic[T]):
     """Something that is asked again and again, in a thread, and may be silent.
 
     Args:
+        question: Returns the answer.
         clock: Returns the time in Unix seconds.
 
     Attributes:
@@ -77,14 +77,14 @@ class Source(Generic[T]):
         error: Why the last question has no answer; None if it has one.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, question: Callable[[], T], clock: Callable[[], float]) -> None:
+        self._question, self._clock = question, clock
         self._answers: queue.SimpleQueue[tuple[T | None, Exception | None]] | None = None
         self.value: T | None = None
         self.since = clock()
         self.error: DilocoError | None = None
 
-    def ask(self, question: Callable[[], T], patience: float) -> None:
+    def ask(self, patience: float) -> None:
         """Ask, and wait for so many seconds; what is still unanswered is not asked again.
 
         There is no waiting for a source that was late before.
@@ -94,7 +94,7 @@ class Source(Generic[T]):
         """
         is_late, self._answers = self._answers is not None, self._answers or queue.SimpleQueue()
         if not is_late:
-            threading.Thread(target=_answer, args=(question, self._answers), daemon=True).start()
+            threading.Thread(target=self._answer, args=(self._answers,), daemon=True).start()
         try:
             value, error = self._answers.get(timeout=0.0 if is_late else patience)
         except queue.Empty:
@@ -107,14 +107,11 @@ class Source(Generic[T]):
         if error is None:
             self.value, self.since = value, self._clock()
 
-
-def _answer(
-    question: Callable[[], T], answers: queue.SimpleQueue[tuple[T | None, Exception | None]]
-) -> None:
-    try:
-        answers.put((question(), None))
-    except Exception as error:  # noqa: BLE001 - raised or shown by whoever asked
-        answers.put((None, error))
+    def _answer(self, answers: queue.SimpleQueue[tuple[T | None, Exception | None]]) -> None:
+        try:
+            answers.put((self._question(), None))
+        except Exception as error:  # noqa: BLE001 - raised or shown by whoever asked
+            answers.put((None, error))
 
 
 class Launch(NamedTuple):
@@ -130,12 +127,14 @@ class Launched:
     Args:
         launch: The launch; without a backend, all that may be asked are searched.
         session: The backends, and the clock.
+        opened: Closes the backend.
         run: The run, if it has been found already.
     """
 
-    def __init__(self, launch: Launch, session: Session, run: Run | None = None) -> None:
-        self._launch, self._session, self._run = launch, session, run
-        self._opened = contextlib.ExitStack()
+    def __init__(
+        self, launch: Launch, session: Session, opened: contextlib.ExitStack, run: Run | None
+    ) -> None:
+        self._launch, self._session, self._opened, self._run = launch, session, opened, run
         self._failed: tuple[float, DilocoError] | None = None
 
     def look(self) -> Statuses:
@@ -143,10 +142,6 @@ class Launched:
         run = self._run = self._run or self._find()
         seen = run.executor.describe_run(run.handles)
         return {handle.rank: seen.get(handle) for handle in run.handles}
-
-    def close(self) -> None:
-        """Close what was opened for it."""
-        self._opened.close()
 
     def _find(self) -> Run:
         now, choice = self._session.clock(), self._session.choice
@@ -166,10 +161,14 @@ class Launched:
 
 
 class StoreReader:
-    """Reads the store of a run: with one listing at a time, and only what has changed."""
+    """Reads the store of a run: with one listing at a time, and only what has changed.
+
+    Attributes:
+        rank: The rank whose syncs are read.
+    """
 
     def __init__(self, store: Store) -> None:
-        self._store, self._rank = store, 0
+        self._store, self.rank = store, 0
         self._live = RunReader(store.list_keys, store.read)
         self._history = RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
 
@@ -177,15 +176,14 @@ class StoreReader:
         """Return what all ranks tell now."""
         return self._live.look(history=False)
 
-    def syncs(self, rank: int) -> Syncs:
-        """Return the newest syncs of a rank in their order, each with its incarnation."""
-        self._rank = rank
-        history = self._history.look().history
-        return [(key.epoch, line) for key, each in history.items() for line in each.lines]
+    def syncs(self) -> Syncs:
+        """Return the rank, and its newest syncs in their order, each with its incarnation."""
+        rank, history = self.rank, self._history.look().history
+        return rank, [(key.epoch, line) for key, each in history.items() for line in each.lines]
 
     def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
         if folder == "history/":
-            listed = dict(self._store.list_keys(f"history/{self._rank:05}/"))
+            listed = dict(self._store.list_keys(f"history/{self.rank:05}/"))
             for key in newest_keys(listed)[-_MOST_OBJECTS:]:
                 yield key.key, listed[key.key]
 
@@ -198,16 +196,25 @@ class Watcher:
         name: The run, as it was given.
         found: The run, if it was named by its name, or its store.
         every: Seconds between two looks.
+        opened: Closes backends.
     """
 
-    def __init__(self, session: Session, name: str, found: Run | Store, every: float) -> None:
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        found: Run | Store,
+        every: float,
+        opened: contextlib.ExitStack,
+    ) -> None:
         self._session, self._name, self._every = session, clean(name), every
-        self._clock = session.clock
-        self._launches: dict[Launch, tuple[Launched, Source[Statuses]]] = {}
+        self._clock, self._opened = session.clock, opened
+        self._launches: dict[Launch, Source[Statuses]] = {}
         self._launch_of: dict[int, Launch] = {}
         self._reader = StoreReader(found) if isinstance(found, Store) else None
-        self._live: Source[Told] = Source(self._clock)
-        self._syncs: Source[Syncs] = Source(self._clock)
+        if self._reader is not None:
+            self._live = Source(self._reader.live, self._clock)
+            self._syncs = Source(self._reader.syncs, self._clock)
         self._syncs_of: int | None = None
         self._syncs_at = 0.0
         self._seen: dict[int, Seen] | None = None
@@ -225,26 +232,23 @@ class Watcher:
             SpecVersionError: The replicas are of another version.
         """
         if self._reader is not None:
-            self._look_at_live(self._reader)
-        for launched, source in self._launches.values():
-            source.ask(launched.look, self._every)
-        rows = self._rows()
-        if self._reader is not None:
-            self._look_at_syncs(self._reader, View("", rows))
-        syncs, notes = self._syncs.value or [], list(self._notes())
-        return View(self._name, rows, syncs, self._syncs_of, notes, self._clock())
-
-    def close(self) -> None:
-        """Close the backends."""
-        for launched, _ in self._launches.values():
-            launched.close()
+            self._look_at_live()
+        for source in self._launches.values():
+            source.ask(self._every)
+        view = View(self._name, self._rows(), now=self._clock())
+        if self._reader is None:
+            return replace(view, notes=list(self._notes()))
+        self._look_at_syncs(self._reader, view)
+        rank, syncs = self._syncs.value or (None, ())
+        return replace(view, syncs=syncs, syncs_of=rank, notes=list(self._notes()))
 
     def _add(self, launch: Launch, run: Run | None = None) -> None:
         if launch not in self._launches and len(self._launches) < _MOST_LAUNCHES:
-            self._launches[launch] = Launched(launch, self._session, run), Source(self._clock)
+            launched = Launched(launch, self._session, self._opened, run)
+            self._launches[launch] = Source(launched.look, self._clock)
 
-    def _look_at_live(self, reader: StoreReader) -> None:
-        self._live.ask(reader.live, PATIENCE if self._seen is None else self._every)
+    def _look_at_live(self) -> None:
+        self._live.ask(PATIENCE if self._seen is None else self._every)
         told, error = self._live.value, self._live.error
         if told is None:
             raise error or UnavailableError(f"{self._name} does not answer")
@@ -265,10 +269,11 @@ class Watcher:
                 self._add(launch)
 
     def _rows(self) -> list[dict[str, Any]]:
-        looked = self._live.since  # where the store is silent, nobody knows whether a rank is
+        # Where the store is silent, nobody knows whether a rank is.
+        looked = self._live.since if self._reader else 0.0
         quiet = _QUIET_PUTS * live_seconds(self._size) + self._every
         words: dict[int, dict[Launch, Word]] = {}
-        for launch, (_, source) in self._launches.items():
+        for launch, source in self._launches.items():
             since = None if source.error is None else source.since
             for rank, status in (source.value or {}).items():
                 words.setdefault(rank, {})[launch] = Word(status, since)
@@ -286,21 +291,21 @@ class Watcher:
         self._syncs_of = rank = choose_rank(view.rows, before)
         if rank is not None and (rank != before or now >= self._syncs_at or view.is_over):
             self._syncs_at = now + history_seconds(self._size)
-            self._syncs.ask(partial(reader.syncs, rank), self._every)
+            reader.rank = rank
+            self._syncs.ask(self._every)
 
     def _notes(self) -> Iterator[str]:
-        named: list[tuple[str, str, Source[Any]]] = [
-            ("the store", "", self._live),
-            ("the history in the store", "", self._syncs),
-            *(
-                (each.backend or "every backend", f" about {each.run_id}", self._launches[each][1])
-                for each in self._launches
-            ),
+        named: list[tuple[str, Source[Any]]] = [
+            (f"{backend or 'every backend'} is silent about {run_id}", source)
+            for (run_id, backend), source in self._launches.items()
         ]
-        for name, subject, source in named:
+        if self._reader is not None:
+            named += [("the store is silent", self._live)]
+            named += [("the history in the store is silent", self._syncs)]
+        for name, source in named:
             if source.error is not None:
                 since = time.strftime("%H:%M:%S", time.localtime(source.since))
-                yield clean(f"{name} is silent{subject} since {since}: {source.error}")
+                yield clean(f"{name} since {since}: {source.error}")
         for name, text in UNREAD.items():
             if self._told.get(name):
                 yield f"objects that {text}: {self._told[name]}"
@@ -326,8 +331,7 @@ def watch(
         backend = found.backend if isinstance(found, Run) else session.choice.backend
         again = session.choice.again("watch", target, backend, ["--every", f"{every:g}"])
         opened.enter_context(leaving(session.screen, clean(target), again))
-        watcher = Watcher(session, target, found, every)
-        opened.callback(watcher.close)
+        watcher = Watcher(session, target, found, every, opened)
         show = opened.enter_context(_painter(session, size))
         while True:
             view = watcher.look()
@@ -356,11 +360,11 @@ def _painter(
         shown: list[View] = []
 
         def tell(view: View) -> None:
-            for change in changes(shown.pop() if shown else None, view):
+            for facts, words in changes(shown.pop() if shown else None, view):
                 if session.as_json:
-                    screen.json(change.facts, indent=None)
-                elif change.words:
-                    screen.line(change.words)
+                    screen.json(facts, indent=None)
+                elif words:
+                    screen.line(words)
             screen.flush()
             shown.append(view)
 
