@@ -144,7 +144,7 @@ class TestRow:
         assert facts((NOW, base))["bytes_per_sync"] is None
         later = live(sync=12, bytes_sent=6_000_090, bytes_received=10, step=300)
         assert cells(facts((NOW, base), (NOW, later)))["mb"] == "3"
-        back = live(epoch=2, sync=13, bytes_sent=5)
+        back = live(epoch=2, sync=13, bytes_sent=9_000_000)
         assert facts((NOW, base), (NOW, later), (NOW, back))["bytes_per_sync"] is None
 
     @pytest.mark.parametrize(
@@ -192,6 +192,15 @@ class TestFold:
         odd = {rank: live(rank, 40, host=f"node-{rank}") for rank in range(40)}
         (row,) = fold(rows_of(40, odd), 1)
         assert (cells(row)["rank"], cells(row)["place"]) == ("0-39", "us-east-1 …")
+
+    @pytest.mark.parametrize("room", range(1, 40))
+    def test_no_more_rows_than_room(self, room):
+        odd = {rank: live(rank, 40, phase="idle") for rank in range(5)}
+        odd |= {rank: live(rank, 40, phase="adopting") for rank in range(10, 15)}
+        shown = fold(rows_of(40, odd), room)
+        assert len(shown) <= room
+        if room == 10:
+            assert [row["rank"] for row in shown] == [0, 1, 2, 3, 4, "5-9, 15-39", "10-14"]
 
     def test_what_fits_is_not_folded(self):
         rows = rows_of(5)
@@ -280,7 +289,8 @@ class TestChanges:
 
     def test_syncs_of_another_rank_go_on_where_the_first_ended(self):
         before = view(*rows_of(2), syncs=[(1, line(2))], syncs_of=0)
-        after = view(*rows_of(2), syncs=[(1, line(2)), (1, line(3))], syncs_of=1)
+        syncs = [(1, line(1, sync=2)), (1, line(2, sync=3))]  # it joined later
+        after = view(*rows_of(2), syncs=syncs, syncs_of=1)
         assert [text[:6] for text in self.words(before, after)] == ["sync 3"]
 
     def test_a_step_is_a_change_for_programs_alone(self):

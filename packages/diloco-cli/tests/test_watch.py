@@ -196,20 +196,28 @@ class TestSources:
         assert "every backend is silent about one since" in made.out()
 
     def test_a_store_that_goes_silent(self, told):
+        """What its ranks do then is not known, so they are not silent."""
         told.live(0)
-        made = command(World("a", {}))
+        made, now = command(World("a", {})), [NOW]
+        object.__setattr__(made.session, "clock", lambda: now[0])
 
         def fail():
             told.broken = UnavailableError("503 SlowDown")
+            now[0] += 10_000
 
         def heal():
             told.broken = None
+
+        def end():
             for rank in range(2):
                 told.live(rank, ended="left")
 
-        assert follow(made, told.uri, fail, nothing, heal) == 0
-        assert made.out().count("the store is silent since") == 1
-        assert "503 SlowDown" in made.out()
+        assert follow(made, told.uri, fail, nothing, heal, end) == 0
+        said = made.out().splitlines()
+        (noted,) = [number for number, line in enumerate(said) if "the store is silent" in line]
+        assert "503 SlowDown" in said[noted]
+        (silent,) = [number for number, line in enumerate(said) if "silent 2h 46m" in line]
+        assert silent > noted, "it was so when the store could be read again"
 
     def test_what_is_no_run(self, told, tmp_path):
         made = command(World("a", {}))

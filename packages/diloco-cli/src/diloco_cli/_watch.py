@@ -289,7 +289,8 @@ class Watcher:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
         before, now = self._syncs_of, self._clock()
         self._syncs_of = rank = choose_rank(view.rows, before)
-        if rank is not None and (rank != before or now >= self._syncs_at or view.is_over):
+        is_due = rank != before or now >= self._syncs_at or view.is_over
+        if rank is not None and is_due and self._live.error is None:
             self._syncs_at = now + history_seconds(self._size)
             reader.rank = rank
             self._syncs.ask(self._every)
@@ -300,8 +301,9 @@ class Watcher:
             for (run_id, backend), source in self._launches.items()
         ]
         if self._reader is not None:
-            named += [("the store is silent", self._live)]
-            named += [("the history in the store is silent", self._syncs)]
+            named.append(("the store is silent", self._live))
+        if self._reader is not None and self._live.error is None:
+            named.append(("the history in the store is silent", self._syncs))
         for name, source in named:
             if source.error is not None:
                 since = time.strftime("%H:%M:%S", time.localtime(source.since))
