@@ -265,8 +265,11 @@ def test_a_store_that_may_only_be_read(told):
     for path in (told.folder, told.folder / "live"):
         path.chmod(0o500)
     before = sorted(told.folder.rglob("*"))
-    assert follow(command(World("a", {})), told.uri) == 0
-    assert sorted(told.folder.rglob("*")) == before
+    try:
+        assert follow(command(World("a", {})), told.uri) == 0
+        assert sorted(told.folder.rglob("*")) == before
+    finally:
+        told.folder.chmod(0o700)
 
 
 def test_json(told):

@@ -288,11 +288,11 @@ class Watcher:
     def _look_at_syncs(self, reader: StoreReader, view: View) -> None:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
         before, now = self._syncs_of, self._clock()
-        self._syncs_of = rank = choose_rank(view.rows, before)
+        rank = choose_rank(view.rows, before)
         is_due = rank != before or now >= self._syncs_at or view.is_over
         if rank is not None and is_due and self._live.error is None:
             self._syncs_at = now + history_seconds(self._size)
-            reader.rank = rank
+            reader.rank = self._syncs_of = rank
             self._syncs.ask(self._every)
 
     def _notes(self) -> Iterator[str]:
