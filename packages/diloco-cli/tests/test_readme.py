@@ -62,11 +62,11 @@ def test_the_table_that_watch_draws():
         return run_facts("s3://bucket/run-1", Told(told, {}, 0, 0, 0))["replicas"]
 
     waits = {"waits_for": (3,), "missing": 1}
-    seen = see({}, lives(10, 0, lambda rank: {}), now - 300)
+    seen = see({}, lives(10, 0, lambda rank: {}), now - 300, now - 305)
     later = lives(11, 41_200_000, lambda rank: {"phase": "training", "time": now - 64})
-    seen = see(seen, later, now - 64)
+    seen = see(seen, later, now - 64, now - 69)
     last = lives(12, 82_400_000, lambda rank: {"phase": "training"} if rank == 2 else waits)
-    seen = see(seen, last[:3], now - 4)
+    seen = see(seen, last[:3], now - 4, now - 9)
     running = ReplicaStatus(ReplicaState.RUNNING)
     pending = ReplicaStatus(ReplicaState.PENDING, attempt=2, reason=Reason.STARTING)
     words = [Word(running)] * 3 + [Word(pending)]

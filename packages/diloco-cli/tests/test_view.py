@@ -51,10 +51,10 @@ def line(number, **more):
 
 def facts(*looks, word=None, looked=NOW):
     """The facts about rank 0 after it was seen at some times."""
-    seen = None
+    seen, after = {}, None
     for at, each in looks:
-        seen = see(seen, said(each), at)
-    return rank_facts(0, seen[0] if seen else None, word, looked, QUIET)
+        seen, after = see(seen, said(each), at, after), at
+    return rank_facts(0, seen.get(0), word, looked, QUIET)
 
 
 def cells(row, now=NOW):
@@ -103,6 +103,7 @@ class TestRow:
         assert facts((NOW, live(ended="left")), word=Word(None))["state"] == "succeeded"
         row = facts((NOW, live()), word=Word(None))
         assert (row["state"], is_over(row)) == ("unknown", False), "it still gives signs"
+        assert cells(row)["phase"] == "training"
         assert is_over(facts((NOW - 100, live()), word=Word(None)))
         assert is_over(facts(word=Word(None)))
 
@@ -162,7 +163,7 @@ def view(*rows, **more):
 
 def rows_of(count, odd=()):
     lives = {rank: live(rank, count, time=NOW - 1) for rank in range(count)} | dict(odd)
-    seen = see(None, said(*lives.values()), NOW)
+    seen = see({}, said(*lives.values()), NOW, None)
     return [rank_facts(rank, seen.get(rank), Word(RUNNING), NOW, QUIET) for rank in range(count)]
 
 
@@ -234,13 +235,23 @@ class TestFoot:
         row = facts((NOW - 20, live(time=NOW + 7200)), (NOW, live(time=NOW + 7200, step=251)))
         assert "clocks that differ from the one here: of 0, by up to 2h ahead" in self.text(row)
 
+    def test_a_clock_is_not_blamed_for_what_was_seen_late(self):
+        """It was written at some time between two looks."""
+        written = live(time=NOW - 3000, step=251)
+        assert facts((NOW - 3600, live()), (NOW, written))["clock_off"] is None
+        late = facts((NOW - 2900, live()), (NOW, written))
+        assert late["clock_off"] == -100
+        assert "of 0, by up to 1m 40s behind" in self.text(late)
+
     def test_a_pace_is_of_one_incarnation_and_never_of_a_clock_that_was_set_back(self):
         syncs = [(1, line(1, time=0.0)), (2, line(2)), (2, line(3))]
         assert syncs_per_hour(syncs) == pytest.approx(60)
         assert syncs_per_hour([(1, line(1)), (1, line(2, time=0.0))]) is None
         assert syncs_per_hour([]) is None
 
-    @pytest.mark.parametrize("values", [[1e308, -1e308, 0.0], [5.0], [0.0] * 99, [1e308] * 200])
+    @pytest.mark.parametrize(
+        "values", [[1e308, -1e308, 0.0], [5.0], [5e-324, 0.0], [0.0] * 99, [1e308] * 200]
+    )
     def test_a_line_of_blocks_takes_any_numbers(self, values):
         assert len(sparkline(values, 60)) == min(60, len(values))
 

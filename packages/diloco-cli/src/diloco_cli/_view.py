@@ -55,13 +55,14 @@ class Seen:
     Attributes:
         said: What the rank has told last.
         since: When that was first seen, by the clock of this machine.
-        fresh: Whether it was written while this watch looked, so that ``since`` is about when.
+        after: When this watch looked before that, so that it was written in between; None if this
+            was seen at its first look.
         base: What the same incarnation had told when it was first seen.
     """
 
     said: Facts
     since: float
-    fresh: bool
+    after: float | None
     base: Facts
 
 
@@ -72,14 +73,16 @@ class Word(NamedTuple):
     silent_since: float | None = None
 
 
-def see(before: Mapping[int, Seen] | None, told: Sequence[Facts], now: float) -> dict[int, Seen]:
-    """Return what has been seen after another look; before the first one, there is None."""
-    seen = dict(before or {})
+def see(
+    before: Mapping[int, Seen], told: Sequence[Facts], now: float, after: float | None
+) -> dict[int, Seen]:
+    """Return what has been seen after another look; ``after`` is when the look before was."""
+    seen = dict(before)
     for said in told:
         old = seen.get(said["rank"])
         if old is None or old.said != said:
             base = old.base if old is not None and old.said["epoch"] == said["epoch"] else said
-            seen[said["rank"]] = Seen(said, now, before is not None, base)
+            seen[said["rank"]] = Seen(said, now, after, base)
     return seen
 
 
@@ -108,9 +111,10 @@ def rank_facts(
         "state": state,
         "reason": status.reason.value if status and status.reason else None,
         "attempt": status.attempt if status else said["attempt"],
-        "past": bool(silent_since or is_newer or state not in {None, "running"}),
+        "past": bool(silent_since or is_newer or state == "pending" or state in _FINAL),
         "bytes_per_sync": _bytes_per_sync(seen) if seen else None,
-        "seen_at": seen.since if seen and seen.fresh else None,
+        "seen_at": None if seen is None or seen.after is None else seen.since,
+        "clock_off": _clock_off(seen) if seen else None,
         "silent_since": silent_since,
         "state_since": word.silent_since if word else None,
     }
@@ -120,6 +124,14 @@ def _bytes_per_sync(seen: Seen) -> float | None:
     passed = {name: seen.said[name] - seen.base[name] for name in ("bytes_sent", "bytes_received")}
     syncs = seen.said["sync"] - seen.base["sync"]
     return sum(passed.values()) / syncs if syncs > 0 and sum(passed.values()) > 0 else None
+
+
+def _clock_off(seen: Seen) -> float | None:
+    """Return how far a clock is ahead at least, or behind if negative; None if it may be right."""
+    if seen.after is None:
+        return None
+    off = max(seen.said["time"] - seen.since, 0.0) + min(seen.said["time"] - seen.after, 0.0)
+    return off if abs(off) > _CLOCK else None
 
 
 def is_over(facts: Facts) -> bool:
@@ -315,15 +327,12 @@ def _seconds_left(row: Facts) -> float | None:
 
 
 def _clocks(rows: Sequence[Facts]) -> str:
-    """Return a sentence on the clocks that differ, of those whose writing was seen."""
-    seen = {row["rank"]: row["seen_at"] - row["time"] for row in rows if row["seen_at"] is not None}
-    off = {rank: seconds for rank, seconds in seen.items() if abs(seconds) > _CLOCK}
+    off = {row["rank"]: row["clock_off"] for row in rows if row["clock_off"] is not None}
     if not off:
         return ""
     most = max(off.values(), key=abs)
-    words = f"{duration(abs(most))} {'behind' if most > 0 else 'ahead'}"
-    ranks = in_ranges(off)
-    ranks = ranks if len(ranks) <= _RANKS else f"{len(off)} ranks"
+    ranks = in_ranges(off) if len(off) <= _FEW else f"{len(off)} ranks"
+    words = f"{duration(abs(most))} {'ahead' if most > 0 else 'behind'}"
     return f"clocks that differ from the one here: of {ranks}, by up to {words}"
 
 
@@ -357,13 +366,9 @@ def sparkline(values: Sequence[float], room: int, blocks: str = BLOCKS) -> str:
     count = min(room, len(values))
     edges = [round(number * len(values) / count) for number in range(count + 1)]
     means = [math.fsum(value / (b - a) for value in values[a:b]) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    return "".join(
-        blocks[round((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(blocks) - 1))]
-        if high > low
-        else blocks[0]
-        for mean in means
-    )
+    low, scale = min(means), max(means) / 2 - min(means) / 2  # which may be beyond all floats
+    places = [(mean / 2 - low / 2) / scale if scale > 0 else 0.0 for mean in means]
+    return "".join(blocks[round(place * (len(blocks) - 1))] for place in places)
 
 
 def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], str]]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from diloco_protocol import (
     DilocoError,
@@ -54,6 +54,7 @@ from ._view import (
 )
 
 T = TypeVar("T")
+Launch = tuple[str, str]  # a run_id, and the backend that has it
 Statuses = dict[int, ReplicaStatus | None]
 Syncs = tuple[int, list[tuple[int, SyncLine]]]
 
@@ -114,13 +115,6 @@ class Source(Generic[T]):
             answers.put((None, error))
 
 
-class Launch(NamedTuple):
-    """A launch, and the backend that has it."""
-
-    run_id: str
-    backend: str
-
-
 class Launched:
     """Looks at a launch in its backend, which is searched for at the first look.
 
@@ -146,13 +140,14 @@ class Launched:
     def _find(self) -> Run:
         now, choice = self._session.clock(), self._session.choice
         if self._failed is not None and now - self._failed[0] < _RETRY:
-            raise self._failed[1]
-        if name := self._launch.backend:
+            raise self._failed[1].with_traceback(None)
+        run_id, name = self._launch
+        if name:
             choice = replace(choice, backend=name, names=(name,))
         with contextlib.ExitStack() as opened:
             backends = opened.enter_context(self._session.backends(choice))
             try:
-                run = backends.find(self._launch.run_id)
+                run = backends.find(run_id)
             except DilocoError as error:
                 self._failed = now, error
                 raise
@@ -217,12 +212,13 @@ class Watcher:
             self._syncs = Source(self._reader.syncs, self._clock)
         self._syncs_of: int | None = None
         self._syncs_at = 0.0
-        self._seen: dict[int, Seen] | None = None
+        self._seen: dict[int, Seen] = {}
+        self._looked: float | None = None
         self._told: Facts = {}
         self._size = 0
         if isinstance(found, Run):
             self._size = found.handles[0].world_size
-            self._add(Launch(found.run_id, found.backend), found)
+            self._add((found.run_id, found.backend), found)
 
     def look(self) -> View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
@@ -248,7 +244,7 @@ class Watcher:
             self._launches[launch] = Source(launched.look, self._clock)
 
     def _look_at_live(self) -> None:
-        self._live.ask(PATIENCE if self._seen is None else self._every)
+        self._live.ask(PATIENCE if self._looked is None else self._every)
         told, error = self._live.value, self._live.error
         if told is None:
             raise error or UnavailableError(f"{self._name} does not answer")
@@ -261,29 +257,31 @@ class Watcher:
             self._told = run_facts(self._name, told)
             self._size = self._told["world_size"]
         if error is None:
-            self._seen = see(self._seen, self._told.get("replicas", ()), self._live.since)
+            replicas = self._told.get("replicas", ())
+            self._seen = see(self._seen, replicas, self._live.since, self._looked)
+            self._looked = self._live.since
         names = self._session.choice.names
         for live in told.live.values():
-            self._launch_of[live.rank] = launch = Launch(live.run, live.backend)
+            self._launch_of[live.rank] = launch = live.run, live.backend
             if live.run and (live.backend in names if live.backend else names):
                 self._add(launch)
 
     def _rows(self) -> list[dict[str, Any]]:
-        # Where the store is silent, nobody knows whether a rank is.
-        looked = self._live.since if self._reader else 0.0
+        looked = self._looked or 0.0  # where the store is silent, nobody knows whether a rank is
         quiet = _QUIET_PUTS * live_seconds(self._size) + self._every
-        words: dict[int, dict[Launch, Word]] = {}
+        return [
+            rank_facts(rank, self._seen.get(rank), self._word(rank), looked, quiet)
+            for rank in range(self._size)
+        ]
+
+    def _word(self, rank: int) -> Word | None:
+        """Return what the backend says of a rank, in the launch that the rank has named."""
+        named = self._launch_of.get(rank)
         for launch, source in self._launches.items():
-            since = None if source.error is None else source.since
-            for rank, status in (source.value or {}).items():
-                words.setdefault(rank, {})[launch] = Word(status, since)
-        rows = []
-        for rank in range(self._size):
-            seen, known = (self._seen or {}).get(rank), words.get(rank, {})
-            told = self._launch_of.get(rank)
-            word = known.get(told) if told else next(iter(known.values()), None)
-            rows.append(rank_facts(rank, seen, word, looked, quiet))
-        return rows
+            if named in {None, launch} and rank in (source.value or {}):
+                since = None if source.error is None else source.since
+                return Word((source.value or {})[rank], since)
+        return None
 
     def _look_at_syncs(self, reader: StoreReader, view: View) -> None:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
