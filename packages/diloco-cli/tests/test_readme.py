@@ -80,7 +80,7 @@ def test_the_table_that_watch_draws():
         for number in range(1, 13)
     ]  # fmt: skip
     view = View("s3://bucket/run-1", rows, [(1, line) for line in syncs], 0, (), now)
-    drawn = ["".join(cell.text for cell in line) for line in screenful(view, 120, 24)]
+    drawn = ["".join(cell.text for cell in line) for line in screenful(view, 86, 24)]
     shown = re.search(r"```text\n(s3://bucket/run-1: 4 .*?)```", README, re.DOTALL)
     assert shown[1] == "\n".join(drawn) + "\n"
 

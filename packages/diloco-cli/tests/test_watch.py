@@ -149,6 +149,24 @@ class TestSources:
         assert follow(made, told.uri, nothing, end) == code
         assert "a is silent" not in made.err()
 
+    def test_a_rank_is_asked_about_in_the_launch_that_it_has_named(self, told):
+        """A run that was continued under another name, and in another backend."""
+        a, b = World("a", {"one": [DONE, DONE]}), World("b", {"two": [RUNNING, RUNNING]})
+        told.live(0, run="one", ended="left")
+        told.live(1, run="two", backend="b")
+
+        def end():
+            b.runs["two"] = [FAILED, FAILED]
+
+        made = command(a, b)
+        assert follow(made, told.uri, end) == 1
+        assert made.out().splitlines() == [
+            "rank 0: succeeded, completed, left, attempt 1",
+            "rank 1: running, training, attempt 1",
+            "rank 1: failed, error, was training, attempt 1",
+            f"{told.uri}: 1 succeeded, 1 failed",
+        ]
+
     def test_a_backend_that_cannot_be_reached_is_named_and_asked_again(self, told, monkeypatch):
         monkeypatch.setattr(_watch, "_RETRY", 0.0)
         world = Broken("a", UnavailableError("no route, password=hunter2"))
