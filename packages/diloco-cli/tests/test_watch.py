@@ -167,6 +167,18 @@ class TestSources:
             f"{told.uri}: 1 succeeded, 1 failed",
         ]
 
+    def test_one_run_on_two_backends(self, told):
+        told.live(0, 3, backend="a")
+        told.live(1, 3, backend="b")
+        told.live(2, 3, backend="not-installed")
+        worlds = World("a", {"one": [DONE, FAILED]}), World("b", {"one": [FAILED, DONE]})
+        made = command(*worlds)
+        assert (
+            follow(made, told.uri, lambda: told.live(2, 3, backend="not-installed", ended="left"))
+            == 0
+        )
+        assert made.out().splitlines()[-1] == f"{told.uri}: 3 succeeded"
+
     def test_a_backend_that_cannot_be_reached_is_named_and_asked_again(self, told, monkeypatch):
         monkeypatch.setattr(_watch, "_RETRY", 0.0)
         world = Broken("a", UnavailableError("no route, password=hunter2"))
