@@ -206,6 +206,33 @@ def purge(run: str, yes: bool, **shared: Any) -> int:
 
 
 @cli.command()
+@click.argument("run", metavar="RUN|URI")
+@click.option("-o", "file", metavar="FILE", help="Where the page goes.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--prices", metavar="FILE", help="A price table in JSON.")
+@click.option("--store", metavar="URI", help="Where the replicas of RUN meet.")
+@_shared
+def report(
+    run: str, store: str | None, backend: str | None, options: Sequence[str], **given: Any
+) -> int:
+    """Make a page about a run: what happened, where the time went, what it cost.
+
+    RUN is its name: its backend is asked, and --store adds what the replicas tell. URI is that of
+    its store: no backend is asked.
+    """
+    from . import _store
+    from ._report import _verb
+
+    if not _store.is_uri(run):
+        return _verb.report(store, run, _session(backend, options, given["as_json"]), **given)
+    if backend is not None or options or store is not None:
+        raise click.UsageError(
+            "--backend, --option and --store are for runs by name: a URI asks no backend"
+        )
+    return _verb.report(run, **given)
+
+
+@cli.command()
 @click.argument("uri", required=False)
 @click.option("--replicas", type=int, default=1, show_default=True, help="Of the launch.")
 @click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8.")

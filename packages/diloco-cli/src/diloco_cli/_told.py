@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
-from diloco_protocol import ReplicaNotFoundError, SpecVersionError
+from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, SpecVersionError
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 
@@ -55,7 +55,37 @@ def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float
     runs = find_runs(store.names)
     if runs != [""]:
         return _show_runs(screen, uri, runs, as_json=as_json)
-    told = RunReader(store.list_keys, store.read).look(history=False)
+    facts = run_facts(uri, _read(store, uri, history=False))
+    if as_json:
+        screen.json(facts)
+    else:
+        _show(screen, facts, clock())
+    states = [_state(replica) for replica in facts["replicas"]]
+    return exit_of_states([*states, *(["unknown"] if facts["silent"] else [])])
+
+
+def told_by(uri: str) -> Told:
+    """Return what the replicas of a run have told so far, with its history.
+
+    Raises:
+        InvalidRequestError: There are several runs below this prefix; the error names some.
+        ReplicaNotFoundError: As in :func:`status`, as the others.
+        SpecVersionError: See there.
+        UnavailableError: See there.
+    """
+    store = Store(uri)
+    runs = find_runs(store.names)
+    if not runs:
+        raise ReplicaNotFoundError(f"there is no run in {uri}, nor directly below it")
+    if runs != [""]:
+        raise InvalidRequestError(
+            f"there are runs below {uri}, such as {', '.join(runs[:10])}: give the URI of one"
+        )
+    return _read(store, uri, history=True)
+
+
+def _read(store: Store, uri: str, *, history: bool) -> Told:
+    told = RunReader(store.list_keys, store.read).look(history=history)
     if not told.live and told.of_another_version:
         raise SpecVersionError(
             f"the replicas of {uri} are of another version of diloco: use the diloco-cli of theirs"
@@ -65,13 +95,7 @@ def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float
             f"the replicas of {uri} have told nothing: they have not begun, or are connected with "
             "telemetry=False"
         )
-    facts = run_facts(uri, told)
-    if as_json:
-        screen.json(facts)
-    else:
-        _show(screen, facts, clock())
-    states = [_state(replica) for replica in facts["replicas"]]
-    return exit_of_states([*states, *(["unknown"] if facts["silent"] else [])])
+    return told
 
 
 def _show_runs(screen: Screen, uri: str, runs: Iterable[str], *, as_json: bool) -> int:

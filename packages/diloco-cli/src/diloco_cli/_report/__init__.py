@@ -1,0 +1,1 @@
+"""``report``: one page about a run, and the same numbers as JSON."""

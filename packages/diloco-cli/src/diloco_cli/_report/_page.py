@@ -1,0 +1,192 @@
+"""The page of a report as HTML: pure functions. Every text of others is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ._charts import number, seconds
+from ._pictures import (
+    Ranks,
+    lives_chart,
+    loss_chart,
+    members_chart,
+    ranks_with_a_row,
+    split_chart,
+    time_split,
+)
+from ._prices import PARTS
+from ._replicas import Incarnation
+from ._summary import Summary
+
+_MOST_FAILURES = 20
+_OPEN = 16  # ranks: a longer table is folded
+_NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EXPLAINED = (
+    "Exposed exchange and wait are the time in which a replica did not train because of a sync. "
+    "Where it trained beside a sync, it is the wait first that this has hidden."
+)
+_NOT_IN_IT = (
+    "Requests and storage are not in it, and neither is the time of a replica before its first sign"
+)
+
+
+def page(summary: Summary) -> str:
+    """Return the page, which needs neither a network nor a script."""
+    name = escape(summary.run_id or "without a name")
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    parts = [
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Run {name}</title>',
+        f'<meta http-equiv="Content-Security-Policy" content="{_NO_SCRIPT}">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<style>{style}</style></head>\n<body><h1>Run {name}</h1>",
+        _head(summary),
+    ]
+    if summary.incarnations:
+        parts += _telemetry(summary, ranks_with_a_row(summary.incarnations))
+    parts += ["<h2>Failures</h2>", _failures(summary), _cost(summary.cost)]
+    missing = "".join(f"<li>{escape(each)}</li>" for each in summary.missing)
+    return "\n".join([*parts, f"<h2>Missing or odd</h2><ul>{missing}</ul></body></html>\n"])
+
+
+def moment(time: float | None) -> str:
+    """Return a time as people read it."""
+    if time is None:
+        return "unknown"
+    return f"{_EPOCH + timedelta(seconds=time):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _in_bytes(count: float) -> str:
+    return f"{number(count)}B"
+
+
+def _money(cost: float | None, currency: str) -> str:
+    return "unknown" if cost is None else f"{cost:,.2f} {currency}"
+
+
+def _share(split: Mapping[str, float]) -> str:
+    total = sum(split.values())
+    return f"{split['compute'] / total:.1%}" if total else "unknown"
+
+
+def _soft(lines: Iterable[str]) -> str:
+    return f'<p class="soft">{"<br>".join(escape(line) for line in lines if line)}</p>'
+
+
+def _head(summary: Summary) -> str:
+    lives, first, last = summary.incarnations, summary.first, summary.last
+    losses = [value for each in lives for _, _, value in each.losses[-1:] if value is not None]
+    facts = {
+        "ranks": str(summary.world_size),
+        "outer steps": str(summary.sync),
+        "first to last sign": "unknown" if first is None or last is None else seconds(last - first),
+        f"last {summary.loss or 'loss'}, middle": number(median(losses)) if losses else "unknown",
+        "time spent training": _share(time_split(lives)),
+        "sent": _in_bytes(sum(each.bytes["sent"] for each in lives)),
+        "received": _in_bytes(sum(each.bytes["received"] for each in lives)),
+        "cost, as far as known": _money(summary.cost["known"], summary.cost["currency"]),
+    }
+    where = sorted({each.where for each in lives} - {""})
+    hosts = sorted({each.host for each in lives} - {""})
+    lines = [
+        f"Store: {summary.uri}" if summary.uri else "",
+        f"Backend: {summary.backend['name']}" if summary.backend else "",
+        f"Ran on {', '.join(where[:10])}" if where else "",
+        f"Hosts ({len(hosts)}): {', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''}",
+        f"First sign {moment(first)}, last sign {moment(last)}",
+        f"Made on {moment(summary.made_at)} by diloco-cli {summary.made_by}, from telemetry of "
+        "version 1",
+    ]
+    tiles = (
+        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()
+    )
+    return f"{_soft(lines)}<dl>{''.join(tiles)}</dl>"
+
+
+def _telemetry(summary: Summary, ranks: Ranks) -> list[str]:
+    every = len({each.rank for each in summary.incarnations})
+    some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
+    note = _soft([some] if len(ranks) < every else [])
+    loss = escape(summary.loss or "loss")
+    syncs = members_chart(summary, ranks) if summary.syncs else "<p>No outer step was told of.</p>"
+    return [
+        f"<h2>Loss</h2><h3>{loss} against inner steps</h3>{loss_chart(summary, by_time=False)}",
+        f"<h3>{loss} against time</h3>{loss_chart(summary, by_time=True)}",
+        f"<h2>Where the time went</h2>{note}{split_chart(ranks)}{_soft([_EXPLAINED])}",
+        f"<h2>Incarnations</h2>{note}{lives_chart(summary, ranks)}",
+        f"<details{' open' * (len(ranks) <= _OPEN)}><summary>All of these in a table</summary>",
+        _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], 5),
+        "</details>",
+        f"<h2>Who was in which sync</h2>{note}{syncs}",
+    ]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> str:
+    """Return a table of texts; so many columns at its left are not numbers."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        starts = [f"<{tag} class=t>" if n < texts else f"<{tag}>" for n in range(len(cells))]
+        return "".join(f"{start}{escape(cell)}" for start, cell in zip(starts, cells, strict=True))
+
+    lines = [line("th", heads), *(line("td", row) for row in rows)]
+    return f'<div class="wide"><table><tr>{"<tr>".join(lines)}</table></div>'
+
+
+_HEADS = (
+    "rank", "no.", "attempt", "end", "host", "first sign", "took", "steps", "syncs", "loss",
+    "training", "waited", "sent", "received",
+)  # fmt: skip
+
+
+def _cells(each: Incarnation) -> list[str]:
+    loss = [point[2] for point in each.losses[-1:]]
+    return [
+        str(each.rank), str(each.epoch), "" if each.attempt is None else str(each.attempt),
+        each.ended or "not told", each.host, moment(each.first), seconds(each.last - each.first),
+        number(each.step), str(each.syncs),
+        "".join("not a number" if value is None else number(value) for value in loss),
+        _share(each.seconds), seconds(each.seconds["wait"]), *map(_in_bytes, each.bytes.values()),
+    ]  # fmt: skip
+
+
+def _failures(summary: Summary) -> str:
+    """Return what failed, as the replicas themselves say, and their backend."""
+    failures = [
+        (each.rank, f"said so at {moment(each.last)}, on {each.host}", each.last_lines)
+        for each in summary.incarnations
+        if each.ended == "failed"
+    ]
+    for said in summary.backend["replicas"] if summary.backend else ():
+        if said["state"] in {"failed", "cancelled", "unknown"}:
+            text = f"{said['state']}, {said['reason'] or 'no reason'}: {said['message'] or ''}"
+            failures.append((said["rank"], text, said["last_lines"]))
+    parts = [
+        f"<h3>Rank {rank}: {escape(text)}</h3><pre>{escape(chr(10).join(lines))}</pre>"
+        for rank, text, lines in sorted(failures)[:_MOST_FAILURES]
+    ]
+    if len(failures) > _MOST_FAILURES:
+        parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
+    return "".join(parts) or "<p>No replica has said that it failed.</p>"
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            PARTS[part["part"]],
+            part["name"] or "not told",
+            number(part["amount"]),
+            "none" if part["price"] is None else f"{part['price']:g}",
+            _money(part["cost"], cost["currency"]),
+        )
+        for part in cost["parts"]
+    ]
+    known = f"Known: {_money(cost['known'], cost['currency'])}, by prices of {cost['date']}."
+    if cost["known"] is None:
+        known = "No price is known for any part: give your own (--prices)."
+    table = _table(("part", "where", "amount", "price", "cost"), rows, 2)
+    return f"<h2>Cost</h2>{table}{_soft([known, _NOT_IN_IT + '.'])}"

@@ -1,0 +1,110 @@
+"""The price table, and what a run has cost by it: pure functions. Nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import shown
+
+from .._texts import clean
+from ._replicas import Incarnation
+
+MOST_BYTES = 1 << 20
+"""The largest price table."""
+PARTS = {
+    "replica_hour": "hours of replicas",
+    "sent_gb": "GB sent into the store",
+    "received_gb": "GB received from the store",
+}
+"""The parts of the cost, and what each is measured in."""
+_HIGHEST = 1e9
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by part and by name: of a backend and place, or of the kind of store.
+
+    Attributes:
+        date: The day on which they were true.
+        currency: Their currency.
+        by_part: For each part, a price by name; ``"*"`` is for all others.
+    """
+
+    date: str
+    currency: str = "USD"
+    by_part: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+# What these stores list for data that comes in. Nothing else follows from what replicas tell: not
+# which machine one has, and not whether it is in the region of its store.
+DEFAULT = Prices("2026-11-01", by_part={"sent_gb": {"s3": 0.0, "gs": 0.0, "az": 0.0}})
+
+
+def read_prices(data: bytes) -> Prices:
+    """Return the prices that a table in JSON holds.
+
+    Raises:
+        InvalidRequestError: It is not such a table; the error says what is wrong.
+    """
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"--prices: it is not JSON: {error}") from None
+    if problem := _problem(table):
+        raise InvalidRequestError(f"--prices: {problem}")
+    by_part = {
+        part: {clean(name): float(price) for name, price in table.get(part, {}).items()}
+        for part in PARTS
+    }
+    return Prices(table["date"], table.get("currency", "USD"), by_part)
+
+
+def _problem(table: Any) -> str:
+    """Return what is wrong with a price table; empty if nothing is."""
+    allowed = ["version", "date", "currency", *PARTS]
+    if not isinstance(table, dict) or not set(table) <= set(allowed):
+        return f"it must be an object with {', '.join(allowed)}, not {shown(table)}"
+    if table.get("version") != 1:
+        return f"version must be 1, not {shown(table.get('version'))}"
+    for name, form, like in (
+        ("date", r"\d{4}-\d\d-\d\d", "a day such as 2026-11-01"),
+        ("currency", "[A-Z]{3}", "a code such as USD"),
+    ):
+        text = table.get(name, "USD" if name == "currency" else None)
+        if not isinstance(text, str) or not re.fullmatch(form, text, re.ASCII):
+            return f"{name} must be {like}, not {shown(text)}"
+    for part in PARTS:
+        prices = table.get(part, {})
+        if not isinstance(prices, dict):
+            return f"{part} must be an object with a price by name, not {shown(prices)}"
+        for name, price in prices.items():
+            if type(price) not in {int, float} or not 0 <= price <= _HIGHEST:
+                limits = f"a number from 0 to {_HIGHEST:g}"
+                return f"{part} of {shown(name)} must be {limits}, not {shown(price)}"
+    return ""
+
+
+def cost_of(incarnations: Sequence[Incarnation], uri: str | None, prices: Prices) -> dict[str, Any]:
+    """Return what is known of the cost as a JSON value, by part."""
+    amounts: dict[tuple[str, str], float] = defaultdict(float)
+    scheme = uri.partition("://")[0] if uri and "://" in uri else "file"
+    for each in incarnations:
+        amounts["replica_hour", each.where] += (each.last - each.first) / 3600
+        amounts["sent_gb", scheme] += each.bytes["sent"] / 1e9
+        amounts["received_gb", scheme] += each.bytes["received"] / 1e9
+    parts: list[dict[str, Any]] = []
+    total: float | None = None
+    for (part, name), amount in sorted(amounts.items()):
+        known = prices.by_part.get(part, {})
+        names = (name, name.partition("/")[0], "*")
+        price = next((known[each] for each in names if each in known), None)
+        cost = None if price is None else price * amount
+        total = total if cost is None else (total or 0.0) + cost
+        parts.append({"part": part, "name": name, "amount": amount, "price": price, "cost": cost})
+    return {"date": prices.date, "currency": prices.currency, "known": total, "parts": parts}

@@ -1,0 +1,125 @@
+"""The verb ``report``: reads what is known of a run, and writes the page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from diloco_protocol import DilocoError, InvalidRequestError
+from diloco_protocol.telemetry import Told
+
+from ..__about__ import __version__
+from .._backends import Run
+from .._exits import SUCCEEDED
+from .._facts import place_of, replica_facts
+from .._screen import Screen
+from .._session import Session
+from .._texts import clean
+from .._told import told_by
+from ._page import page
+from ._prices import DEFAULT, MOST_BYTES, Prices, read_prices
+from ._summary import summarise
+
+_LINES, _MOST_LOGS = 20, 16
+_NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0)
+
+
+def report(
+    uri: str | None,
+    run_id: str | None = None,
+    session: Session | None = None,
+    *,
+    file: str | None,
+    force: bool,
+    prices: str | None,
+    as_json: bool,
+) -> int:
+    """Make the report of a run, and return the exit code.
+
+    Args:
+        uri: Where the replicas meet; None if only the backend is asked.
+        run_id: Name of the run, if its backend is asked.
+        session: For that.
+        file: Where the page goes; None for no page.
+        force: Whether a file that is there is replaced.
+        prices: The file of a price table; None for the one that comes with the command.
+        as_json: Whether the numbers are printed as JSON.
+
+    Raises:
+        InvalidRequestError: The file cannot be written, the prices are not allowed, or nothing was
+            asked for.
+    """
+    if file is None and not as_json:
+        raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
+    if file is not None:
+        _check_file(Path(file), force=force)
+    table = DEFAULT if prices is None else _read_prices(prices)
+    backend = None
+    if run_id is not None and session is not None:
+        with session.run(run_id) as run:
+            backend = _backend_facts(run)
+    told = _NOTHING if uri is None else told_by(uri)
+    summary = summarise(
+        told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id or "",
+        backend=backend,
+    )  # fmt: skip
+    if file is not None:
+        _write(Path(file), page(summary), force=force)
+    if as_json:
+        Screen().json(summary.to_json())
+    else:
+        Screen().line(clean(str(file)))
+    return SUCCEEDED
+
+
+def _check_file(file: Path, *, force: bool) -> None:
+    """Refuse a file that cannot be written, before anything is read for it."""
+    if not file.parent.is_dir():
+        raise InvalidRequestError(f"-o {file}: there is no folder {file.parent}: make it first")
+    if file.is_dir():
+        raise InvalidRequestError(f"-o {file} is a folder: name a file in it")
+    if file.exists() and not force:
+        raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except OSError as error:
+        raise InvalidRequestError(f"-o {file} cannot be written: {error.strerror}") from None
+
+
+def _read_prices(name: str) -> Prices:
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"--prices {name} cannot be read: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise InvalidRequestError(f"--prices {name} is larger than {MOST_BYTES} bytes")
+    return read_prices(data)
+
+
+def _backend_facts(run: Run) -> dict[str, Any]:
+    """Return what a backend says about a run, with the ends of the logs of what failed."""
+    seen = run.executor.describe_run(run.handles)
+    replicas, logs = [], 0
+    for handle in run.handles:
+        facts = replica_facts(handle, seen.get(handle))
+        lines: list[str] = []
+        if facts["state"] == "failed" and logs < _MOST_LOGS:
+            logs += 1
+            try:
+                text = run.executor.stream_logs(handle, n_lines=_LINES)
+            except DilocoError as error:
+                text = f"(its log cannot be read: {error})"
+            lines = [clean(line) for line in text.splitlines()[-_LINES:]]
+        replicas.append({**facts, "last_lines": lines})
+    return {
+        "name": run.backend,
+        "place": place_of(run.handles),
+        "world_size": run.handles[0].world_size,
+        "replicas": replicas,
+    }
