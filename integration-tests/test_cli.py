@@ -19,6 +19,7 @@ from diloco_cli._store import Store
 from diloco_core import DiLoCo, connect
 from diloco_core.testing import run_replicas
 from diloco_eks import EKSExecutor
+from diloco_local import LocalProcessExecutor
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff
 from diloco_protocol.telemetry import RunReader
@@ -216,3 +217,63 @@ def test_a_replica_that_was_killed_is_silent_and_comes_back(tmp_path):
     seen = json.loads(done.stdout)["replicas"]
     assert [(each["epoch"], each["phase"], each["ended"]) for each in seen] == [(2, "idle", "left")]
     assert done.returncode == 0
+
+
+REPORTED = """
+import torch
+from diloco_core import DiLoCo, connect
+
+
+def train(steps):
+    exchange = connect()
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+        for step in range(steps):
+            loss = (model(torch.ones(1, 2)) - 1).square().sum()
+            loss.backward()
+            outer.log(loss=loss.item())
+            inner.step()
+            inner.zero_grad()
+    if exchange.rank == 1:
+        raise ValueError("no data")
+"""
+
+
+@pytest.mark.processes
+def test_a_report_of_a_local_run(tmp_path):
+    """Two replicas, of which one fails behind the block: by the store alone, and by name."""
+    (tmp_path / "reported.py").write_text(REPORTED)
+    store, state = str(tmp_path / "store"), tmp_path / "state" / "diloco"
+    with LocalProcessExecutor(root=state, env={"PYTHONPATH": python_path(tmp_path)}) as executor:
+        handles = executor.launch_replicas(
+            2,
+            "diloco_core.replica_entrypoint:run",
+            {
+                "trainer_module": "reported",
+                "trainer_fn": "train",
+                "trainer_kwargs": {"steps": 6},
+                "rendezvous_uri": store,
+            },
+            run_id="monday",
+        )
+        ends = executor.collect(handles, timeout=PATIENCE)
+    assert [end["status"] for end in ends] == ["succeeded", "failed"]
+    done = diloco(tmp_path, "report", store, "-o", "page.html", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["run_id"], facts["world_size"], facts["sync"]) == ("monday", 2, 3)
+    assert [(each["rank"], each["epoch"], each["syncs"]) for each in facts["incarnations"]] == [
+        (0, 1, 3),
+        (1, 1, 3),
+    ]
+    assert [each["counted"] for each in facts["syncs"]] == [[0, 1]] * 3
+    assert all(len(each["losses"]) == 3 for each in facts["incarnations"])
+    assert all(each["seconds"]["compute"] > 0 for each in facts["incarnations"])
+    assert "<title>Run monday</title>" in (tmp_path / "page.html").read_text()
+    words = ("report", "monday", "--store", store, "-o", "named.html")
+    named = diloco(tmp_path, *words, XDG_STATE_HOME=str(tmp_path / "state"))
+    assert (named.returncode, named.stdout) == (0, "named.html\n"), named.stderr
+    text = (tmp_path / "named.html").read_text()
+    assert "Rank 1: failed, error: AfterRunError: " in text
+    assert "raise ValueError(&quot;no data&quot;)" in text, "the end of its log"

@@ -88,6 +88,8 @@ def test_the_quick_demo_whose_replica_is_killed_and_comes_back(tmp_path):
     models = [load_file(folder / f"{name}.safetensors").keys() for name in losses]
     assert models[0] == models[1] == models[2]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert out.endswith(f"\nreport   {folder}/report.html\n")
+    assert "Run diloco" in (folder / "report.html").read_text()
     assert_nothing_runs(tmp_path)
 
 

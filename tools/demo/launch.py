@@ -12,6 +12,7 @@ import os
 import queue
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -177,6 +178,10 @@ def _demo(settings: Settings, output: Path) -> None:
             _end_all(executor)
             raise
     report.write(folder, settings, report.Outcome(lines, losses, seconds))
+    page = folder / "report.html"
+    command = [sys.executable, "-m", "diloco_cli", "report", folder / "diloco-store", "-o", page]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    print(f"report   {page}")
 
 
 def _end_all(executor: LocalProcessExecutor) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -88,12 +89,14 @@ def train(
         with torch.no_grad():
             return model(windows(held_out, share * (len(held_out) // HELD_OUT))).item()
 
-    def inner_step(step: int) -> None:
+    def inner_step(step: int, log: Callable[..., None] | None = None) -> None:
         while schedule.last_epoch < step - 1:  # several times in a replica that is started again
             schedule.step()
         loss = model(samples(step))
         loss.backward()
         losses.append(loss.item())
+        if log is not None:
+            log(loss=sum(losses) / len(losses))
         optimizer.step()  # DiLoCo counts these calls, and syncs after every sync_every of them
         optimizer.zero_grad()
 
@@ -117,7 +120,7 @@ def train(
         options = {"sync_every": sync_every, "outer_lr": outer_lr, "on_sync": report}
         with DiLoCo(model, optimizer, exchange, **options) as outer:
             while outer.inner_steps < steps:
-                inner_step(outer.inner_steps + 1)
+                inner_step(outer.inner_steps + 1, outer.log)
     if exchange.rank == 0:
         torch.save(model.state_dict(), save)
     return validate()

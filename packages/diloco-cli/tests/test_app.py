@@ -9,7 +9,9 @@ from click.testing import CliRunner
 
 from diloco_cli import _app, _end, _logs, _look, _watch
 
-VERBS = ["ls", "status", "logs", "wait", "watch", "cancel", "purge", "check", "export", "plan"]
+VERBS = [
+    "ls", "status", "logs", "wait", "watch", "cancel", "purge", "report", "check", "export", "plan",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -107,6 +109,7 @@ ALONE = """
 import sys
 import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs, diloco_cli._wait
 import diloco_cli._end, diloco_cli._told, diloco_cli._store, diloco_cli._watch
+import diloco_cli._report._verb
 ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}
 assert ours == {"diloco_cli", "diloco_protocol"}, ours
 assert not {"torch", "boto3", "kubernetes", "modal", "rich", "fsspec"} & set(sys.modules)

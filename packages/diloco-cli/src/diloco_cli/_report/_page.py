@@ -23,10 +23,10 @@ from ._prices import PARTS
 from ._replicas import Incarnation
 from ._summary import Summary
 
-_MOST_FAILURES = 20
+_MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
 _NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), 253_402_300_799.0
 _EXPLAINED = (
     "Exposed exchange and wait are the time in which a replica did not train because of a sync. "
     "Where it trained beside a sync, it is the wait first that this has hidden."
@@ -58,6 +58,7 @@ def moment(time: float | None) -> str:
     """Return a time as people read it."""
     if time is None:
         return "unknown"
+    time = min(max(time, 0.0), _LATEST)
     return f"{_EPOCH + timedelta(seconds=time):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -65,8 +66,8 @@ def _in_bytes(count: float) -> str:
     return f"{number(count)}B"
 
 
-def _money(cost: float | None, currency: str) -> str:
-    return "unknown" if cost is None else f"{cost:,.2f} {currency}"
+def _money(cost: float | None) -> str:
+    return "unknown" if cost is None else f"{cost:,.2f} USD"
 
 
 def _share(split: Mapping[str, float]) -> str:
@@ -80,7 +81,8 @@ def _soft(lines: Iterable[str]) -> str:
 
 def _head(summary: Summary) -> str:
     lives, first, last = summary.incarnations, summary.first, summary.last
-    losses = [value for each in lives for _, _, value in each.losses[-1:] if value is not None]
+    newest = {each.rank: each for each in lives}.values()
+    losses = [value for each in newest for _, _, value in each.losses[-1:] if value is not None]
     facts = {
         "ranks": str(summary.world_size),
         "outer steps": str(summary.sync),
@@ -89,7 +91,7 @@ def _head(summary: Summary) -> str:
         "time spent training": _share(time_split(lives)),
         "sent": _in_bytes(sum(each.bytes["sent"] for each in lives)),
         "received": _in_bytes(sum(each.bytes["received"] for each in lives)),
-        "cost, as far as known": _money(summary.cost["known"], summary.cost["currency"]),
+        "cost, as far as known": _money(summary.cost["known"]),
     }
     where = sorted({each.where for each in lives} - {""})
     hosts = sorted({each.host for each in lives} - {""})
@@ -111,7 +113,9 @@ def _head(summary: Summary) -> str:
 def _telemetry(summary: Summary, ranks: Ranks) -> list[str]:
     every = len({each.rank for each in summary.incarnations})
     some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
-    note = _soft([some] if len(ranks) < every else [])
+    shown = sum(map(len, ranks.values()))
+    newest = f"{shown} of {len(summary.incarnations)} incarnations are shown, the newest ones."
+    note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary.incarnations)))
     loss = escape(summary.loss or "loss")
     syncs = members_chart(summary, ranks) if summary.syncs else "<p>No outer step was told of.</p>"
     return [
@@ -181,11 +185,11 @@ def _cost(cost: Mapping[str, Any]) -> str:
             part["name"] or "not told",
             number(part["amount"]),
             "none" if part["price"] is None else f"{part['price']:g}",
-            _money(part["cost"], cost["currency"]),
+            _money(part["cost"]),
         )
-        for part in cost["parts"]
+        for part in cost["parts"][:_MOST_PARTS]
     ]
-    known = f"Known: {_money(cost['known'], cost['currency'])}, by prices of {cost['date']}."
+    known = f"Known: {_money(cost['known'])}, by prices of {cost['date']}."
     if cost["known"] is None:
         known = "No price is known for any part: give your own (--prices)."
     table = _table(("part", "where", "amount", "price", "cost"), rows, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -13,7 +13,8 @@ from ._summary import Summary
 
 COLOURED = 8
 """As many ranks have a line of their own."""
-MOST_ROWS = 200
+MOST_ROWS, MOST_LIVES = 200, 10
+_MOST_POINTS = 20_000
 _COLUMNS = 120  # as many places along a chart, where there is more
 _SPENT = {"compute": "compute", "exchange": "exposed exchange", "wait": "wait"}
 
@@ -21,7 +22,7 @@ Ranks = Mapping[int, Sequence[Incarnation]]
 
 
 def ranks_with_a_row(incarnations: Iterable[Incarnation]) -> dict[int, list[Incarnation]]:
-    """Return ranks with their incarnations: all, or those of note and then the first ones."""
+    """Return ranks with their newest incarnations: all, or those of note and the first ones."""
     ranks: dict[int, list[Incarnation]] = defaultdict(list)
     for each in incarnations:
         ranks[each.rank].append(each)
@@ -31,7 +32,7 @@ def ranks_with_a_row(incarnations: Iterable[Incarnation]) -> dict[int, list[Inca
         return len(lives) == 1 and lives[0].ended != "failed" and not lives[0].losses_wrong
 
     chosen = sorted(ranks, key=lambda rank: (is_plain(rank), rank))[:MOST_ROWS]
-    return {rank: ranks[rank] for rank in sorted(chosen)}
+    return {rank: ranks[rank][-MOST_LIVES:] for rank in sorted(chosen)}
 
 
 def loss_chart(summary: Summary, *, by_time: bool) -> str:
@@ -49,7 +50,7 @@ def loss_chart(summary: Summary, *, by_time: bool) -> str:
     entries = [(f"c{n}", f"rank {rank}") for n, rank in enumerate(points)]
     lines: list[tuple[str, Points]] = [(f"c{n}", each) for n, each in enumerate(points.values())]
     band = []
-    if len(points) > COLOURED:
+    if len(points) > COLOURED or len(every) > _MOST_POINTS:
         folded = _folded(points.values(), x)
         lines = [("middle", [(at, median(values)) for at, values in folded])]
         lines.append(("", [point for point in every if point[1] is None][:_COLUMNS]))
@@ -118,20 +119,18 @@ def members_chart(summary: Summary, ranks: Ranks) -> str:
     """Return which ranks were in which syncs; where there are many, several share a place."""
     syncs = summary.syncs
     columns = min(len(syncs), _COLUMNS)
-    places = [len(syncs) * n // columns for n in range(columns + 1)] if columns else [0]
-    counted: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    later: dict[int, set[int]] = defaultdict(set)
+    places = [len(syncs) * n // columns for n in range(columns + 1)]
+    counted: Counter[tuple[int, int]] = Counter()
+    later: Counter[tuple[int, int]] = Counter()
     for n, (start, end) in enumerate(pairwise(places)):
         for sync in syncs[start:end]:
-            for rank in sync.counted:
-                counted[rank][n] += 1
-            for rank in sync.later:
-                later[rank].add(n)
+            counted.update((rank, n) for rank in sync.counted)
+            later.update((rank, n) for rank in sync.later)
 
     def name(rank: int, n: int) -> str:
-        if counted[rank][n] == places[n + 1] - places[n]:
+        if counted[rank, n] == places[n + 1] - places[n]:
             return "counted"
-        return "later" if counted[rank][n] or n in later[rank] else ""
+        return "later" if counted[rank, n] or later[rank, n] else ""
 
     rows = [(str(rank), _joined([name(rank, n) for n in range(columns)])) for rank in ranks]
     step = max(1, -(-columns // 5))

@@ -28,16 +28,14 @@ _HIGHEST = 1e9
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by part and by name: of a backend and place, or of the kind of store.
+    """Prices in US dollars by part and by name: of a backend and place, or of the kind of store.
 
     Attributes:
         date: The day on which they were true.
-        currency: Their currency.
         by_part: For each part, a price by name; ``"*"`` is for all others.
     """
 
     date: str
-    currency: str = "USD"
     by_part: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -62,23 +60,18 @@ def read_prices(data: bytes) -> Prices:
         part: {clean(name): float(price) for name, price in table.get(part, {}).items()}
         for part in PARTS
     }
-    return Prices(table["date"], table.get("currency", "USD"), by_part)
+    return Prices(table["date"], by_part)
 
 
 def _problem(table: Any) -> str:
     """Return what is wrong with a price table; empty if nothing is."""
-    allowed = ["version", "date", "currency", *PARTS]
+    allowed = ["version", "date", *PARTS]
     if not isinstance(table, dict) or not set(table) <= set(allowed):
         return f"it must be an object with {', '.join(allowed)}, not {shown(table)}"
     if table.get("version") != 1:
         return f"version must be 1, not {shown(table.get('version'))}"
-    for name, form, like in (
-        ("date", r"\d{4}-\d\d-\d\d", "a day such as 2026-11-01"),
-        ("currency", "[A-Z]{3}", "a code such as USD"),
-    ):
-        text = table.get(name, "USD" if name == "currency" else None)
-        if not isinstance(text, str) or not re.fullmatch(form, text, re.ASCII):
-            return f"{name} must be {like}, not {shown(text)}"
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(table.get("date")), re.ASCII):
+        return f"date must be a day such as 2026-11-01, not {shown(table.get('date'))}"
     for part in PARTS:
         prices = table.get(part, {})
         if not isinstance(prices, dict):
@@ -91,7 +84,7 @@ def _problem(table: Any) -> str:
 
 
 def cost_of(incarnations: Sequence[Incarnation], uri: str | None, prices: Prices) -> dict[str, Any]:
-    """Return what is known of the cost as a JSON value, by part."""
+    """Return what is known of the cost by part, as a JSON value in US dollars."""
     amounts: dict[tuple[str, str], float] = defaultdict(float)
     scheme = uri.partition("://")[0] if uri and "://" in uri else "file"
     for each in incarnations:
@@ -107,4 +100,4 @@ def cost_of(incarnations: Sequence[Incarnation], uri: str | None, prices: Prices
         cost = None if price is None else price * amount
         total = total if cost is None else (total or 0.0) + cost
         parts.append({"part": part, "name": name, "amount": amount, "price": price, "cost": cost})
-    return {"date": prices.date, "currency": prices.currency, "known": total, "parts": parts}
+    return {"date": prices.date, "known": total, "parts": parts}

@@ -34,7 +34,7 @@ class Incarnation:
         epoch: Which incarnation of the rank it is, from 1.
         attempt: The attempt of the launch, if that is known.
         host: Name of the machine; empty if that is not known.
-        where: The backend and the place where it ran, as far as they are known: ``"eks/us-east-1"``.
+        where: Its backend and place, as far as they are known, such as ``"eks/us-east-1"``.
         first: When it gave its first sign; the training that its first line covers counts as one.
         last: When it gave its last sign.
         clock_offset: How many seconds its clock is ahead of the others, by the syncs that they

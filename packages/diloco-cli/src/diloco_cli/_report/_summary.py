@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import Any
@@ -169,13 +169,22 @@ def _missing(
 ) -> Iterable[str]:
     """Say what is missing or odd."""
     low, high = span(incarnations)
-    newest = {each.rank: each for each in incarnations}.values()
+    newest = {each.rank: each for each in incarnations}
     beyond = [each for each in incarnations if each.last < (low or 0) or each.first > (high or 0)]
     moved = [each for each in incarnations if each.clock_offset]
-    other = [each for each in incarnations if each not in newest and each.ended is None]
+    lives = Counter(each.rank for each in incarnations)
+    lost = [each for rank, each in newest.items() if each.epoch > lives[rank]]
+    open_ends = [each for each in incarnations if each.ended is None]
     rank_lists: Iterable[tuple[str, Iterable[Incarnation]]] = (
-        ("the end of the last incarnation was not told", (e for e in newest if e.ended is None)),
-        ("the end of an earlier incarnation was not told", other),
+        (
+            "the end of the last incarnation was not told",
+            (e for e in open_ends if newest[e.rank] is e),
+        ),
+        (
+            "the end of an earlier incarnation was not told",
+            (e for e in open_ends if newest[e.rank] is not e),
+        ),
+        ("earlier incarnations have left nothing to read", lost),
         ("lines of the history are missing", (e for e in incarnations if e.lines_missing)),
         (
             "losses are NaN, infinite or too large to draw",
@@ -184,10 +193,10 @@ def _missing(
         ("the clock cannot be compared, and is outside of the time shown here", beyond),
     )
     if silent:
-        yield f"Nothing was told by ranks {in_ranges(silent)}."
+        yield f"{_ranks(silent)}: nothing was told."
     for text, several in rank_lists:
         if ranks := {each.rank for each in several}:
-            yield f"Of ranks {in_ranges(ranks)}, {text}."
+            yield f"{_ranks(ranks)}: {text}."
     for each in moved[:_MOST_CLOCKS]:
         offset = each.clock_offset or 0.0
         yield (
@@ -210,3 +219,7 @@ def _missing(
         yield "No metric with “loss” in its name was logged, or there is no history yet."
     yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
     yield "They tell neither their settings nor the versions of their programs."
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {in_ranges(ranks):.300}"

@@ -1,0 +1,379 @@
+"""``report``: from records to facts and a page, and the verb over a folder and a backend."""
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from cli_lab import DONE, FAILED, World, command
+
+from diloco_cli import _app
+from diloco_cli._report._charts import Axis, make_axis
+from diloco_cli._report._page import page
+from diloco_cli._report._prices import DEFAULT, read_prices
+from diloco_cli._report._summary import summarise
+from diloco_cli._report._verb import report
+from diloco_protocol import InvalidRequestError, ReplicaNotFoundError
+from diloco_protocol.telemetry import History, HistoryKey, Live, SyncLine, Told, live_key
+
+START = 1.8e9
+HOUR = 3600.0
+LOST = '<script>alert("x")</script>\x1b[2J & password=hunter2'
+
+
+def line(number, **more):
+    """The line of a sync that took 10 s, of which 6 s were training, 3 s waiting."""
+    fields = {
+        "number": number, "time": START + 10 * number, "sync": number, "fragment": "0",
+        "committed": True, "members": 2, "bytes_sent": 1000, "bytes_received": 2000,
+        "wait_seconds": 3.0, "exchange_seconds": 1.0, "compute_seconds": 6.0,
+        "exposed_seconds": 4.0, "inner_steps": 5, "total_inner_steps": 5 * number,
+        "contribution": "counted", "metrics": {"loss": 3.0 - 0.1 * number},
+    }  # fmt: skip
+    return SyncLine(**{**fields, **more})
+
+
+def live(rank, **more):
+    fields = {
+        "run": "monday", "rank": rank, "world_size": 2, "epoch": 1, "attempt": 1, "host": "node-7",
+        "backend": "eks", "place": "us-east-1", "time": START + 60, "step": 25, "sync": 5,
+        "phase": "idle", "ended": "left",
+    }  # fmt: skip
+    return Live(**{**fields, **more})
+
+
+def told(lives, histories):
+    """What replicas have told; histories are lines by rank and incarnation."""
+    history = {
+        HistoryKey(rank, epoch, lines[0].number, lines[-1].number): History(tuple(lines), 0, 0)
+        for (rank, epoch), lines in histories.items()
+    }
+    lives = {each.rank: each for each in lives}
+    return Told(live=lives, history=history, skipped=0, of_another_version=0, left_out=0)
+
+
+def of(lives, histories=None, prices=DEFAULT, uri="s3://bucket/run", **more):
+    records = told(lives, histories or {})
+    return summarise(records, prices, uri=uri, now=START + 90, made_by="0.1.0", **more)
+
+
+def five(**more):
+    return [line(number, **more) for number in range(1, 6)]
+
+
+class Page(HTMLParser):
+    """Notes the elements of a page, and the texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts = set(), []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        assert not [name for name, _ in attributes if name.startswith(("on", "src", "href"))]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return "\n".join(self.texts)
+
+
+class TestFacts:
+    def test_a_run_of_two(self):
+        summary = of([live(0), live(1)], {(0, 1): five(), (1, 1): five()})
+        assert (summary.run_id, summary.world_size, summary.sync) == ("monday", 2, 5)
+        assert (summary.first, summary.last) == (START, START + 60)
+        first, second = summary.incarnations
+        assert (first.rank, second.rank, first.where) == (0, 1, "eks/us-east-1")
+        assert first.seconds == {"compute": 30.0, "exchange": 5.0, "wait": 15.0}
+        assert first.bytes == {"sent": 5000, "received": 10000}
+        assert first.losses[0] == (5, START + 10, pytest.approx(2.9))
+        assert [(each.sync, each.counted, each.members) for each in summary.syncs] == [
+            (number, (0, 1), 2) for number in range(1, 6)
+        ]
+        assert json.loads(json.dumps(summary.to_json()))["incarnations"][0]["syncs"] == 5
+
+    def test_training_beside_a_sync_hides_the_wait_first(self):
+        lines = [line(1, hidden_seconds=2.5, exposed_seconds=1.5)]
+        (only,) = of([live(0)], {(0, 1): lines}).incarnations
+        assert only.seconds == {"compute": 6.0, "exchange": 1.0, "wait": 0.5}
+
+    def test_without_an_inner_loop_the_whole_sync_counts(self):
+        lines = [line(1, compute_seconds=0.0, exposed_seconds=0.0)]
+        (only,) = of([live(0)], {(0, 1): lines}).incarnations
+        assert only.seconds == {"compute": 0.0, "exchange": 1.0, "wait": 3.0}
+
+    def test_several_incarnations_of_which_one_was_killed(self):
+        later = [line(n, time=START + 100 + 10 * n, sync=5 + n, members=1) for n in (1, 2)]
+        summary = of(
+            [live(0, epoch=3, attempt=2, time=START + 130, sync=7), live(1)],
+            {(0, 1): five(), (0, 3): later, (1, 1): five()},
+        )
+        assert [(each.rank, each.epoch, each.ended) for each in summary.incarnations] == [
+            (0, 1, None), (0, 3, "left"), (1, 1, "left"),
+        ]  # fmt: skip
+        assert "Rank 0: the end of an earlier incarnation was not told." in summary.missing
+        assert "Rank 0: earlier incarnations have left nothing to read." in summary.missing
+        assert [each.counted for each in summary.syncs[4:]] == [(0, 1), (0,), (0,)]
+
+    def test_clocks_that_disagree_by_hours(self):
+        ahead = [line(n, time=START + 10 * n + 3 * HOUR) for n in range(1, 6)]
+        lives = [live(0), live(1, time=START + 60 + 3 * HOUR)]
+        summary = of(lives, {(0, 1): five(), (1, 1): ahead})
+        assert summary.incarnations[1].clock_offset == pytest.approx(3 * HOUR)
+        assert (summary.first, summary.last) == (START, START + 60)
+        assert any("incarnation 1, is 3h ahead of the others" in each for each in summary.missing)
+        alone = of([live(0), live(1, time=5.0)], {(0, 1): five()})
+        assert alone.incarnations[1].clock_offset is None
+
+    def test_a_clock_that_cannot_be_compared_does_not_stretch_the_time(self):
+        three = [live(rank, world_size=3, time=START + 60) for rank in (0, 1)]
+        strange = live(2, world_size=3, time=5.0)
+        summary = of([*three, strange], {(0, 1): five(), (1, 1): five()})
+        assert summary.first == START
+        assert any("Rank 2: the clock cannot be compared" in each for each in summary.missing)
+        Page(page(summary))
+
+    def test_losses_that_are_no_numbers_and_gaps(self):
+        lines = five()
+        lines[2] = line(3, metrics={"loss": "nan"})
+        lines[3] = line(4, metrics={"loss": 1e300})
+        del lines[1]
+        summary = of([live(0, dropped=2)], {(0, 1): lines})
+        (only,) = summary.incarnations
+        assert [value for _, _, value in only.losses] == [2.9, None, None, 2.5]
+        assert (only.losses_wrong, only.lines_missing) == (2, 3)
+        text = Page(page(summary)).text
+        assert "a loss that is not a number" in text
+        assert "Rank 0: lines of the history are missing." in text
+
+    def test_what_is_called_loss(self):
+        def named(*names):
+            return of([live(0)], {(0, 1): [line(1, metrics=dict.fromkeys(names, 1.0))]}).loss
+
+        assert named("a_loss", "loss", "tokens") == "loss"
+        assert named("val_loss", "Train/Loss") == "Train/Loss"
+        assert named("tokens") is None
+
+    def test_a_rank_that_is_silent_and_no_history(self):
+        summary = of([live(0, ended=None, phase="training")])
+        assert summary.silent == (1,)
+        assert summary.missing[0] == "Rank 1: nothing was told."
+        assert "There is no loss to show." in page(summary)
+
+    def test_long_histories_are_thinned_and_keep_what_is_wrong(self):
+        lines = [line(n, sync=n) for n in range(1, 20_001)]
+        lines[777] = line(778, metrics={"loss": "nan"})
+        (only,) = of([live(0)], {(0, 1): lines}).incarnations
+        assert len(only.losses) == 8001
+        assert only.losses[-1][0] == 100_000
+        assert sum(value is None for _, _, value in only.losses) == 1
+
+
+class TestCost:
+    def test_nothing_is_guessed(self):
+        cost = of([live(0)], {(0, 1): five()}).cost
+        assert {part["part"]: part["cost"] for part in cost["parts"]} == {
+            "received_gb": None, "replica_hour": None, "sent_gb": 0.0,
+        }  # fmt: skip
+        assert of([live(0)], uri="runs/a").cost["known"] is None
+
+    def test_a_table_of_ones_own(self):
+        table = {
+            "version": 1, "date": "2026-11-28",
+            "replica_hour": {"eks/us-east-1": 36, "eks": 1, "*": 2}, "received_gb": {"*": 1e6},
+        }  # fmt: skip
+        prices = read_prices(json.dumps(table).encode())
+        summary = of([live(0), live(1, place="eu-west-1")], {(0, 1): five()}, prices)
+        costs = {(part["part"], part["name"]): part["cost"] for part in summary.cost["parts"]}
+        assert costs["replica_hour", "eks/us-east-1"] == pytest.approx(36 * 60 / 3600)
+        assert costs["replica_hour", "eks/eu-west-1"] == 0.0
+        assert costs["received_gb", "s3"] == pytest.approx(10.0)
+        assert costs["sent_gb", "s3"] is None
+        assert summary.cost["known"] == pytest.approx(10.6)
+        assert "10.60 USD" in Page(page(summary)).text
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("{", "is not JSON"),
+            ("[" * 100_000, "is not JSON"),
+            ("[]", "must be an object with version, date"),
+            ('{"version": 1, "date": "2026-11-28", "put": {}}', "must be an object with"),
+            ('{"date": "2026-11-28"}', "version must be 1"),
+            ('{"version": 1, "date": "yesterday"}', "date must be a day"),
+            ('{"version": 1, "date": "2026-11-28", "sent_gb": 1}', "sent_gb must be an object"),
+            ('{"version": 1, "date": "2026-11-28", "sent_gb": {"s3": -1}}', "from 0 to 1e"),
+            ('{"version": 1, "date": "2026-11-28", "sent_gb": {"s3": NaN}}', "from 0 to 1e"),
+            ('{"version": 1, "date": "2026-11-28", "sent_gb": {"s3": true}}', "from 0 to 1e"),
+        ],
+    )
+    def test_what_is_not_a_table(self, text, said):
+        with pytest.raises(InvalidRequestError, match=f"--prices: .*{said}"):
+            read_prices(text.encode())
+
+
+class TestPage:
+    def test_it_needs_neither_a_network_nor_a_script(self):
+        text = page(of([live(0), live(1)], {(0, 1): five(), (1, 1): five()}))
+        assert "script" not in Page(text).tags
+        assert not re.search(r"https?:|@import|url\(", text)
+        assert "prefers-color-scheme:dark" in text
+        for fact in ("Made on 2027-01-15", "by diloco-cli 0.1.0", "60.0%", "s3://bucket/run"):
+            assert fact in text
+
+    def test_hostile_texts_are_only_texts(self):
+        lines = [line(1, metrics={LOST[:26]: 1.0, "loss": LOST, "api_key": "xyzzy"}, host=LOST)]
+        hostile = live(0, run=LOST, host=LOST, backend=LOST, place=LOST, ended=LOST)
+        summary = of([hostile, live(1, ended="failed")], {(0, 1): lines, (1, 1): lines})
+        text = page(summary)
+        shown = Page(text)
+        assert "script" not in shown.tags
+        assert '<script>alert("x")</script>\\x1b[2J & password=<redacted>' in shown.text
+        for secret in ("\x1b", "hunter2", "xyzzy"):
+            assert secret not in text + json.dumps(summary.to_json())
+
+    def test_numbers_at_their_bounds(self):
+        most, latest = 2**63 - 1, 253_402_300_799
+        lines = [
+            line(n, time=time, sync=most, total_inner_steps=most, bytes_sent=most, inner_steps=most,
+                 compute_seconds=2.0**62, exposed_seconds=2.0**62, wait_seconds=2.0**62,
+                 metrics={"loss": loss})
+            for n, time, loss in ((1, 0, -1e30), (2, latest, 1e30), (3, 0, 1e-300))
+        ]  # fmt: skip
+        lives = [live(0, time=latest, bytes_sent=most, dropped=most), live(1, time=0)]
+        shown = Page(page(of(lives, {(0, 1): lines, (1, 10**17): five(sync=most)})))
+        assert "nan" not in shown.text
+
+    def test_failures_show_what_was_told_last(self):
+        text = Page(page(of([live(0, ended="failed"), live(1)], {(0, 1): five()}))).text
+        assert "Rank 0: said so at 2027-01-15 08:01:00 UTC, on node-7" in text
+        assert "sync 5 at step 25: contribution counted, 2 members, waited 3 s. loss=2.5" in text
+        assert "sync 2 at step" not in text
+
+    @pytest.mark.parametrize(("ranks", "syncs"), [(200, 300), (1000, 20)])
+    def test_many_ranks_stay_small(self, ranks, syncs):
+        lines = {
+            (rank, 1): [
+                line(n, contribution=("counted", "carried")[(n + rank) % 2])
+                for n in range(1, syncs + 1)
+            ]
+            for rank in range(ranks)
+        }
+        lives = [live(rank, world_size=ranks) for rank in range(ranks)]
+        lives[-1] = live(ranks - 1, world_size=ranks, ended="failed")
+        text = page(of(lives, lines))
+        assert len(text) < 2_000_000
+        assert f"the middle one of {ranks} ranks" in text
+        assert ("200 of 1000 ranks have a row" in text) == (ranks == 1000)
+        assert f"<td class=t>{ranks - 1}<" in text, "the one that failed has a row"
+
+    def test_many_incarnations_stay_small(self):
+        lines = {(0, epoch): [line(1, sync=epoch)] for epoch in range(1, 30_000)}
+        text = page(of([live(0, epoch=30_000), live(1)], lines))
+        assert len(text) < 2_000_000
+        assert "11 of 30001 incarnations are shown, the newest ones." in text
+
+    @pytest.mark.parametrize("times", [False, True])
+    @pytest.mark.parametrize(
+        "values", [[], [0], [5, 5], [-1e30, 1e30], [2**63], [0, 1e-9], [0, 1e12]]
+    )
+    def test_every_axis_has_places(self, values, times):
+        axis = make_axis(values, times=times)
+        assert axis.low < axis.high
+        places = [place for place, _ in axis.ticks()]
+        assert places
+        assert all(0 <= place <= 1 for place in places)
+        assert all(a < b for a, b in itertools.pairwise(places))
+
+    def test_round_places(self):
+        assert [text for _, text in Axis(0, 10).ticks()] == ["0", "2", "4", "6", "8", "10"]
+        assert [text for _, text in Axis(0, HOUR, times=True).ticks()] == [
+            "0s", "10m", "20m", "30m", "40m", "50m", "1h",
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def uri(tmp_path):
+    """A folder in which a run of two has told something."""
+    for key, data in {
+        live_key(0): live(0).to_bytes(),
+        live_key(1): live(1, ended="failed").to_bytes(),
+        HistoryKey(0, 1, 1, 5).key: b"".join(each.to_bytes() for each in five()),
+        HistoryKey(1, 1, 1, 5).key: b"".join(each.to_bytes() for each in five()) + b"torn",
+    }.items():
+        path = tmp_path / "run" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return str(tmp_path / "run")
+
+
+class TestVerb:
+    def test_a_page_and_json(self, uri, tmp_path, capsys):
+        file = tmp_path / "page.html"
+        assert _app.run(["report", uri, "-o", str(file)]) == 0
+        assert capsys.readouterr().out == f"{file}\n"
+        assert "Rank 1: said so" in file.read_text()
+        assert _app.run(["report", uri, "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["version"], facts["uri"], facts["loss"]) == (1, uri, "loss")
+        assert "Lines that are torn, or not of a history: 1." in facts["missing"]
+
+    def test_a_file_that_is_there_stays(self, uri, tmp_path, capsys):
+        file = tmp_path / "page.html"
+        file.write_text("mine")
+        assert _app.run(["report", uri, "-o", str(file)]) == 2
+        assert "is there already: --force replaces it" in capsys.readouterr().err
+        assert file.read_text() == "mine"
+        assert _app.run(["report", uri, "-o", str(file), "--force"]) == 0
+        assert file.read_text().startswith("<!doctype html>")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["-o", "{}/none/page.html"], "there is no folder"),
+            (["-o", "{}"], "is a folder: name a file in it"),
+            ([], "say where the page goes"),
+            (["--json", "--prices", "{}/none.json"], "none.json cannot be read: No such file"),
+            (["--json", "--prices", "/dev/zero"], "is larger than 1048576 bytes"),
+            (["--json", "--store", "{}"], "are for runs by name"),
+            (["--json", "--backend", "eks"], "are for runs by name"),
+        ],
+    )
+    def test_bad_use(self, uri, tmp_path, capsys, arguments, said):
+        given = [each.format(tmp_path) for each in arguments]
+        assert _app.run(["report", uri, *given]) == 2
+        printed = capsys.readouterr()
+        assert said in printed.err
+        assert printed.out == ""
+
+    def test_what_is_not_one_run(self, uri, tmp_path, capsys):
+        assert _app.run(["report", str(tmp_path), "--json"]) == 2
+        assert "such as run: give the URI of one" in capsys.readouterr().err
+        assert _app.run(["report", f"{tmp_path}/none", "--json"]) == 3
+
+    def test_a_run_by_name(self, uri, tmp_path, capsys):
+        world = World("eks", {"monday": [DONE, FAILED]}, logs={1: ["first", "last\x1b[2J"]})
+        file = tmp_path / "page.html"
+        given = {"file": str(file), "force": False, "prices": None, "as_json": True}
+        assert report(uri, "monday", command(world).session, **given) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["backend"]["replicas"][1]["last_lines"] == ["first", "last\\x1b[2J"]
+        assert len(facts["incarnations"]) == 2
+        text = Page(file.read_text()).text
+        assert "Rank 1: failed, error: ValueError: no data" in text
+        assert "first\nlast\\x1b[2J" in text
+
+    def test_a_run_by_name_without_its_store(self, tmp_path, capsys):
+        world = World("eks", {"monday": [DONE, None]}, logs={1: ReplicaNotFoundError("gone")})
+        given = {"file": None, "force": False, "prices": None, "as_json": True}
+        assert report(None, "monday", command(world).session, **given) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["world_size"], facts["incarnations"], facts["uri"]) == (2, [], None)
+        assert "--store" in facts["missing"][0]
+        with pytest.raises(ReplicaNotFoundError):
+            report(None, "tuesday", command(world).session, **given)
