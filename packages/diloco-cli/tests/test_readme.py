@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli._report._prices import read_prices
 from diloco_cli._told import run_facts
 from diloco_cli._view import View, Word, rank_facts, screenful, see
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
-from diloco_protocol.telemetry import Live, SyncLine, Told, live_key
+from diloco_protocol.telemetry import HistoryKey, Live, SyncLine, Told, live_key
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 DATA = {"metrics", "place", "result", "states"}  # whose names depend on the run
@@ -31,10 +32,19 @@ def monday(laptop):
         training_share=0.93, metrics={"loss": 2.31},
     )  # fmt: skip
     alone = dataclasses.replace(live, world_size=1, waits_for=(), missing=0, ended="left")
-    for name, each in (("told", live), ("ended", alone)):
-        path = laptop.folder / name / live_key(0)
+    line = SyncLine(
+        number=2, time=1.8e9 - 10, sync=2, fragment="0", committed=True, members=2, bytes_sent=1024,
+        bytes_received=2048, wait_seconds=4.0, exchange_seconds=1.0, compute_seconds=90.0,
+        exposed_seconds=5.0, total_inner_steps=200, contribution="counted", metrics={"loss": 2.31},
+    )  # fmt: skip
+    for name, key, record in (
+        ("told", live_key(0), live),
+        ("told", HistoryKey(0, 1, 2, 2).key, line),
+        ("ended", live_key(0), alone),
+    ):
+        path = laptop.folder / name / key
         path.parent.mkdir(parents=True)
-        path.write_bytes(each.to_bytes())
+        path.write_bytes(record.to_bytes())
     return laptop
 
 
@@ -112,6 +122,7 @@ def test_the_json_of_the_verbs(monday):
         "ls",
         "status",
         "status URI",
+        "report",
         "wait",
         "watch",
         "logs",
@@ -124,6 +135,7 @@ def test_the_json_of_the_verbs(monday):
         ("ls", []),
         ("status", ["monday"]),
         ("status URI", ["./told"]),
+        ("report", ["./told"]),
         ("wait", ["monday"]),
         ("logs", ["monday"]),
         ("watch", ["./ended"]),
@@ -131,10 +143,15 @@ def test_the_json_of_the_verbs(monday):
         ("check", []),
         ("plan", ["7e9", "16", "--period=600"]),
     ):
-        backend = None if verb in {"plan", "status URI"} else "local_process"
+        backend = None if verb in {"plan", "report", "status URI"} else "local_process"
         printed = monday.diloco(verb.split()[0], *arguments, "--json", backend=backend).stdout
         real = json.loads(printed.splitlines()[0] if verb in {"logs", "watch"} else printed)
         assert names(real) == names(shown[verb]), verb
+
+
+def test_the_price_table_is_one():
+    table = re.search(r"^```json\n(.*?\"date\".*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert read_prices(table[1].encode()).by_part["replica_hour"]["*"] == 0.0
 
 
 def test_every_exit_code_is_there():
@@ -148,6 +165,6 @@ def test_every_exit_code_is_there():
 def test_every_file_is_there():
     source = Path(__file__).parents[1] / "src/diloco_cli"
     named = set(re.findall(r"`(_\w+\.py)`", README))
-    assert named == {path.name for path in source.glob("_[a-z]*.py")}, (
+    assert named == {path.name for path in source.rglob("_[a-z]*.py")}, (
         "the last section of the README"
     )
