@@ -368,6 +368,12 @@ class TestVerb:
         assert "Rank 1: failed, error: ValueError: no data" in text
         assert "first\nlast\\x1b[2J" in text
 
+    def test_the_store_of_another_run(self, uri):
+        world = World("eks", {"tuesday": [DONE]})
+        given = {"file": None, "force": False, "prices": None, "as_json": True}
+        with pytest.raises(InvalidRequestError, match=r"is not that of run tuesday.*'monday'"):
+            report(uri, "tuesday", command(world).session, **given)
+
     def test_a_run_by_name_without_its_store(self, tmp_path, capsys):
         world = World("eks", {"monday": [DONE, None]}, logs={1: ReplicaNotFoundError("gone")})
         given = {"file": None, "force": False, "prices": None, "as_json": True}

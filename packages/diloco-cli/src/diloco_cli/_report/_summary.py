@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import Any
@@ -170,33 +170,29 @@ def _missing(
     """Say what is missing or odd."""
     low, high = span(incarnations)
     newest = {each.rank: each for each in incarnations}
-    beyond = [each for each in incarnations if each.last < (low or 0) or each.first > (high or 0)]
-    moved = [each for each in incarnations if each.clock_offset]
     lives = Counter(each.rank for each in incarnations)
-    lost = [each for rank, each in newest.items() if each.epoch > lives[rank]]
-    open_ends = [each for each in incarnations if each.ended is None]
-    rank_lists: Iterable[tuple[str, Iterable[Incarnation]]] = (
-        (
-            "the end of the last incarnation was not told",
-            (e for e in open_ends if newest[e.rank] is e),
+    checks: dict[str, Callable[[Incarnation], bool]] = {
+        "the end of the last incarnation was not told": lambda each: (
+            each.ended is None and each is newest[each.rank]
         ),
-        (
-            "the end of an earlier incarnation was not told",
-            (e for e in open_ends if newest[e.rank] is not e),
+        "the end of an earlier incarnation was not told": lambda each: (
+            each.ended is None and each is not newest[each.rank]
         ),
-        ("earlier incarnations have left nothing to read", lost),
-        ("lines of the history are missing", (e for e in incarnations if e.lines_missing)),
-        (
-            "losses are NaN, infinite or too large to draw",
-            (e for e in incarnations if e.losses_wrong),
+        "earlier incarnations have left nothing to read": lambda each: (
+            each is newest[each.rank] and each.epoch > lives[each.rank]
         ),
-        ("the clock cannot be compared, and is outside of the time shown here", beyond),
-    )
+        "lines of the history are missing": lambda each: each.lines_missing > 0,
+        "losses are NaN, infinite or too large to draw": lambda each: each.losses_wrong > 0,
+        "the clock cannot be compared, and is outside of the time shown here": lambda each: (
+            each.last < (low or 0.0) or each.first > (high or 0.0)
+        ),
+    }
     if silent:
         yield f"{_ranks(silent)}: nothing was told."
-    for text, several in rank_lists:
-        if ranks := {each.rank for each in several}:
+    for text, applies in checks.items():
+        if ranks := {each.rank for each in incarnations if applies(each)}:
             yield f"{_ranks(ranks)}: {text}."
+    moved = [each for each in incarnations if each.clock_offset]
     for each in moved[:_MOST_CLOCKS]:
         offset = each.clock_offset or 0.0
         yield (

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import DilocoError, InvalidRequestError
+from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Told
 
 from ..__about__ import __version__
@@ -60,6 +61,11 @@ def report(
         with session.run(run_id) as run:
             backend = _backend_facts(run)
     told = _NOTHING if uri is None else told_by(uri)
+    named = sorted({live.run for live in told.live.values()})
+    if run_id is not None and named and run_id not in named:
+        raise InvalidRequestError(
+            f"--store {uri} is not that of run {run_id}: its replicas tell of {shown(named)}"
+        )
     summary = summarise(
         told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id or "",
         backend=backend,
