@@ -9,6 +9,7 @@ import pytest
 from cli_lab import DONE, FAILED, World, command
 
 from diloco_cli import _app
+from diloco_cli._report import _verb
 from diloco_cli._report._charts import Axis, make_axis
 from diloco_cli._report._page import page
 from diloco_cli._report._prices import DEFAULT, read_prices
@@ -188,14 +189,15 @@ class TestCost:
             "replica_hour": {"eks/us-east-1": 36, "eks": 1, "*": 2}, "received_gb": {"*": 1e6},
         }  # fmt: skip
         prices = read_prices(json.dumps(table).encode())
-        summary = of([live(0), live(1, place="eu-west-1")], {(0, 1): five()}, prices)
+        lives = [live(0), live(1, place="eu-west-1")]
+        summary = of(lives, {(0, 1): five(), (1, 1): five()}, prices)
         costs = {(part["part"], part["name"]): part["cost"] for part in summary.cost["parts"]}
         assert costs["replica_hour", "eks/us-east-1"] == pytest.approx(36 * 60 / 3600)
-        assert costs["replica_hour", "eks/eu-west-1"] == 0.0
-        assert costs["received_gb", "s3"] == pytest.approx(10.0)
+        assert costs["replica_hour", "eks/eu-west-1"] == pytest.approx(60 / 3600)
+        assert costs["received_gb", "s3"] == pytest.approx(20.0)
         assert costs["sent_gb", "s3"] is None
-        assert summary.cost["known"] == pytest.approx(10.6)
-        assert "10.60 USD" in Page(page(summary)).text
+        assert summary.cost["known"] == pytest.approx(20.617, abs=1e-3)
+        assert "20.62 USD" in Page(page(summary)).text
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -227,14 +229,16 @@ class TestPage:
             assert fact in text
 
     def test_hostile_texts_are_only_texts(self):
-        lines = [line(1, metrics={LOST[:26]: 1.0, "loss": LOST, "api_key": "xyzzy"}, host=LOST)]
+        lines = [
+            line(1, metrics={LOST[:26]: 1.0, "loss": LOST, "api_key": "open sesame"}, host=LOST)
+        ]
         hostile = live(0, run=LOST, host=LOST, backend=LOST, place=LOST, ended=LOST)
         summary = of([hostile, live(1, ended="failed")], {(0, 1): lines, (1, 1): lines})
         text = page(summary)
         shown = Page(text)
         assert "script" not in shown.tags
         assert '<script>alert("x")</script>\\x1b[2J & password=<redacted>' in shown.text
-        for secret in ("\x1b", "hunter2", "xyzzy"):
+        for secret in ("\x1b", "hunter2", "sesame"):
             assert secret not in text + json.dumps(summary.to_json())
 
     def test_numbers_at_their_bounds(self):
@@ -248,6 +252,12 @@ class TestPage:
         lives = [live(0, time=latest, bytes_sent=most, dropped=most), live(1, time=0)]
         shown = Page(page(of(lives, {(0, 1): lines, (1, 10**17): five(sync=most)})))
         assert "nan" not in shown.text
+
+    def test_times_that_no_calendar_has(self):
+        histories = {(rank, 1): five() for rank in range(3)}
+        histories[0, 1] = [line(n, time=0.0) for n in (1, 2, 3)] + [line(4, time=253_402_300_799)]
+        lives = [live(rank, world_size=3) for rank in range(3)]
+        assert "9999-12-31 23:59:59 UTC" in page(of(lives, histories))
 
     def test_failures_show_what_was_told_last(self):
         text = Page(page(of([live(0, ended="failed"), live(1)], {(0, 1): five()}))).text
@@ -268,9 +278,15 @@ class TestPage:
         lives[-1] = live(ranks - 1, world_size=ranks, ended="failed")
         text = page(of(lives, lines))
         assert len(text) < 2_000_000
-        assert f"the middle one of {ranks} ranks" in text
+        assert f"the middle of all ranks ({ranks})" in text
         assert ("200 of 1000 ranks have a row" in text) == (ranks == 1000)
         assert f"<td class=t>{ranks - 1}<" in text, "the one that failed has a row"
+
+    def test_many_losses_stay_small(self):
+        lines = [line(n) for n in range(1, 25)]
+        text = page(of([live(0), live(1)], {(0, epoch): lines for epoch in range(1, 5000)}))
+        assert len(text) < 2_000_000
+        assert "the middle of all ranks (1)" in text
 
     def test_many_incarnations_stay_small(self):
         lines = {(0, epoch): [line(1, sync=epoch)] for epoch in range(1, 30_000)}
@@ -331,6 +347,13 @@ class TestVerb:
         assert file.read_text() == "mine"
         assert _app.run(["report", uri, "-o", str(file), "--force"]) == 0
         assert file.read_text().startswith("<!doctype html>")
+
+    def test_a_file_that_comes_meanwhile_stays(self, uri, tmp_path, capsys, monkeypatch):
+        file = tmp_path / "page.html"
+        monkeypatch.setattr(_verb, "_check_file", lambda *_, **__: file.write_text("mine"))
+        assert _app.run(["report", uri, "-o", str(file)]) == 2
+        assert "cannot be written: File exists" in capsys.readouterr().err
+        assert file.read_text() == "mine"
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -56,7 +56,7 @@ def loss_chart(summary: Summary, *, by_time: bool) -> str:
         lines.append(("", [point for point in every if point[1] is None][:_COLUMNS]))
         band = [(at, min(values), max(values)) for at, values in folded]
         entries = [
-            ("middle", f"the middle one of {len(points)} ranks"),
+            ("middle", f"the middle of all ranks ({len(points)})"),
             ("band", "from the lowest to the highest"),
         ]
     if len(values) < len(every):
