@@ -222,7 +222,11 @@ def test_a_lost_replica_ends_a_fixed_run_and_is_named(rehearsal, training):
         handles = executor.launch_replicas(
             3, entrypoint, training("fixed", steps=100_000), run_id="fixed"
         )
-        wait_for(lambda: "outer step" in executor.stream_logs(handles[1]), "a sync")
+        wait_for(
+            lambda: executor.poll(handles[1]) == "running"
+            and "total_inner_steps" in executor.stream_logs(handles[1]),
+            "a sync",
+        )
         rehearsal.stand_in.pods.newest("fixed", 1).kill()
         results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["failed"] * 3
