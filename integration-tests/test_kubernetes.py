@@ -134,7 +134,7 @@ def training(tmp_path):
 
     def arguments(name, steps=30):
         kwargs = {
-            "data": str(tmp_path / "data"), "save": str(tmp_path / f"{name}.pt"), "alone": False,
+            "data": str(tmp_path / "data"), "save": str(tmp_path / f"{name}.pt"), "parts": None,
             "steps": steps,
             "sync_every": 10, "batch": 4, "lr": 6e-3, "outer_lr": 0.7, "seed": 0,
         }  # fmt: skip
