@@ -1,5 +1,6 @@
 """SIGTERM inside the block: what was learned is saved, and the exit code is no success."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -231,3 +232,30 @@ def test_where_the_same_signal_may_come_twice_only_a_later_one_ends_it_at_once()
     now = 5.0
     with pytest.raises(SystemExit):
         process._heard(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_another_thread_ends_the_block_by_an_error_only_between_steps(training):
+    process = TrainingProcess()
+    process.watch()
+    try:
+        process.training = training
+        with pytest.raises(ConnectionError) if not training else contextlib.nullcontext():
+            process.interrupt(ConnectionError("a process has failed"))
+            time.sleep(0.01)  # Python handles signals
+        assert not process.told_to_end, "nobody has told it"
+    finally:
+        process.stop()
+    process.interrupt(ConnectionError("it would end this process"))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_error_that_comes_late_leaves_what_goes_on_alone(ends):
+    process = TrainingProcess()
+    process.error = ConnectionError("a process has failed")
+    process.training = not ends
+    try:
+        raise KeyboardInterrupt if ends else ValueError
+    except (KeyboardInterrupt, ValueError):
+        process._heard(signal.SIGTERM, None)
+    assert process.error is None, "it may be tried again"

@@ -199,8 +199,9 @@ def member(folder, kind, case):
     if "seconds_on" in case:
         options["sync_every"] = Seconds(100 if case["seconds_on"] == process else 1000)
     raised, began_at, batches = None, None, 0
-    if case.get("told_at_join") == process:
-        threading.Thread(target=tell_when_joined, args=(folder / "store",), daemon=True).start()
+    if case.get("told_at_join", [None])[0] == process:
+        told_by = (folder / "store", case["told_at_join"][1])
+        threading.Thread(target=tell_when_joined, args=told_by, daemon=True).start()
     try:
         kind_of_loop = type("Mine", (DiLoCo,), {}) if case.get("subclass") else DiLoCo
         loop = kind_of_loop(model, optimizers, exchange, **options)
@@ -295,12 +296,12 @@ def member(folder, kind, case):
         distributed.destroy_process_group()
 
 
-def tell_when_joined(store):
-    """Send SIGTERM to this process as soon as its leader has begun to join the run."""
+def tell_when_joined(store, by):
+    """Send this process a signal as soon as its leader has begun to join the run."""
     while not any(store.rglob("*")):
         time.sleep(0.01)
     time.sleep(0.5)  # only so that this process rather waits for the leader by then
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), by)
 
 
 def fork():

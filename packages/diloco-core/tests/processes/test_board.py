@@ -28,12 +28,13 @@ def boards(processes):
 
 def test_the_first_that_fails_is_named_to_all():
     first, second, third = boards(3)
-    assert first.failure(late=False) is None
+    assert first.failure() is None
     third.fail(ValueError("no data"))
     second.fail(ValueError("later"))
-    assert [each.failure(late=False) for each in (first, second, third)] == [
-        (2, "ValueError: no data")
-    ] * 3
+    for each in (first, second, third):
+        error = each.failure()
+        assert error.process == 2
+        assert str(error) == "process 2 of this replica has failed: ValueError: no data"
 
 
 def test_only_a_process_that_is_behind_is_said_not_to_answer():
@@ -42,22 +43,22 @@ def test_only_a_process_that_is_behind_is_said_not_to_answer():
     second.note(7)
     assert first.failure(late=True) is None
     first.note(12)
-    assert first.failure(late=False) is None
-    number, how = second.failure(late=True)
-    assert number == 1
-    assert how.startswith("it does not answer. It has taken 7 inner steps inside the block")
+    assert first.failure() is None
+    error = second.failure(late=True)
+    assert error.process == 1
+    assert "it does not answer. It has taken 7 inner steps inside the block" in str(error)
 
 
 def test_a_text_that_cannot_be_written_is_written_as_far_as_it_can():
     (board,) = boards(1)
     board.fail(ValueError("\udcff is no text"))
-    assert board.failure(late=False) == (0, "ValueError: ? is no text")
+    assert str(board.failure()).endswith(" has failed: ValueError: ? is no text")
 
 
 def test_all_end_after_the_last_step_that_any_has_taken_or_at_once_if_one_has_failed():
     first, second, third = boards(3)
     assert [first.last_step(3), second.last_step(7)] == [None, None]
-    assert first.failure(late=False) is None, "it is answered while others are waited for"
+    assert first.failure() is None, "it is answered while others are waited for"
     assert [third.last_step(5), first.last_step(3)] == [8, 8]
     third.fail(ValueError("no data"))
     assert first.last_step(3) == 0

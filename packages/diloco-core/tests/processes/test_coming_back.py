@@ -59,8 +59,20 @@ def test_buffers_that_are_not_synced_come_back_on_each_process(tmp_path):
 @pytest.mark.processes
 def test_a_process_that_is_told_to_end_while_the_leader_waits_ends_all(tmp_path):
     replicas = [("ddp", 2), ("plain", 1)]  # the second one never comes
-    ended = wait(start(tmp_path / "run", replicas, 0, {"told_at_join": 1}))
+    ended = wait(start(tmp_path / "run", replicas, 0, {"told_at_join": [1, signal.SIGTERM]}))
     assert [status for status, _ in ended] == [TOLD_TO_END] * 2, ended
+
+
+@pytest.mark.processes
+def test_a_process_that_fails_while_the_leader_waits_ends_all(tmp_path):
+    replicas = [("ddp", 2), ("plain", 1)]  # the second one never comes
+    case = {"told_at_join": [1, signal.SIGINT], "connect": {"join_timeout": 60.0}}
+    ended = wait(start(tmp_path / "run", replicas, 0, case))
+    assert "KeyboardInterrupt" in ended[1][1], ended
+    said = json.loads((tmp_path / "run" / "0-0.json").read_text())
+    assert said["raised"] == (
+        "ProcessFailedError: process 1 of this replica has failed: KeyboardInterrupt"
+    )
 
 
 @pytest.mark.processes

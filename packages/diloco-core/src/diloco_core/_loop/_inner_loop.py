@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -185,10 +186,14 @@ class TrainingProcess:
     Attributes:
         told_to_end: Whether the signal has come.
         training: Whether an inner step may be under way.
+        error: What the signal ends the block by, between the steps, if another thread has sent it;
+            None where it means that the process is to end.
     """
 
     def __init__(self, same_for: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.told_to_end = self.training = False
+        self.error: Exception | None = None
+        self._sending = threading.Lock()
         self._number = os.getpid()
         self._same_for, self._clock = same_for, clock
         self._same_until = clock()
@@ -226,7 +231,8 @@ class TrainingProcess:
 
     def stop(self) -> None:
         """Leave the signal to others again."""
-        self._replace_handler(self._heard, signal.SIG_DFL)
+        with self._sending:
+            self._replace_handler(self._heard, signal.SIG_DFL)
 
     @staticmethod
     def _replace_handler(present: object, new: Any) -> None:
@@ -241,6 +247,16 @@ class TrainingProcess:
         yield
         self.training = True
 
+    def interrupt(self, error: Exception) -> None:
+        """End the block by an error, if no inner step is under way and the signal is handled here.
+
+        Called by another thread than the main one; if a step is under way, nothing happens.
+        """
+        with self._sending:
+            if self.handles and not self.training and self.error is None:
+                self.error = error
+                os.kill(os.getpid(), signal.SIGTERM)
+
     # A handler is given both arguments.
     def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.is_fork():
@@ -248,6 +264,12 @@ class TrainingProcess:
             # must end as it always did.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if self.error is not None:
+            ends = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+            if not (self.training or ends):
+                raise self.error
+            self.error = None  # an inner step has begun meanwhile, or the block ends already
             return
         again, self.told_to_end = self.told_to_end, True
         if again and self._clock() < self._same_until:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, says its page
 
+from .._errors import ProcessFailedError
+from .._exchange._endings import as_text
 from ._inside import Inside
 
 _MOST_TEXT = 2000
@@ -29,15 +31,15 @@ class Board:
 
     def fail(self, error: BaseException) -> None:
         """Say that this process has failed, if no other has said that before."""
-        text = f"{self._process} {type(error).__name__}: {error}"[:_MOST_TEXT]
+        text = f"{self._process} {as_text(error)}"[:_MOST_TEXT]
         self._store.compare_set("failed", "", text.encode(errors="replace").decode())
 
     def note(self, taken: int) -> None:
         """Say how many inner steps this process has taken."""
         self._store.set(f"at/{self._process}", str(taken))
 
-    def failure(self, *, late: bool) -> tuple[int, str] | None:
-        """Return the process that has failed first, and what it said; None if none has.
+    def failure(self, *, late: bool = False) -> ProcessFailedError | None:
+        """Return an error that names the process that has failed first; None if none has.
 
         Args:
             late: Whether some process has been waited for until now, in vain.
@@ -45,16 +47,17 @@ class Board:
         try:
             if self._store.check(["failed"]):
                 number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
-                return int(number), text[:_MOST_TEXT]
+                return _named(int(number), text[:_MOST_TEXT])
             if not late:
                 return None
             taken = list(map(int, self._store.multi_get(self._keys("at"))))
             least = min(taken)
             if least == max(taken):
                 return None
-            return taken.index(least), (
+            return _named(
+                taken.index(least),
                 f"it does not answer. It has taken {least} inner steps inside the block, and "
-                f"another process {max(taken)}"
+                f"another process {max(taken)}",
             )
         except (RuntimeError, ValueError):  # the board is gone with the leader, or a stranger's
             return None
@@ -85,3 +88,7 @@ class Board:
 
     def _keys(self, what: str) -> list[str]:
         return [f"{what}/{process}" for process in range(self._processes)]
+
+
+def _named(process: int, how: str) -> ProcessFailedError:
+    return ProcessFailedError(f"process {process} of this replica has failed: {how}", process)

@@ -43,7 +43,8 @@ class Ending:
     """Watches, in a thread, whether this process or another has been told to end.
 
     If so, the processes tell each other how many steps they have taken, and all go on to the same
-    one. Nothing is exchanged for this at a step, until then.
+    one. Nothing is exchanged for this at a step, until then. A leader that waits for the store does
+    not notice that another process has failed: it is interrupted.
 
     Args:
         process: Handles the signal in this process.
@@ -94,6 +95,8 @@ class Ending:
                 if self._process.told_to_end:
                     self._board.end()
                 elif not self._board.ends():
+                    if self._leads and (failure := self._board.failure()):
+                        self._process.interrupt(failure)
                     continue
                 # Before the steps are read: a step that ends later sees it, and waits.
                 self.asked = True

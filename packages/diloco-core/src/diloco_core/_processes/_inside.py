@@ -37,7 +37,7 @@ class Inside:
             alone talks to the store.
         processes: How many there are.
         ranks: Their numbers in torch's default group.
-        failure: Returns which process has failed, and how, if that is known (:class:`.Board`).
+        failure: Returns an error that names the process that has failed (:meth:`.Board.failure`).
         common: The error that the leader has told to all of them; None if there is none.
     """
 
@@ -49,7 +49,7 @@ class Inside:
             )
         self.ranks = distributed.get_process_group_ranks(group)
         self.process, self.processes = distributed.get_rank(group), len(self.ranks)
-        self.failure: Callable[..., tuple[int, str] | None] = lambda **_: None
+        self.failure: Callable[..., ProcessFailedError | None] = lambda **_: None
         self.common: BaseException | None = None
         limit = datetime.timedelta(seconds=timeout)
         self._group: distributed.ProcessGroup = distributed.new_group(
@@ -171,13 +171,9 @@ class Inside:
                     "destroy_process_group() after it"
                 ) from error
             late = "imed out" in str(error)  # torch has no class of its own for it
-            number, how = self.failure(late=late) or (None, "")
-            raise ProcessFailedError(
-                f"process {number} of this replica has failed: {how}"
-                if number is not None
-                else "another process of this replica has ended, or does not answer. Its own log "
-                f"says why, or whatever has started it does ({error})",
-                number,
+            raise self.failure(late=late) or ProcessFailedError(
+                "another process of this replica has ended, or does not answer. Its own log says "
+                f"why, or whatever has started it does ({error})"
             ) from error
 
     def close(self) -> None:

@@ -197,6 +197,7 @@ class ReplicaLoop(DiLoCo):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
+            self._process.training = True  # what the others are told now is not interrupted
             if self._leading is not None:
                 self._leading.loop.__exit__(kind, error, trace)
             self._end(error)
@@ -214,6 +215,7 @@ class ReplicaLoop(DiLoCo):
     def _end(self, error: BaseException | None) -> None:
         if self._process.is_fork():
             return  # the parent continues the run
+        self._process.training = True  # as above
         self._is_open = False
         self._loads.stop()
         self._unseen.stop()
