@@ -1,8 +1,9 @@
 """What the processes of a replica let each other know, and what a stranger may write there."""
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistBackendError, TCPStore
 
+from diloco_core._processes import _board
 from diloco_core._processes._board import Board
 
 
@@ -70,3 +71,30 @@ def test_what_a_stranger_writes_names_no_process(text):
     stranger = TCPStore("localhost", board._store.port, is_master=False)
     stranger.set("failed", text.encode(errors="surrogateescape"))
     assert board.failure(late=True) is None
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+
+
+@pytest.mark.parametrize("error", [RuntimeError(GLOO), DistBackendError("NCCL error")])
+def test_a_broken_collective_is_explained_by_whoever_has_failed(error, monkeypatch):
+    first, second = boards(2)
+    first.fail(error)
+    assert first.failure() is None, "it was not the first to fail"
+    looks = []
+
+    def pause(_):
+        looks.append(first.cause(ValueError("its own")))
+        if len(looks) == 3:
+            second.fail(ValueError("no data"))
+
+    monkeypatch.setattr(_board.time, "sleep", pause)
+    assert "has failed: ValueError: no data" in str(first.cause(error))
+    assert list(map(str, looks)) == ["its own"] * 3
+
+
+def test_a_collective_that_nobody_has_broken_keeps_its_error(monkeypatch):
+    (board,) = boards(1)
+    monkeypatch.setattr(_board.time, "sleep", bool)
+    error = RuntimeError(GLOO)
+    assert board.cause(error) is error

@@ -106,9 +106,14 @@ def test_a_process_that_hangs_is_named(tmp_path):
 
 
 @pytest.mark.processes
-def test_the_process_that_has_failed_is_named_by_the_others(tmp_path):
-    (_, first), (_, second) = trained(tmp_path, "run", [("plain", 2)], {"raise_on": [8, 1]})
-    assert second["raised"] == "ArithmeticError: a bad batch"
-    assert first["raised"] == (
-        "ProcessFailedError: process 1 of this replica has failed: ArithmeticError: a bad batch"
+@pytest.mark.parametrize("kind", ["plain", "ddp"])  # DDP raises what gloo says in the backward pass
+def test_the_process_that_has_failed_is_named_by_the_others(tmp_path, kind):
+    case = {"raise_on": [8, 1], "connect": {"return_within": 0.0}}
+    first, second, other = (
+        said["raised"] for _, said in trained(tmp_path, "run", [(kind, 2), ("plain", 1)], case)
     )
+    named = "process 1 of this replica has failed: ArithmeticError: a bad batch"
+    assert second == "ArithmeticError: a bad batch"
+    assert first == f"ProcessFailedError: {named}"
+    assert other.startswith("ReplicaLostError")
+    assert named in other

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, says its page
+import time
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] # both public
 
 from .._errors import ProcessFailedError
 from .._exchange._endings import as_text
 from ._inside import Inside
 
 _MOST_TEXT = 2000
+_LOOKS, _PAUSE = 20, 0.1
 
 
 class Board:
@@ -30,9 +33,26 @@ class Board:
             self._store = TCPStore("localhost", port, is_master=False)
 
     def fail(self, error: BaseException) -> None:
-        """Say that this process has failed, if no other has said that before."""
+        """Say that this process has failed, if no other has said that before.
+
+        Where its error only says that another one has ended, it is not the one.
+        """
+        if isinstance(error, ProcessFailedError) or _of_collective(error):
+            return
         text = f"{self._process} {as_text(error)}"[:_MOST_TEXT]
         self._store.compare_set("failed", "", text.encode(errors="replace").decode())
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return the failure by which another process has broken a collective of the training.
+
+        Errors that are none of a collective, and those of which nobody knows the cause, are
+        returned as they are.
+        """
+        for _ in range(_LOOKS if _of_collective(error) else 0):
+            if failure := self.failure():
+                return failure
+            time.sleep(_PAUSE)  # the process that has failed may be about to say so
+        return error
 
     def note(self, taken: int) -> None:
         """Say how many inner steps this process has taken."""
@@ -88,6 +108,12 @@ class Board:
 
     def _keys(self, what: str) -> list[str]:
         return [f"{what}/{process}" for process in range(self._processes)]
+
+
+def _of_collective(error: BaseException) -> bool:
+    # torch raises what gloo says as a plain RuntimeError, with the place in gloo's source.
+    by_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)
+    return by_gloo or isinstance(error, DistError)
 
 
 def _named(process: int, how: str) -> ProcessFailedError:

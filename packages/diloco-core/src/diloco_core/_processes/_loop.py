@@ -198,9 +198,12 @@ class ReplicaLoop(DiLoCo):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._process.training = True  # what the others are told now is not interrupted
+            cause = self._board.cause(error)
             if self._leading is not None:
-                self._leading.loop.__exit__(kind, error, trace)
-            self._end(error)
+                self._leading.loop.__exit__(type(cause), cause, trace)
+            self._end(cause)
+            if cause is not error:
+                raise cause from error
             return
         try:
             self._process.check()
@@ -235,7 +238,7 @@ class ReplicaLoop(DiLoCo):
                 # All have it. The leader tells the other replicas first: once a process has
                 # ended, whatever has started it may end the others.
                 self._inside.share()
-            elif not isinstance(error, ProcessFailedError):
+            else:
                 self._board.fail(error)
         except (RuntimeError, ProcessFailedError) as gone:
             del gone
