@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+import diloco_core
 from diloco_core import ConfigurationError, ProcessFailedError
-from diloco_core._processes._start import _call, ended_by, number_of_processes
+from diloco_core._processes._start import _call, ended_by, number_of_processes, run_processes
+from diloco_protocol import DilocoError
 
 TRAINER = """
 import os
@@ -99,7 +102,6 @@ def test_a_process_that_returns_or_exits_early_leaves_the_groups_of_torch(
     ("exit_code", "report", "words"),
     [
         (1, {"message": "ValueError: x"}, ": ValueError: x"),
-        (1, {"message": "ConfigurationError: x"}, ": ConfigurationError: x"),
         (-signal.SIGKILL, None, ": it was ended by SIGKILL"),
         (3, None, ": it exited with code 3"),
     ],
@@ -113,8 +115,33 @@ def test_how_a_process_has_ended_is_said(tmp_path, exit_code, report, words):
     assert isinstance(error, ProcessFailedError)
     assert str(error) == f"process 1 of this replica (pid 77){words}"
     assert (error.process, error.exit_code) == (1, exit_code)
-    assert error.final == ("ConfigurationError" in words), "it would come again"
+    assert not error.final
     assert getattr(error, "__notes__", []) == (["Traceback…"] if report else [])
+
+
+def fails(kind, final):
+    """Train as one of several processes, and fail."""
+    error = getattr(diloco_core, kind)("the run has ended", *[1] * (kind == "ReplicaLostError"))
+    error.final |= final
+    raise error
+
+
+@pytest.mark.processes
+def test_an_error_that_would_come_again_is_final_for_the_replica_as_well():
+    with pytest.raises(ProcessFailedError, match="ReplicaLostError: the run has ended") as raised:
+        run_processes(2, fails, {"kind": "ReplicaLostError", "final": True})
+    assert raised.value.final
+
+
+@pytest.mark.parametrize("kind", ["ReplicaLostError", "ConfigurationError"])
+def test_whether_an_error_is_final_is_in_its_traceback(tmp_path, kind):
+    with pytest.raises(DilocoError) as raised:
+        _call(fails, {"kind": kind, "final": False})
+    trace = "".join(traceback.format_exception(raised.value))
+    report = {"message": f"{kind}: the run", "extraInfo": {"py_callstack": trace, "timestamp": "1"}}
+    file = tmp_path / "error.json"
+    file.write_text(json.dumps({"message": report}))
+    assert ended_by(1, ProcessFailure(1, 77, 1, str(file))).final == (kind == "ConfigurationError")
 
 
 @pytest.mark.parametrize("exit_code", [143, -signal.SIGTERM])

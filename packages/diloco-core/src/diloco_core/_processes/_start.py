@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
-from .. import _errors
+from diloco_protocol import DilocoError
+
 from .._checks import is_whole
 from .._errors import ConfigurationError, ProcessFailedError
+
+_FINAL = "This error is final: the replica is not started again."
 
 
 def number_of_processes(asked: Any, environ: Mapping[str, str]) -> int:
@@ -106,6 +109,10 @@ def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         if end.code:
             raise
         result = None  # as torch has it
+    except DilocoError as error:
+        if error.final:
+            error.add_note(_FINAL)  # torch hands on nothing of the error but the traceback
+        raise
     # From here on, this process waits for the others: those that still wait for it are to notice.
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -130,6 +137,5 @@ def ended_by(process: int, failure: Any) -> BaseException:
     )
     if trace:
         error.add_note(trace)
-        # The class of the error is known by its name alone.
-        error.final = bool(getattr(getattr(_errors, how.partition(":")[0], None), "final", False))
+        error.final = _FINAL in trace.splitlines()
     return error
