@@ -50,7 +50,7 @@ class Net(torch.nn.Module):
 
 def unreadable(_):
     """Stand for a device whose memory cannot be read any more."""
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    raise RuntimeError("CUDA error: an illegal memory access was encountered" + 500 * ". Why? So!")
 
 
 class KeepsWeights(torch.optim.Optimizer):

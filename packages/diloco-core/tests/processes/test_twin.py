@@ -100,7 +100,4 @@ class Alone:
     def share(self, message):
         return (self._place, message[1]) if self._place else message
 
-    def anywhere(self, holds):
-        return holds
-
     together = Inside.together

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _PIECE_BYTES = 64 * 2**20  # the most that one message between processes carries
 _INTERVAL = datetime.timedelta(seconds=0.2)
-_SHORT_BYTES = 4096  # what the leader shares takes one message if it is no longer than this
+_SHORT_BYTES = 4096  # a message is passed on in one round if it is no longer than this
 
 
 class Inside:
@@ -70,10 +70,8 @@ class Inside:
             ProcessFailedError: Another process has ended, or does not answer.
         """
         data = pickle.dumps(message) if self.leads and message is not None else b""
-        first = _box(len(data).to_bytes(8, "little") + data[:_SHORT_BYTES], 8 + _SHORT_BYTES)
-        self.broadcast(first)
-        length = int.from_bytes(first[:8].numpy().tobytes(), "little")
-        if length == 0:
+        self.broadcast(first := _first(data))
+        if (length := _length(first)) == 0:
             return None
         box = first[8:]
         if length > _SHORT_BYTES:
@@ -88,9 +86,22 @@ class Inside:
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        found: list[Any] = [None] * self.processes
-        self._do(lambda: distributed.all_gather_object(found, message, group=self._group))
-        return found
+        # In one round if all messages are short; torch's all_gather_object takes two.
+        data = pickle.dumps(message)
+        found = self._all(_first(data))
+        lengths = [_length(first) for first in found]
+        boxes = [first[8:] for first in found]
+        if (most := max(lengths)) > _SHORT_BYTES:
+            boxes = self._all(_box(data, most))
+        return [
+            pickle.loads(box[:length].numpy().tobytes())
+            for box, length in zip(boxes, lengths, strict=True)
+        ]
+
+    def _all(self, box: torch.Tensor) -> list[torch.Tensor]:
+        boxes = [torch.empty_like(box) for _ in self.ranks]
+        self._do(lambda: distributed.all_gather(boxes, box, group=self._group))
+        return boxes
 
     def broadcast(self, values: torch.Tensor) -> None:
         """Replace values, on the CPU, by those of the leader.
@@ -120,20 +131,10 @@ class Inside:
             result = act()
         except Exception as error:  # noqa: BLE001 - raised below, on every process
             problem = failed(error)
-        if self.anywhere(problem is not None):
-            raise next(filter(None, self.collect(problem))).error()
+        for each in self.collect(problem):
+            if each is not None:
+                raise each.error()
         return result
-
-    def anywhere(self, holds: bool) -> bool:
-        """Say whether something holds on any process, which costs a single small message.
-
-        Raises:
-            ProcessFailedError: Another process has ended, or does not answer.
-        """
-        flag = torch.tensor(holds, device="cpu")
-        most = distributed.ReduceOp.MAX
-        self._do(lambda: distributed.all_reduce(flag, op=most, group=self._group))
-        return bool(flag)
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""
@@ -181,6 +182,15 @@ class Inside:
         with suppress(ValueError):  # the program may have ended all groups
             distributed.destroy_process_group(self._group)
         del self._group  # its connections end with it
+
+
+def _first(data: bytes) -> torch.Tensor:
+    """Return the length of a message and its beginning, which is all of a short one."""
+    return _box(len(data).to_bytes(8, "little") + data[:_SHORT_BYTES], 8 + _SHORT_BYTES)
+
+
+def _length(first: torch.Tensor) -> int:
+    return int.from_bytes(first[:8].numpy().tobytes(), "little")
 
 
 def _box(data: bytes, size: int) -> torch.Tensor:

@@ -193,6 +193,7 @@ class Leading:
             return
         self._asked.update(wanted)
         self._inside.share(Gather(wanted, first))
+        # A round of its own: the mail compares with what the others write over in the next one.
         mails = self._inside.collect(self._mail()) if first else []
         gather(self._inside, self._now, wanted)
         self._seen = self._versions()
