@@ -102,7 +102,7 @@ def wrapped(model, kind, group=None, how=None):
     if kind == "plain":
         return model
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -123,6 +123,8 @@ def wrapped(model, kind, group=None, how=None):
         mesh = mesh["data"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if how == "bf16" else None
     more = {} if policy is None else {"mp_policy": policy}
+    if how == "offload":
+        more["offload_policy"] = CPUOffloadPolicy(pin_memory=False)  # there is no GPU to pin it for
     for layer in model.layers if how != "tied" else ():  # FSDP2 keeps ties in one group alone
         fully_shard(layer, mesh=mesh, **more)
     fully_shard(model, mesh=mesh, **more)

@@ -62,7 +62,7 @@ def test_they_end_where_plain_replicas_end(tmp_path, replicas, case):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", ["tied", "checkpointed", "compiled", "meta", "bf16"])
+@pytest.mark.parametrize("how", ["tied", "checkpointed", "compiled", "meta", "bf16", "offload"])
 def test_a_sharded_model_may_be_as_people_have_it(tmp_path, how):
     (expected, _), _ = trained(tmp_path, "alone", PLAIN, {"how": how})
     (first, told), *others = trained(tmp_path, "run", [("plain", 1), ("fsdp", 2)], {"how": how})
