@@ -353,3 +353,11 @@ def test_what_was_written_later_comes_later_also_if_the_clock_was_set_back(tmp_p
     assert lines_of(replica, since=4e9 + 1) == ["e1", "o2", "e2", "o3"]
     for number in range(1, 6):
         assert tail(replica, number) == ["o1", "e1", "o2", "e2", "o3"][-number:]
+
+
+@pytest.mark.parametrize("second", [[], [[4e9 - 3600, 3, 0]]])
+def test_a_clock_that_is_set_back_between_two_attempts_hides_no_line(tmp_path, second):
+    attempt_of(tmp_path, 1, out="o1\no2\n", times=[[4e9, 3, 0], [4e9 + 1, 6, 0]])
+    replica = attempt_of(tmp_path, 2, out="o3\n", times=second)
+    assert lines_of(replica, since=4e9 + 1) == ["o2", "o3"]
+    assert lines_of(replica, until=4e9 + 1) == ["o1"]

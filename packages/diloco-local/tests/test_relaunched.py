@@ -72,7 +72,21 @@ def test_a_purge_removes_nothing_of_the_new_run(relaunched, tmp_path):
 
 def test_logs_are_not_those_of_the_new_run(relaunched, tmp_path):
     old, _ = relaunched
-    assert Unwatched(root=tmp_path / "state").stream_logs(old) == ""
+    executor = Unwatched(root=tmp_path / "state")
+    with pytest.raises(ReplicaNotFoundError):  # an empty log would say that it wrote nothing
+        executor.stream_logs(old)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_who_reads_a_log_does_not_wait_for_the_new_run(relaunched, tmp_path, follow):
+    old, _ = relaunched
+    later = RunDir(tmp_path / "new", "another-uid")
+    later.replica(0).final.unlink()
+    lock = open_lock(later.lock)
+    assert try_lock(lock)  # as its supervisor does
+    with pytest.raises(ReplicaNotFoundError):
+        list(Unwatched(root=tmp_path / "state").log_iter(old, follow=follow))
+    os.close(lock)
 
 
 def test_a_roll_back_ends_nothing_of_a_launch_that_came_after(tmp_path):

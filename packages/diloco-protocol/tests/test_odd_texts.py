@@ -131,7 +131,9 @@ def test_no_choice_of_lines_raises_anything_else(name, value):
         list(executor.log_iter(handle, **{"streams": "stdout", name: value}))
 
 
-@pytest.mark.parametrize("regex", ["a{99999999999999999999}", "(" * 20_000, "(?P<a", "\\"])
+@pytest.mark.parametrize(
+    "regex", ["a{99999999999999999999}", "(" * 20_000, "(?P<a", "\\", "(?a)(?u)"]
+)
 def test_regular_expressions_that_python_cannot_take(regex):
     executor = Memory({})
     (handle,) = executor.launch_replicas(1, "m:f", run_id="a")

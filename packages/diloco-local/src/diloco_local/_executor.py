@@ -208,9 +208,12 @@ class LocalProcessExecutor(BaseExecutor):
         replica = run.replica(handle.rank)
         check_own_folder(replica.path)
         if query.n_lines is not None:
-            return iter(_logs.tail(replica, query.n_lines, query.streams))
+            tail = _logs.tail(replica, query.n_lines, query.streams)
+            _runs.locate(handle, self._roots)  # if purged meanwhile, an empty log says nothing
+            return iter(tail)
 
         def terminal() -> bool:
+            _runs.locate(handle, self._roots)  # a later run of that name says nothing of this one
             return observe_replica(run, record, handle.rank).state.terminal
 
         lines = _logs.iterate(
@@ -224,7 +227,12 @@ class LocalProcessExecutor(BaseExecutor):
             sleep=self._options.sleep,
             clock=self._options.clock,
         )
-        return _read(lines)
+        return self._read(handle, lines)
+
+    def _read(self, handle: ReplicaHandle, lines: Iterator[str]) -> Iterator[str]:
+        with system_errors():
+            yield from lines
+            _runs.locate(handle, self._roots)  # if purged meanwhile, they may not be all
 
     # --- ending and finding ---
 
@@ -286,11 +294,6 @@ class LocalProcessExecutor(BaseExecutor):
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
         _, record = _runs.find_run(self._root, run_id)
         return _runs.handles_of(self._root, record)
-
-
-def _read(lines: Iterator[str]) -> Iterator[str]:
-    with system_errors():
-        yield from lines
 
 
 @with_current_folder()

@@ -177,6 +177,7 @@ class _Clock:
     """A clock that tells from the samples when a byte of an attempt's logs was written."""
 
     attempt: AttemptDir
+    begins_at: float = 0.0  # no line is older
     times: array[float] = field(default_factory=lambda: array("d"))
     sizes: dict[str, array[int]] = field(
         default_factory=lambda: {"stdout": array("q"), "stderr": array("q")}
@@ -205,11 +206,11 @@ class _Clock:
         return self.times[index] if index < len(self.times) else max(otherwise, self._after())
 
     def _after(self) -> float:
-        """Return a time after all samples.
+        """Return a time after all samples, or that of the last line of the attempt before.
 
         What was written later stays later, even if the clock was set back meanwhile.
         """
-        return math.nextafter(self.times[-1], math.inf) if self.times else 0.0
+        return math.nextafter(self.times[-1], math.inf) if self.times else self.begins_at
 
 
 def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
@@ -295,13 +296,14 @@ def _iterate(
     clock: Callable[[], float],
 ) -> Iterator[str]:
     done = 0
+    latest = 0.0
     while True:
         # Asked before reading: what was written before the end is then on disk and will be read.
         ended = not follow or terminal() or (until is not None and clock() > until + SAMPLE_SECONDS)
         attempts = replica.attempts()
         while done < len(attempts):
             attempt = attempts[done]
-            reading = _Attempt(attempt, names, since, until, pattern)
+            reading = _Attempt(attempt, names, since, until, pattern, latest)
             while True:
                 superseded = len(replica.attempts()) > done + 1
                 yield from reading.lines(last=ended or superseded)
@@ -309,6 +311,7 @@ def _iterate(
                     break
                 sleep(interval)
                 ended = terminal() or (until is not None and clock() > until + SAMPLE_SECONDS)
+            latest = reading.latest
             done += 1
         if ended:
             return
@@ -325,18 +328,21 @@ class _Attempt:
         since: float | None,
         until: float | None,
         pattern: re.Pattern[str] | None,
+        latest: float,
     ) -> None:
+        self.latest = latest  # the time of the newest line, also of the attempts before
         self._attempt = attempt
         self._names = names
         self._since = since
         self._until = until
         self._pattern = pattern
-        self._clock = _Clock(attempt)
+        self._clock = _Clock(attempt, latest)
         self._readers = {name: _Reader(attempt.log(name)) for name in names}
 
     def lines(self, *, last: bool) -> Iterator[str]:
         streams = [self._timed(order, name, last) for order, name in enumerate(self._names)]
         for moment, _, _, text in heapq.merge(*streams):
+            self.latest = max(self.latest, moment)
             inside = (self._since is None or moment >= self._since) and (
                 self._until is None or moment < self._until
             )

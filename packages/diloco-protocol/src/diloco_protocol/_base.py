@@ -305,7 +305,7 @@ class BaseExecutor(Journaled):
                 if not isinstance(regex, str):  # bytes would be compiled, and then match no line
                     raise TypeError("it must be text")
                 re.compile(regex)
-            except (re.error, TypeError, OverflowError, RecursionError) as error:
+            except (re.error, TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidRequestError(
                     f"regex={shown(regex)} is not a regular expression: {error}"
                 ) from None
