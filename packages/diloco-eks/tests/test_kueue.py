@@ -96,9 +96,9 @@ def test_a_run_that_is_admitted_while_it_is_cancelled(bench, monkeypatch):
     run = queued(bench)
     stop = run.executor._cluster.stop_workload
 
-    def late(space, name):
+    def late(*given):
         admit(bench, run)
-        stop(space, name)
+        stop(*given)
 
     monkeypatch.setattr(run.executor._cluster, "stop_workload", late)
     run.executor.cancel(run.handles[0])
@@ -153,6 +153,28 @@ def test_a_workload_that_only_carries_the_label_is_left_alone(bench, monkeypatch
     assert bench.world.pods() == []
     with pytest.raises(ReplicaNotFoundError):
         run.executor.poll(run.handles[0])
+
+
+def test_a_workload_that_takes_the_name_of_another_is_left_alone(bench, monkeypatch):
+    """It appears after the look, and is another user's."""
+    run = queued(bench)
+    cluster = run.executor._cluster
+    where = {"namespace": "default", **cluster._kueue_place("workloads")}
+    custom, stop, put = run.executor._client.apis().custom, cluster.stop_workload, []
+
+    def late(space, workload):
+        if not put:
+            name = workload["metadata"]["name"]
+            custom.delete_namespaced_custom_object(name=name, **where)
+            body = {**workload, "metadata": {"name": name}}
+            put.append(custom.create_namespaced_custom_object(body=body, **where))
+        stop(space, workload)
+
+    monkeypatch.setattr(cluster, "stop_workload", late)
+    run.executor.cancel(run.handles[0])
+    name = put[0]["metadata"]["name"]
+    left = custom.get_namespaced_custom_object(name=name, **where)
+    assert (left["metadata"]["uid"], left["spec"]["active"]) == (put[0]["metadata"]["uid"], True)
 
 
 def test_workloads_that_may_not_be_touched(bench):

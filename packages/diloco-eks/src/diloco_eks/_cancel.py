@@ -84,7 +84,7 @@ def _leave_queue(cluster: Cluster, space: str, facts: JobFacts) -> bool:
     try:
         workloads = cluster.list_workloads(space, facts.uid)
         for workload in workloads:
-            cluster.stop_workload(space, str(workload["metadata"].get("name")))
+            cluster.stop_workload(space, workload)
     except (ForbiddenError, MissingError):
         workloads = []
     if not workloads:

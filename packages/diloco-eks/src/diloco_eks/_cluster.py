@@ -309,14 +309,20 @@ class Cluster:
             raise MissingError(f"the cluster has no Kueue (no API {_KUEUE}/{_KUEUE_VERSIONS[0]})")
         return {"group": _KUEUE, "version": version, "plural": plural}
 
-    def stop_workload(self, space: str, name: str) -> None:
-        """Have Kueue evict a Workload and not queue it again."""
+    def stop_workload(self, space: str, workload: Json) -> None:
+        """Have Kueue evict a Workload and not queue it again, if it is still as it was read.
+
+        Another one may have its name by now.
+        """
+        name = str(workload["metadata"].get("name"))
+        version = workload["metadata"].get("resourceVersion")
+        body = {"metadata": {"resourceVersion": version}, "spec": {"active": False}}
         where = self._kueue_place("workloads")
         self._json(
             f"patch Kueue's Workload {space}/{name}",
             ("Workload", name, space),
             lambda apis, options: apis.custom.patch_namespaced_custom_object(
-                namespace=space, name=name, body={"spec": {"active": False}}, **where, **options
+                namespace=space, name=name, body=body, **where, **options
             ),
         )
 
