@@ -104,6 +104,11 @@ def has_children(mark, own_session, wait):
         time.sleep(600)
     return "done"
 
+def returns_when_the_disk_is_full():
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    return "this"
+
 def leaves_politely(mark, how="sys.exit"):
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0) if how == "sys.exit" else os._exit(0))

@@ -36,6 +36,10 @@ class TestEnds:
         assert (outcome.exit_code, outcome.signal, outcome.reason) == (124, None, Reason.TIMEOUT)
         assert "longer than its timeout" in outcome.error
 
+    def test_a_report_that_cannot_be_written_is_no_success(self, replica, tmp_path):
+        outcome = end(replica("returns_when_the_disk_is_full"), tmp_path)
+        assert (outcome.exit_code, outcome.result, outcome.reason) == (1, None, Reason.ERROR)
+
     def test_the_longest_timeout(self, replica, tmp_path):
         assert end(replica("returns", timeout=1e300), tmp_path).exit_code == 0
 
