@@ -316,6 +316,8 @@ class TestCredentials:
             ({"certificate-authority-data": "eA==", "certificate-authority": "f"}, "both certif"),
             ({"server": "127.0.0.1:80"}, "a server that does not begin with https://"),
             ({"server": "user:hunter2pw@127.0.0.1:80"}, "a server that does not begin with"),
+            ({"server": "HTTPS://127.0.0.1:80"}, "a server that does not begin with https://"),
+            ({"server": "https:127.0.0.1:80"}, "a server that does not begin with https://"),
             ({"server": "https://127.0.0.1:80/?a=b"}, "a server with a query"),
         ],
     )

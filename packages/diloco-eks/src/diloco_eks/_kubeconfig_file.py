@@ -87,11 +87,13 @@ def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
 
 
 def _refused_server(cluster: Mapping[str, Any]) -> str | None:
+    address = cluster.get("server") or ""
     try:
-        server = urlsplit(cluster.get("server") or "")
+        server = urlsplit(address)
     except ValueError:  # the client gives a better error for it
         return None
-    if server.scheme not in {"http", "https"}:
+    # With a scheme in capitals, the client drops the certificates of the authority and the user.
+    if not address.startswith(("https://", "http://")):
         return "has a server that does not begin with https://: write it out"
     if server.query or server.fragment:
         return "has a server with a query or a fragment: leave it out"
