@@ -5,7 +5,13 @@ import tracemalloc
 
 import pytest
 
-from diloco_protocol import BackendError, ForbiddenError, UnavailableError
+from diloco_protocol import (
+    BackendError,
+    ForbiddenError,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
+from diloco_sagemaker._errors import MissingError
 
 
 @pytest.fixture
@@ -45,8 +51,24 @@ def test_lines_of_a_later_job_of_the_name_are_not_given(aws, executor, handle, o
     (other,) = executor().launch_replicas(1, "trainer:train", {"a": 2}, run_id="run-1")
     write(aws, other, "works for another launch")
     aws.move(name(handle), "Completed", "Completed")
-    assert list(lines) == []
+    if options:
+        assert list(lines) == []
+    else:  # an empty log would say that it wrote nothing
+        with pytest.raises(ReplicaNotFoundError):
+            list(lines)
     assert list(executor().log_iter(other)) == ["works for another launch"]
+
+
+def test_a_log_that_is_deleted_while_it_is_read_is_no_empty_log(executor, handle, aws, monkeypatch):
+    write(aws, handle, "works")
+
+    def deleted(*_, **__):
+        raise MissingError("there is no such stream")
+
+    made = executor()
+    monkeypatch.setattr(made._client, "log_events", deleted)
+    with pytest.raises(ReplicaNotFoundError):
+        made.stream_logs(handle)
 
 
 @pytest.mark.parametrize(("late", "options"), [(12, {}), (25, {"log_delay": 30})])

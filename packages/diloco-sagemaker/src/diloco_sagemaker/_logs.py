@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from collections import deque
@@ -62,14 +61,22 @@ class JobLog:
         self._clock = clock
         self._delay = delay
         self._job = retry(look, backoff, timeout=patience)
+        self._following = False
 
     def lines(self, query: LogQuery) -> Iterator[str]:
         """Yield the lines that a query asks for.
 
-        Ends when the job is gone, since its streams may then be those of another job.
+        A follower ends when the job is gone, since its streams may then be those of another job.
+
+        Raises:
+            ReplicaNotFoundError: The job, or a stream of it, is gone before the whole log was read.
         """
-        with contextlib.suppress(ReplicaNotFoundError):
+        self._following = query.follow
+        try:
             yield from self._found(query)
+        except ReplicaNotFoundError:
+            if not query.follow:
+                raise
 
     def _found(self, query: LogQuery) -> Iterator[str]:
         chosen = self._chosen(query)
@@ -192,8 +199,10 @@ class JobLog:
     def _page(self, stream: str, **query: Any) -> dict[str, Any]:
         try:
             return self._patiently(lambda: self._client.log_events(stream, **query))
-        except MissingError:
-            return {}  # the stream was deleted while it was read
+        except MissingError:  # the stream was deleted while it was read
+            if not self._following:
+                raise
+            return {}
 
     def _patiently(self, call: Callable[[], T]) -> T:
         try:
