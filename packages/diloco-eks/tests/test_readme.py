@@ -73,10 +73,10 @@ def test_the_example(bench, report, tmp_path):
         f"one list of its pods ({_cluster.PAGE} per page)",
         f"waits for {_events.STUCK_SECONDS:g} s, the message has the cluster's events",
         (
-            f"A result of up to {_verdict._MESSAGE_BYTES >> 10} KiB is in the pod's termination "
+            f"A report of up to {_verdict._MESSAGE_BYTES >> 10} KiB is in the pod's termination "
             "message"
         ),
-        f"A larger one (up to {OutcomeMessage.max_result_bytes >> 20} MiB of JSON)",
+        f"A larger result (up to {OutcomeMessage.max_result_bytes >> 20} MiB of JSON)",
         f"a runtime's pieces have less than {_logs._LEAST_PIECE >> 10} KiB",
         f"of at most {_overlay_shape._MOST_LEVELS} levels",
         f"a list of more than {_cluster._OBJECTS:,} objects or {_cluster._PAGES} pages",
