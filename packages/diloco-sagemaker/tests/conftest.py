@@ -4,7 +4,6 @@ from pathlib import Path
 import boto3
 import botocore.session
 import pytest
-from botocore.client import ClientCreator
 
 from diloco_protocol import Backoff
 from diloco_sagemaker import SageMakerExecutor
@@ -16,18 +15,6 @@ from small_aws import SmallAWS
 # the time.
 LOADER = botocore.session.create_loader()
 botocore.session.create_loader = lambda *_: LOADER
-
-# Neither are the classes of clients made anew, of which each has a method per operation.
-_make_class = ClientCreator._create_client_class
-
-
-def _class_of(creator, service_name, service_model, made={}):  # noqa: B006 - kept on purpose
-    if service_name not in made:
-        made[service_name] = _make_class(creator, service_name, service_model)
-    return made[service_name]
-
-
-ClientCreator._create_client_class = _class_of
 
 REQUIRED = {
     "role_arn": "arn:aws:iam::123456789012:role/trainer",
