@@ -50,7 +50,7 @@ def monday(laptop):
 
 def test_what_the_verbs_print(monday):
     shown = re.findall(r"```sh\ndiloco ([^\n]*)\n```\n\n```text\n(.*?)```", README, re.DOTALL)
-    assert len(shown) == 7
+    assert len(shown) == 8
     for line, text in shown:
         backend = None if "./told" in line else "local_process"
         printed = monday.diloco(*shlex.split(line), backend=backend).stdout
