@@ -97,7 +97,7 @@ def test_a_restart_is_in_the_record_while_it_runs(record, tmp_path):
 
 def test_a_result_that_is_too_large(record):
     done = outcome({**payload(), "result_bytes": 3})
-    assert done.exit_code == 1
+    assert done.exit_code == 79
     assert "3" in done.error
 
 

@@ -9,9 +9,9 @@ import traceback
 
 import pytest
 import torch
+from failing_process import fails
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-import diloco_core
 from diloco_core import ConfigurationError, ProcessFailedError
 from diloco_core._processes._start import _call, ended_by, number_of_processes, run_processes
 from diloco_protocol import DilocoError
@@ -117,13 +117,6 @@ def test_how_a_process_has_ended_is_said(tmp_path, exit_code, report, words):
     assert (error.process, error.exit_code) == (1, exit_code)
     assert not error.final
     assert getattr(error, "__notes__", []) == (["Traceback…"] if report else [])
-
-
-def fails(kind, final):
-    """Train as one of several processes, and fail."""
-    error = getattr(diloco_core, kind)("the run has ended", *[1] * (kind == "ReplicaLostError"))
-    error.final |= final
-    raise error
 
 
 @pytest.mark.processes

@@ -123,17 +123,19 @@ def await_all(
     ``rank`` is that of this replica.
     """
     limit = store.timing.join_timeout
-    if ranks := missing():
-        _log.info(
-            "rank %d: waits for %s at %s, for up to %g s (join_timeout)",
-            rank,
-            named_ranks(ranks),
-            store.uri,
-            limit,
-        )
+    said = False
+
+    def looked() -> list[int]:
+        nonlocal said
+        if (ranks := missing()) and not said:
+            said = True
+            where = named_ranks(ranks), store.uri, limit
+            _log.info("rank %d: waits for %s at %s, for up to %g s (join_timeout)", rank, *where)
+        return ranks
+
     await_ranks(
         store,
-        missing,
+        looked,
         lambda ranks: (
             f"only {size - len(ranks)} of {size} replicas met at {store.uri} within {limit:g} s; "
             f"missing: {named_ranks(ranks)}. {_ABSENT}, and check that it was given the same URI "
