@@ -66,7 +66,7 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
                 fields.text("event", "left|failed"), reason, cause, "final" in fields.names()
             )
     except (CorruptedObjectError, FormatError):
-        # The hint's key says that the incarnation has ended, and nothing depends on its content
+        # The key says that it has ended. What is lost is why, and that nobody need wait for it.
         pass
     return Farewell("left or failed")
 
