@@ -43,6 +43,9 @@ def main() -> int:
     parser.add_argument("--parameters", type=int, default=25_000_000, help="fp32 parameters")
     parser.add_argument("--rounds", type=int, default=5, help="turns of the contenders")
     parser.add_argument("--syncs", type=int, default=6, help="counted syncs in each turn")
+    parser.add_argument(
+        "--store", help="where the runs lie, a URI (default: a memory-backed folder, else on disk)"
+    )
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -72,6 +75,8 @@ def run(kind: str, arguments: argparse.Namespace) -> dict[str, object]:
     folder = Path(tempfile.mkdtemp(prefix="diloco-bench-", dir=parent))
     command = [sys.executable, __file__, "--worker", kind, str(folder)]
     command += ["--parameters", str(arguments.parameters), "--syncs", str(arguments.syncs)]
+    if arguments.store:
+        command += ["--store", f"{arguments.store.rstrip('/')}/{folder.name}"]
     variables = {"REPLICA_RANK": "0", "REPLICA_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     processes = KINDS[kind]
     started = []
@@ -97,7 +102,7 @@ def work(kind: str, folder: Path, arguments: argparse.Namespace) -> None:
         distributed.init_process_group(
             "gloo", init_method=meeting, rank=process, world_size=processes
         )
-    exchange = connect(folder / "run")
+    exchange = connect(arguments.store or folder / "run")
     model: torch.nn.Module = make_model(arguments.parameters)
     if kind == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
@@ -109,12 +114,13 @@ def work(kind: str, folder: Path, arguments: argparse.Namespace) -> None:
     syncs = []
     with DiLoCo(model, optimizer, exchange, sync_every=1, save_inner_every=0):
         for number in range(WARM_UP + arguments.syncs):
-            for parameter in model.parameters():
-                parameter.grad = torch.ones_like(parameter)
+            with torch.no_grad():  # what an inner step does to them, outside of what is measured
+                for parameter in model.parameters():
+                    parameter.sub_(1e-3)
             if processes > 1:
                 distributed.barrier()
             start = time.perf_counter()
-            optimizer.step()  # the step itself is a small part
+            optimizer.step()  # without gradients: what is measured is the sync
             if number >= WARM_UP:
                 syncs.append(time.perf_counter() - start)
     found: dict[str, object] = {"syncs": syncs}

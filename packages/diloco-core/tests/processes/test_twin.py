@@ -100,4 +100,4 @@ class Alone:
     def share(self, message):
         return (self._place, message[1]) if self._place else message
 
-    together = Inside.together
+    together, each = Inside.together, Inside.each

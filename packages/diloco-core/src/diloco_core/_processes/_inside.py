@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from .._errors import ConfigurationError, ProcessFailedError, SyncError
-from ._moves import failed
+from ._moves import Failed, failed
 
 T = TypeVar("T")
 
@@ -126,15 +126,27 @@ class Inside:
             Exception: The first error of any process, on all of them.
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        problem = None
+        results: list[T] = []
+        self.each(lambda: results.append(act()))
+        return results[0]
+
+    def each(self, act: Callable[[], T]) -> list[T]:
+        """Do something on every process, and return what it returns on each, in their order.
+
+        Raises:
+            Exception: The first error of any process, on all of them.
+            ProcessFailedError: Another process has ended, or does not answer.
+        """
+        outcome: T | Failed
         try:
-            result = act()
+            outcome = act()
         except Exception as error:  # noqa: BLE001 - raised below, on every process
-            problem = failed(error)
-        for each in self.collect(problem):
-            if each is not None:
+            outcome = failed(error)
+        outcomes = self.collect(outcome)
+        for each in outcomes:
+            if isinstance(each, Failed):
                 raise each.error()
-        return result
+        return outcomes
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""

@@ -32,7 +32,7 @@ from ._moves import (
     check_steps,
     failed,
 )
-from ._values import Now, gather, spread
+from ._values import Now, gather, samples, spread
 
 Ask: TypeAlias = Callable[[Iterable[torch.Tensor]], None]
 
@@ -135,6 +135,7 @@ class Leading:
         self._asked: set[int] = set()
         self._mail: Callable[[], Mail] = Mail
         self._has_mail = False
+        self._samples: Sequence[float] | None = None
         self._reports: list[SyncReport] = []
         self.loop = make(self._ask, self._reports.append)
 
@@ -164,6 +165,8 @@ class Leading:
                 self.loop.count_steps(steps, last=ends)
                 result = act(self.loop)
             self._spread()
+            if self._asked:
+                self._samples = samples(self._now())
         except ProcessFailedError:
             raise  # nobody is there to be told
         except BaseException as error:
@@ -193,16 +196,13 @@ class Leading:
             return
         self._asked.update(wanted)
         self._inside.share(Gather(wanted, first))
-        # A round of its own: the mail compares with what the others write over in the next one.
-        mails = self._inside.collect(self._mail()) if first else []
-        gather(self._inside, self._now, wanted)
+        found = gather(self._inside, self._now, wanted, self._mail if first else None)
         self._seen = self._versions()
-        if first:
+        if mails := [mail for mail in found if mail is not None]:
             self._has_mail = True
-            if problem := next((mail.problem for mail in mails if mail.problem), None):
-                raise problem.error()
             check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
-            check_alike([mail.moved for mail in mails])
+            if self._samples is not None:
+                check_alike([mail.samples for mail in mails], self._samples)
             self.loop.take(mails)
 
     def _spread(self) -> None:
@@ -251,9 +251,7 @@ def follow(
         with suppress(Exception):
             match move:
                 case Gather():
-                    if move.mail:
-                        inside.collect(mail())
-                    gather(inside, now, move.tensors)
+                    gather(inside, now, move.tensors, mail if move.mail else None)
                 case Spread():
                     spread(inside, now, move.tensors)
                 case InnerMove():

@@ -37,10 +37,10 @@ from ._ending import Ending
 from ._inner_states import InnerStates, PartialState, layout_of
 from ._inside import Inside
 from ._leader import LeaderLoop, Leading, follow
-from ._moves import Done, Mail, Progress, failed
+from ._moves import Done, Mail, Progress
 from ._shared import shared_values
 from ._twin import Twin, named_tensors, tensors_of
-from ._values import Held, held_tensors, moved, reshard
+from ._values import Held, held_tensors, reshard, samples
 
 _SAME_SIGNAL = 5.0
 """Seconds. Whoever ends all processes of a machine tells torchrun too, which tells them again."""
@@ -355,12 +355,8 @@ class ReplicaLoop(DiLoCo):
         return self._held
 
     def _mail(self) -> Mail:
-        way, problem = moved(self._held) if self._is_open else (), None
-        try:
-            self._checks.before_sync()
-        except Exception as error:  # noqa: BLE001 - raised on every process
-            problem = failed(error)
-        return Mail(self._taken, self._tokens, tuple(self._rates), problem, way)
+        self._checks.before_sync()
+        return Mail(self._taken, self._tokens, tuple(self._rates), samples(self._held))
 
 
 def _enter(loop: LeaderLoop) -> None:

@@ -129,15 +129,13 @@ class Mail:
         inner_steps: Inner steps that it has taken in this block.
         tokens: Tokens that it has counted since the last meeting.
         rates: The outer learning rates that it was asked to set, each with its group.
-        problem: What this process has found wrong before the sync.
-        moved: How far some values have moved that are alike in all processes.
+        samples: Some values that are alike in all processes.
     """
 
     inner_steps: int = 0
     tokens: int = 0
     rates: tuple[tuple[float, int | None], ...] = ()
-    problem: Failed | None = None
-    moved: tuple[float, ...] = ()
+    samples: Sequence[float] = ()
 
 
 def check_steps(steps: Mapping[int, int]) -> None:
@@ -154,17 +152,18 @@ def check_steps(steps: Mapping[int, int]) -> None:
         )
 
 
-def check_alike(moved: Sequence[Sequence[float]]) -> None:
+def check_alike(samples: Sequence[Sequence[float]], before: Sequence[float]) -> None:
     """Refuse processes that have trained the same parameters apart from each other.
 
     Args:
-        moved: From each process, how far it has moved the same values since the last sync.
+        samples: The same values, from each process.
+        before: What they were when all met last.
 
     Raises:
         SyncError: They have, by more than rounding explains.
     """
-    for number, each in enumerate(moved):
-        if math.dist(each, moved[0]) > _APART * math.hypot(*moved[0]):
+    for number, each in enumerate(samples):
+        if math.dist(each, samples[0]) > _APART * math.dist(samples[0], before):
             raise SyncError(
                 f"process {number} of this replica has trained its model to other values than "
                 "process 0, and a sync would take parts of both. Wrap the model in "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -11,8 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from .._model._values import part_here, sample
 from ._inside import Inside
+from ._moves import Mail
 
-_MOST = 16  # values of each tensor
+_MOST = 16  # values of each tensor that are compared
+_MOST_OF_ALL = 256  # of all tensors, unless these are more: a short message carries them
 _Chunk = tuple[tuple[int, int], ...]  # in every dimension: where it begins, and where it ends
 
 
@@ -77,26 +80,37 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
-def moved(held: Sequence[Held]) -> tuple[float, ...]:
-    """Return how far some values that are alike in all processes have moved since the last sync."""
-    return tuple(
-        way
+def samples(held: Sequence[Held]) -> Sequence[float]:
+    """Return some values of the trained tensors that all processes hold alike."""
+    alike = [
+        each.tensor
         for each in held
         if each.tensor.requires_grad and not isinstance(each.tensor, DTensor)
-        for way in (sample(each.tensor, _MOST).cpu() - sample(each.whole, _MOST)).tolist()
-    )
+    ]
+    most = min(_MOST, max(1, _MOST_OF_ALL // max(1, len(alike))))
+    return array("d", (value for each in alike for value in sample(each, most).tolist()))
 
 
 @torch.no_grad()
-def gather(inside: Inside, now: Now, numbers: Sequence[int]) -> None:
-    """Write the values of tensors into the shared memory. All processes call it together."""
+def gather(
+    inside: Inside,
+    now: Now,
+    numbers: Sequence[int],
+    mail: Callable[[], Mail] | None = None,
+) -> list[Mail | None]:
+    """Write the values of tensors into the shared memory. All processes call it together.
 
-    def act() -> None:
+    Returns:
+        The mail of every process, if the leader asks for it.
+    """
+
+    def act() -> Mail | None:
         for each in map(now().__getitem__, numbers):
             if each.gives:
                 _part(each).copy_(part_here(each.tensor.detach()))
+        return None if mail is None else mail()
 
-    inside.together(act)
+    return inside.each(act)
 
 
 @torch.no_grad()
@@ -108,7 +122,7 @@ def spread(inside: Inside, now: Now, numbers: Sequence[int]) -> None:
             each.tensor.grad = None  # it was computed with the old values
             part_here(each.tensor.detach()).copy_(_part(each))
 
-    inside.together(act)  # the leader writes there again only when all have read
+    inside.each(act)  # the leader writes there again only when all have read
 
 
 def _part(held: Held) -> torch.Tensor:
