@@ -99,6 +99,9 @@ def _prepare(
     }
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
     exchange = connect(**options)  # which replica this is says the environment by now
+    attempt = os.environ.get("DILOCO_ATTEMPT", "")
+    if attempt.isdecimal() and int(attempt) > 1:  # in a log, it stands between two tracebacks
+        _log.info("rank %d: attempt %s begins; the one before has ended", exchange.rank, attempt)
     if (devices := torch.cuda.device_count()) > 1 and exchange.processes == 1:
         _log.warning(
             "rank %d: this replica sees %d GPUs and is one process: unless the trainer itself "

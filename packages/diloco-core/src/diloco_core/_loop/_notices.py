@@ -12,7 +12,7 @@ log = logging.getLogger("diloco_core")
 
 # What happens in every run, for whoever watches: one line for each sync, and one at the end.
 SYNCED = (
-    "rank %d: outer step %d, fragment %s: %d replicas, %d inner steps here, %.3g MB sent, %.2f s "
+    "rank %d: outer step %d, fragment %s: %s, %d inner steps here, %.3g MB sent, %.2f s "
     "without training"
 )
 NOT_SYNCED = "rank %d: no outer step was taken with fragment %s: still at outer step %d"

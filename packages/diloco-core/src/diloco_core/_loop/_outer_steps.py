@@ -375,7 +375,8 @@ class OuterSteps:
     def _tell(self, report: SyncReport) -> SyncReport:
         notices.log.debug("rank %d: %s", self._rank, report)
         if report.committed:
-            told = (report.members, report.inner_steps, report.bytes_sent / 1e6)
+            members = f"{report.members} replica{'s' * (report.members != 1)}"
+            told = (members, report.inner_steps, report.bytes_sent / 1e6)
             place = (self._rank, report.sync, report.fragment)
             notices.log.info(notices.SYNCED, *place, *told, report.exposed_seconds)
         else:
