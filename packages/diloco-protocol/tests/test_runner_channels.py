@@ -21,7 +21,8 @@ pytestmark = pytest.mark.processes
 MORE = """
 def fails_until(folder, attempt):
     seen = int(os.environ["DILOCO_ATTEMPT"])
-    open(f"{folder}/attempt-{seen}", "w").close()
+    with open(f"{folder}/attempt-{seen}", "w") as file:
+        file.write(os.environ.get("DILOCO_LAST_ATTEMPT", "not the last"))
     if seen < attempt:
         raise ValueError(f"attempt {seen} fails")
     return seen
@@ -228,6 +229,8 @@ class TestRestarts:
         outcome = end(runner, tmp_path)
         assert (outcome.attempt, outcome.error) == (2, "ValueError: attempt 2 fails")
         assert failure(tmp_path).attempt == 2
+        said = [(tmp_path / f"attempt-{number}").read_text() for number in (1, 2)]
+        assert said == ["not the last", "1"], "DILOCO_LAST_ATTEMPT"
         assert not (tmp_path / "attempt-3").exists()
 
     def test_a_program_that_is_killed_is_started_again(self, start, tmp_path):
