@@ -119,7 +119,9 @@ STEPS = st.tuples(
     st.sampled_from(["ask", "write", "raise", "told", "try", "save", "restore"]),
     st.integers(0, TENSORS - 1),
 )
-PROBLEMS = st.none() | st.tuples(st.sampled_from(["mail", "inner"]), st.integers(0, PROCESSES - 1))
+PROBLEMS = st.none() | st.tuples(
+    st.sampled_from(["mail", "inner", "values"]), st.integers(0, PROCESSES - 1)
+)
 
 
 @given(st.lists(STEPS, max_size=8), PROBLEMS, st.booleans(), st.booleans())
@@ -141,10 +143,15 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
                 raise SyncError("kept weights")
             return Mail(5)
 
+        def now():
+            if problem == ("values", number):
+                raise SyncError("the model has changed")
+            return held
+
         try:
             held = held_tensors(inside, models[number], twin)
             if number:
-                outcomes[number] = follow(inside, lambda: held, mail, inner, 0)
+                outcomes[number] = follow(inside, now, mail, inner, 0)
                 return
             own = {"twin": twin}
 
@@ -153,7 +160,7 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
                 return Loop()
 
             wholes = [each.whole for each in held]
-            leading = Leading(inside, wholes, lambda: held, process, make)
+            leading = Leading(inside, wholes, now, process, make)
             act = play(script, own, leading, inner, process)
             outcomes[0] = leading.together(act, mail, 0, everything=everything)
         except BaseException as error:

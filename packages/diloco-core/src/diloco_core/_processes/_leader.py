@@ -164,9 +164,6 @@ class Leading:
             with interruptible(self._process):
                 self.loop.count_steps(steps, last=ends)
                 result = act(self.loop)
-            self._spread()
-            if self._asked:
-                self._samples = samples(self._now())
         except ProcessFailedError:
             raise  # nobody is there to be told
         except BaseException as error:
@@ -175,9 +172,13 @@ class Leading:
                 self._inside.share(failed(error))
                 self._inside.common = error
             raise
-        done = Done(self.loop.progress(), tuple(self._reports), result, self._has_mail, steps)
+        reports, changed = tuple(self._reports), self._changed()
+        done = Done(self.loop.progress(), reports, result, self._has_mail, steps, changed)
         self._reports.clear()
         self._inside.share(done)
+        spread_last(self._inside, self._now, changed)
+        if self._asked:
+            self._samples = samples(self._now())
         return done
 
     def ask_for_all(self) -> None:
@@ -189,7 +190,9 @@ class Leading:
             self._gather(self._number[id(tensor)] for tensor in tensors)
 
     def _gather(self, numbers: Iterable[int]) -> None:
-        self._spread()  # what was adopted just now is not to be read as it was before
+        if changed := self._changed():  # it is not to be read as it was before
+            self._inside.share(Spread(changed))
+            spread(self._inside, self._now, changed)
         wanted = tuple(number for number in numbers if number not in self._asked)
         first = not self._has_mail
         if not (wanted or first):
@@ -205,7 +208,8 @@ class Leading:
                 check_alike([mail.samples for mail in mails], self._samples)
             self.loop.take(mails)
 
-    def _spread(self) -> None:
+    def _changed(self) -> tuple[int, ...]:
+        """Return the numbers of the tensors that the loop has changed since it was asked last."""
         versions = self._versions()
         changed = tuple(
             number
@@ -213,14 +217,28 @@ class Leading:
             if now != before
         )
         self._seen = versions
-        if changed:
-            self._asked.update(changed)
-            self._inside.share(Spread(changed))
-            spread(self._inside, self._now, changed)
+        self._asked.update(changed)
+        return changed
 
     def _versions(self) -> list[int]:
         """Return a number for each tensor of the twin that every write into it increases."""
         return [whole._version for whole in self._wholes]  # noqa: SLF001
+
+
+def spread_last(inside: Inside, now: Now, tensors: Sequence[int]) -> None:
+    """Spread what all have after a part of the loop; an error is raised on all, and told by none.
+
+    Raises:
+        Exception: What any process has raised.
+    """
+    try:
+        if tensors:
+            spread(inside, now, tensors)
+    except ProcessFailedError:
+        raise
+    except Exception as error:
+        inside.common = error
+        raise
 
 
 def follow(
@@ -242,6 +260,7 @@ def follow(
         move: Move = inside.share()
         match move:
             case Done():
+                spread_last(inside, now, move.tensors)
                 check_steps({0: move.steps, inside.process: steps})
                 return move
             case Failed():

@@ -65,7 +65,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All has been done.
+    """All has been done, once every process has the values that are new.
 
     Attributes:
         progress: Where the replica stands now.
@@ -73,6 +73,7 @@ class Done:
         result: What the leader's call has returned.
         mail: Whether the leader has taken what the processes had for it.
         steps: How many inner steps it has taken since all met last.
+        tensors: Which tensors, by number, have new values.
     """
 
     progress: Progress
@@ -80,6 +81,7 @@ class Done:
     result: Any = None
     mail: bool = False
     steps: int = 0
+    tensors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
