@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diloco_core import ConfigurationError, SyncError
@@ -125,6 +125,7 @@ PROBLEMS = st.none() | st.tuples(
 
 
 @given(st.lists(STEPS, max_size=8), PROBLEMS, st.booleans(), st.booleans())
+@example([("write", 0)], ("values", 1), False, False)
 @settings(max_examples=150, deadline=None)
 def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everything, told):
     collectives = Collectives()
