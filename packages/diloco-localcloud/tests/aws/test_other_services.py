@@ -135,6 +135,22 @@ def test_who_calls(lab):
         sts.get_session_token()
 
 
+@pytest.mark.parametrize(
+    ("service", "operation", "code", "status"),
+    [
+        ("sts", "get_caller_identity", "InvalidClientTokenId", 403),
+        ("iam", "simulate_principal_policy", "InvalidClientTokenId", 403),
+        ("s3", "list_buckets", "InvalidAccessKeyId", 403),
+        ("logs", "describe_log_streams", "UnrecognizedClientException", 400),
+    ],
+)
+def test_whoever_has_an_unknown_key(lab, service, operation, code, status):
+    """Services that speak XML have other codes for it, as on AWS."""
+    stranger = lab.client(service, aws_access_key_id="AKIANOBODY")
+    with lab.refused(code, "", status):
+        getattr(stranger, operation)()
+
+
 @pytest.fixture
 def s3(lab):
     client = lab.client("s3")

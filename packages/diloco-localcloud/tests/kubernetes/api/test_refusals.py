@@ -324,6 +324,16 @@ def test_wrong_token(clients):
     )
 
 
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER"])
+def test_the_scheme_of_the_token_may_be_in_any_case(clients, scheme):
+    """The Python client of a pod writes it small."""
+    access = clients.stand_in.access
+    access.authenticate(f"{scheme} {access.token}")
+    for wrong in (access.token, f"Basic {access.token}", f"{scheme}{access.token}", scheme):
+        with pytest.raises(Exception, match="Unauthorized"):
+            access.authenticate(wrong)
+
+
 def test_names_that_are_unknown_or_taken(clients):
     with clients.refused(404, "NotFound", 'jobs.batch "run" not found'):
         clients.job("run")

@@ -17,6 +17,23 @@ _IAM = "https://iam.amazonaws.com/doc/2010-05-08/"
 _NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
 _METADATA = "<ResponseMetadata><RequestId>stand-in</RequestId></ResponseMetadata>"
 
+# What is known as JSON by one code has another in XML.
+_OF_S3 = {
+    "UnrecognizedClient": "InvalidAccessKeyId",
+    "InternalFailure": "InternalError",
+    "Throttling": "SlowDown",
+}
+_OF_FORMS = {
+    "UnrecognizedClient": "InvalidClientTokenId",
+    "InvalidSignature": "SignatureDoesNotMatch",
+}
+_STATUS = {
+    "SlowDown": 503,
+    "AccessDenied": 403,
+    "InvalidAccessKeyId": 403,
+    "InvalidClientTokenId": 403,
+    "SignatureDoesNotMatch": 403,
+}
 _KNOWN = {"sts": "GetCallerIdentity", "iam": "SimulatePrincipalPolicy"}
 
 
@@ -69,15 +86,9 @@ def caller_identity(caller: str, account: str) -> Response:
 
 def refusal(service: str, refused: RefusedError) -> Response:
     """Return an error of STS, IAM or S3 as XML."""
-    code, status = refused.code.removesuffix("Exception"), refused.status
-    if service == "s3":
-        code = {"UnrecognizedClient": "InvalidAccessKeyId", "InternalFailure": "InternalError"}.get(
-            code, code
-        )
-        if code == "Throttling":
-            code, status = "SlowDown", 503
-        if code in {"AccessDenied", "InvalidAccessKeyId"}:
-            status = 403
+    code = refused.code.removesuffix("Exception")
+    code = (_OF_S3 if service == "s3" else _OF_FORMS).get(code, code)
+    status = _STATUS.get(code, refused.status)
     error = f"<Error><Code>{code}</Code><Message>{escape(refused.message)}</Message></Error>"
     if service in {"sts", "iam"}:
         error = f'<ErrorResponse xmlns="{_NAMESPACE}">{error}</ErrorResponse>'

@@ -48,13 +48,14 @@ class Access:
             self._denied.discard((verb, resource))
 
     def authenticate(self, header: str) -> None:
-        """Check the Authorization header.
+        """Check the Authorization header, whose scheme may be in any case.
 
         Raises:
             ApiError: 401.
         """
-        if self.token is not None and not hmac.compare_digest(
-            header.encode(), f"Bearer {self.token}".encode()
+        scheme, _, token = header.partition(" ")
+        if self.token is not None and not (
+            scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), self.token.encode())
         ):
             raise _refusals.unauthorized()
 
