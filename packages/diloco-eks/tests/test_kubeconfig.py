@@ -1,6 +1,7 @@
 """What kubectl obeys of a kubeconfig and of the environment is obeyed, or named."""
 
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -237,7 +238,7 @@ class TestCredentials:
             "kind": "ExecCredential",
             "status": {"token": "x", "expirationTimestamp": "0001-01-01T00:00:00+14:00"},
         }
-        with pytest.raises(AuthError, match="credentials have an odd time"):
+        with pytest.raises(AuthError, match="cannot be loaded anew: OverflowError"):
             asks(server.url, user=self.plugin(f"print({json.dumps(json.dumps(answer))})"))
 
     @pytest.mark.parametrize("user", ["plugin", "provider"])
@@ -347,6 +348,18 @@ class TestCredentials:
         asks(server.url, user={"tokenFile": str(tmp_path / "token")})
         assert server.asked[0][2]["Authorization"] == "Bearer sesamopenyou"
 
+    def test_a_line_end_behind_a_token_at_every_call(self, server, tmp_path):
+        """The client loads it anew for each call."""
+        user = {"tokenFile": str(tmp_path / "token")}
+        (tmp_path / "token").write_text("sesamopenyou\n")
+        with EKSExecutor(
+            "image", kubeconfig=write(tmp_path / "config", server.url, user=user)
+        ) as executor:
+            for _ in range(3):
+                executor.list_runs()
+        sent = [headers["Authorization"] for _, _, headers in server.asked]
+        assert sent == ["Bearer sesamopenyou"] * 3
+
     def test_a_token_that_cannot_be_sent_is_not_shown(self, server, asks):
         for token in ("sesam\nopenyou", "sesam\n openyou", "sesam\0openyou"):
             with pytest.raises(InvalidRequestError, match="a token that cannot be sent") as error:
@@ -379,6 +392,29 @@ class TestCredentials:
         assert len(told) < 600
         logging.getLogger().error("x" * 5000)
         assert caplog.records[-1].getMessage() == "x" * 5000
+
+    def test_what_it_says_later_is_shortened_too(self, server, tmp_path, caplog):
+        answer = {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "kind": "ExecCredential",
+            "status": {"token": "x", "expirationTimestamp": "2020-01-01T00:00:00Z"},
+        }
+        said = tmp_path / "said"  # a program that fails once this is there
+        program = (
+            "import os, sys\n"
+            f"if os.path.exists({str(said)!r}): sys.exit('login with --password hunter2 failed')\n"
+            f"print({json.dumps(json.dumps(answer))})"
+        )
+        path = write(tmp_path / "config", server.url, user=self.plugin(program))
+        with EKSExecutor("image", kubeconfig=path, retry_timeout=0) as executor:
+            for _ in range(2):
+                executor.list_runs()
+            said.touch()
+            with contextlib.suppress(AuthError):
+                executor.list_runs()
+        told = [each.getMessage() for each in caplog.records if each.name == "root"]
+        assert len(told) > 0
+        assert all("--password <redacted> failed" in each for each in told)
 
     def test_what_is_not_obeyed_is_named(self, server, tmp_path):
         plugin = {"command": "login", "interactiveMode": "Never"}

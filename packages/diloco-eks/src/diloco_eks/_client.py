@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,14 @@ from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
 from .__about__ import __version__
 from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
-from ._kubeconfig import in_cluster, obey, read_kubeconfig, words_of_plugins_cut
+from ._kubeconfig import (
+    ACCOUNT,
+    in_cluster,
+    obey,
+    read_kubeconfig,
+    unquoted,
+    words_of_plugins_cut,
+)
 
 # Room for a page of pods, each of which may be as large as a Job (about 1 MB).
 _ANSWER_BYTES = 256 * 1024 * 1024
@@ -90,6 +96,7 @@ class Client:
         self._lock = threading.Lock()
         self._apis: Apis | None = None
         self._refused = False
+        self._inside = False
         self._limit = _Limit()
 
     @property
@@ -248,8 +255,10 @@ class Client:
 
         configuration = client.Configuration()
         kubeconfig = None
+        # A token that vanishes must not lead to another cluster.
+        self._inside = self._inside or in_cluster(self._kubeconfig, self._context)
         try:
-            if in_cluster(self._kubeconfig, self._context):
+            if self._inside:
                 config.load_incluster_config(client_configuration=configuration)
             else:
                 kubeconfig = read_kubeconfig(self._kubeconfig, self._context)
@@ -269,11 +278,10 @@ class Client:
         # Anything may be wrong with a file or its credential plugin
         except Exception as error:  # noqa: BLE001
             where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            where = str(ACCOUNT) if self._inside else where
             named = "" if self._context is None else f", context {self._context!r}"
-            # The client quotes whole entries, with their secrets.
-            said = re.sub(r"\{.*\}", "{...}", str(error), flags=re.DOTALL)
             raise AuthError(
-                f"no cluster can be read from {where}{named}: {said}. On EKS: aws eks "
+                f"no cluster can be read from {where}{named}: {unquoted(error)}. On EKS: aws eks "
                 "update-kubeconfig --name CLUSTER; or give kubeconfig=, context=, or run inside a "
                 "pod"
             ) from None
@@ -335,8 +343,6 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
     except (HTTPError, OSError) as error:
         kind = SilentError if isinstance(error, ReadTimeoutError) else UnavailableError
         raise kind(f"cannot {what}: {type(error).__name__}: {error}") from error
-    except OverflowError as error:  # a time of a plugin that the client calculates with
-        raise AuthError(f"cannot {what}: the credentials have an odd time: {error}") from error
     except (AttributeError, ValueError, TypeError) as error:
         # Some clients (36) fail on a body that is empty or not UTF-8 before they raise their own
         # error.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from ._no_proxy import needs_no_proxy
 from ._reading import mapping
 
 DEFAULT = "default"
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SHOWN = 500  # characters of a plugin's output
 _CREDENTIALS = ("exec", "auth-provider", "token", "tokenFile", "username")
 
@@ -83,7 +84,7 @@ class Kubeconfig:
 def in_cluster(kubeconfig: str | os.PathLike[str] | None, context: str | None) -> bool:
     """Return whether to use the pod's own account: inside a cluster, if no kubeconfig is named."""
     named = kubeconfig is not None or context is not None or os.environ.get("KUBECONFIG")
-    inside = os.environ.get("KUBERNETES_SERVICE_HOST") and (_ACCOUNT / "token").exists()
+    inside = os.environ.get("KUBERNETES_SERVICE_HOST") and (ACCOUNT / "token").exists()
     return bool(inside and not named)
 
 
@@ -99,12 +100,12 @@ def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None)
         return check_dns_label("the namespace of the kubeconfig's context", named or DEFAULT)
     given = os.environ.get("POD_NAMESPACE")
     try:
-        return given or (_ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
+        return given or (ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
     except OSError:
         return DEFAULT
     except UnicodeDecodeError:
         raise InvalidRequestError(
-            f"the namespace of the service account, in {_ACCOUNT}, is not UTF-8"
+            f"the namespace of the service account, in {ACCOUNT}, is not UTF-8"
         ) from None
 
 
@@ -180,6 +181,7 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
     """
     given = None if kubeconfig is None else kubeconfig.cluster.get("proxy-url")
     _set_proxy(configuration, given)
+    _check_renewed(configuration)
     if kubeconfig is None:
         return {}
     user = kubeconfig.user
@@ -206,22 +208,40 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
             f"the user of the context {kubeconfig.context!r} has a client-certificate or a "
             "client-key alone: either is of use only with the other"
         )
-    renew = configuration.refresh_api_key_hook
-
-    def renew_stripped(renewed: Any) -> None:
-        """Remove the line end behind a token, as kubectl does; the client sets it for each call."""
-        if renew is not None:
-            with words_of_plugins_cut():
-                renew(renewed)
-        for name, secret in renewed.api_key.items():
-            scheme, _, token = secret.partition(" ")
-            renewed.api_key[name] = f"{scheme} {_sendable('a token', token)}"
-
-    configuration.refresh_api_key_hook = renew_stripped
     if _is_clear({"server": configuration.host}, configuration.proxy):
         configuration.refresh_api_key_hook = None
         configuration.api_key = {}
     return _impersonation(user)
+
+
+def _check_renewed(configuration: Any) -> None:
+    """Make a token that is loaded anew one that can be sent, or raise an AuthError.
+
+    The client loads it before each call, and would raise errors of files and of its own.
+    """
+    renew = configuration.refresh_api_key_hook
+
+    def renew_checked(renewed: Any) -> None:
+        try:
+            if renew is not None:
+                with words_of_plugins_cut():
+                    renew(renewed)
+        # Anything may be wrong with a file or its credential plugin.
+        except Exception as error:  # noqa: BLE001
+            raise AuthError(
+                f"the credentials cannot be loaded anew: {type(error).__name__}: {unquoted(error)}"
+            ) from None
+        renewed.refresh_api_key_hook = renew_checked  # the client has put its own there again
+        for name, secret in renewed.api_key.items():
+            scheme, _, token = secret.partition(" ")  # kubectl ignores the line end behind a token
+            renewed.api_key[name] = f"{scheme} {_sendable('a token', token)}"
+
+    configuration.refresh_api_key_hook = renew_checked
+
+
+def unquoted(error: Exception) -> str:
+    """Return the words of an error of the client, which quotes whole entries with their secrets."""
+    return re.sub(r"\{.*\}", "{...}", str(error), flags=re.DOTALL).rstrip(".")
 
 
 @contextlib.contextmanager
@@ -288,8 +308,7 @@ def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
                 "that needs no impersonation"
             )
         if values and values[0] is not None and value != "":
-            # The client encodes Latin-1, and the cluster decodes UTF-8.
-            headers[name] = _sendable(name, values[0]).encode().decode("latin-1")
+            headers[name] = _sendable(name, values[0])
     if headers and "Impersonate-User" not in headers:
         raise InvalidRequestError(
             "the kubeconfig's user has as-uid, as-groups or as-user-extra and no 'as', which "
@@ -322,7 +341,7 @@ def _sendable(what: str, text: str) -> str:
     value = text.strip(" \t\r\n")
     if not value.strip() or not value.isprintable():
         raise InvalidRequestError(
-            f"the kubeconfig's user has {what} that cannot be sent: it is blank, or has a line end "
-            "or another character in it that no header carries"
+            f"the cluster's user has {what} that cannot be sent: it is blank, or has a line end or "
+            "another character in it that no header carries"
         )
-    return value
+    return value.encode().decode("latin-1")  # the client encodes this, and the cluster reads UTF-8
