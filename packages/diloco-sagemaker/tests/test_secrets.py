@@ -131,10 +131,13 @@ def test_an_error_of_aws_is_shown_without_what_is_secret(aws, executor):
     assert "\x1b" not in str(caught.value)
 
 
-@pytest.mark.parametrize("end", ["\r", "\n", "\nx"])
-def test_a_token_that_cannot_be_sent_is_not_shown(aws, executor, end):
-    """As of a file with the line ends of Windows."""
-    session = boto3.Session("key", "secret", f"{HIDDEN}{end}", region_name="eu-west-1")
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("end", ["\r", "\n", "\nx", "\udcff", "\xe4"])
+def test_credentials_that_cannot_be_sent_are_not_shown(aws, executor, place, end):
+    """As of a file with the line ends of Windows, or of a variable that is not UTF-8."""
+    held = ["key", "secret", "token"]
+    held[place] = f"{HIDDEN}{end}"
+    session = boto3.Session(*held, region_name="eu-west-1")
     begun = aws.now
     (finding,) = executor(session=session).check()
     assert (finding.subject, finding.ok) == ("credentials", False)

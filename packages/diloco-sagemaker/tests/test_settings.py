@@ -139,6 +139,14 @@ def test_credentials_come_from_where_a_profile_says(aws, offline, user):
         assert signer._credentials.access_key == key
 
 
+def test_credentials_with_which_a_role_is_assumed_must_be_sendable(aws, offline, user):
+    broken = "[profile broken]\naws_access_key_id = k\xe4y\naws_secret_access_key = secret"
+    user(f"role_arn = {ROLE}\nsource_profile = broken\n{broken}", AWS_ENDPOINT_URL=aws.url)
+    with pytest.raises(AuthError, match="has a character that cannot be sent"):
+        offline(retry_timeout=0).list_runs()
+    assert aws.calls == []
+
+
 @pytest.mark.parametrize(
     ("variables", "options", "region"),
     [
@@ -242,7 +250,6 @@ def test_check_names_what_is_not_obeyed(world, user, more, variables, told):
         ("", {"AWS_ENDPOINT_URL": "http://127.0.0.1:port"}),
         ("", {"AWS_REGION": "eu-west-1\n"}),
         (f"role_arn = {ROLE}\nweb_identity_token_file = /nowhere/token", {}),
-        ("", {"AWS_SECRET_ACCESS_KEY": "\udcff"}),
         ("", {"HTTP_PROXY": "http://127.0.0.1:99999999", "NO_PROXY": "", "no_proxy": ""}),
         *(
             ("", {"HTTP_PROXY": proxy, "NO_PROXY": "", "no_proxy": ""})

@@ -20,6 +20,7 @@ from . import _names as names
 from .__about__ import __version__
 from ._answers import check_answers, tries
 from ._bounded import bound_answers, bound_clients
+from ._credentials import check_credentials
 from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, not_made, to_error
 from ._facts import JobFacts, Summary, read_job, read_summary
 from ._options import SageMakerOptions, check_endpoint
@@ -67,6 +68,7 @@ class Client:
         self._clients = {name: client for name, client in given.items() if client is not None}
         for client in self._clients.values():
             check_answers(client)
+            check_credentials(client.meta.events)
             bound_answers(client, self._time_up, ours=False)
         self._ours: list[Any] = []
 
@@ -375,6 +377,7 @@ class Client:
             return client
         made = self._make(service)
         check_answers(made)
+        check_credentials(made.meta.events)
         bound_answers(made, self._time_up, ours=True)
         with self._lock:
             client = self._clients.setdefault(service, made)
@@ -408,6 +411,7 @@ class Client:
                     # For clients that the session makes itself for credentials (AssumeRole, SSO).
                     self._session._session.set_default_client_config(config)  # noqa: SLF001
                     bound_clients(self._session, self._time_up)
+                    check_credentials(self._session.events)
                 client = self._session.client(
                     service,
                     region_name=region,

@@ -24,7 +24,6 @@ from diloco_protocol.backend import redact_and_cut
 _LONGEST = 16_000
 _OTHER_SCHEME = re.compile("https?://[^/]*://")
 """The URL that botocore makes of a proxy with another scheme."""
-_UNSENDABLE = "Invalid header"  # the value follows, which may be a token
 # SageMaker answers with a ValidationException if there is no such job, although ResourceNotFound is
 # documented, and also if a job that is to be stopped has ended.
 _NOT_FOUND = re.compile(r"requested resource not found|could not find", re.IGNORECASE)
@@ -110,12 +109,6 @@ def to_error(error: Exception, what: str, tries: int = 0) -> DilocoError:
         return UnavailableError(f"{text} ({_EARLIER})")
     if isinstance(error, of_botocore.HTTPClientError):
         unsent = error.kwargs.get("error")
-        if str(unsent).startswith(_UNSENDABLE):
-            return AuthError(
-                f"cannot {what}: one of the credentials has a character that cannot be sent, such "
-                "as a line end: look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
-                "AWS_SESSION_TOKEN, or the same in the profile"
-            )
         # The address of a proxy is wrong: that of an endpoint was checked before.
         if isinstance(unsent, LocationValueError) or str(unsent) == "Invalid IPv6 URL":
             return InvalidRequestError(f"{text}. {LOOK}")
@@ -129,9 +122,7 @@ def to_error(error: Exception, what: str, tries: int = 0) -> DilocoError:
     if isinstance(error, of_botocore.InvalidConfigError):
         return AuthError(f"{text}. {LOOK}")
     if isinstance(error, UnicodeEncodeError):
-        return InvalidRequestError(
-            f"cannot {what}: a name, or one of the credentials, has a character that cannot be sent"
-        )
+        return InvalidRequestError(f"cannot {what}: a name has a character that cannot be sent")
     if isinstance(error, of_botocore.NoRegionError):
         return InvalidRequestError(
             f"{text}. Give the executor region=, or set AWS_REGION or AWS_DEFAULT_REGION"
@@ -214,7 +205,7 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
     )
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    text = f"{failed}: {code}: {message}" if message else f"{failed}: {code or status}"
+    text = f"{failed}: {code}: {message.rstrip('.')}" if message else f"{failed}: {code or status}"
     about = _about(code, message)
     if about is MissingError and operation == "CreateTrainingJob":
         about = InvalidRequestError  # what is missing is something that the request names
