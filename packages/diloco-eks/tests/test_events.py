@@ -130,6 +130,14 @@ def test_events_are_asked_for_now_and_then(monkeypatch):
     assert told("a") == "look 6"  # only so many are remembered
 
 
+def test_the_clock_of_the_launcher_may_be_behind_the_clusters(bench):
+    late = bench.executor(clock=lambda: bench.world.now() - 3600)
+    run = bench.launch(1, start=False, executor=late)
+    run.pod(0).warn("FailedMount", "there is no such volume")
+    bench.world.advance(60)
+    assert "there is no such volume" in late.describe(run.handles[0]).message
+
+
 def test_a_right_that_is_given_later_is_used():
     cluster, now = Cluster(), [0.0]
     warnings, allowed = Warnings(cluster, lambda: now[0]), cluster.list_events

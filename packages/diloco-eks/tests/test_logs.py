@@ -3,6 +3,7 @@
 import gc
 import io
 import weakref
+from dataclasses import replace
 
 import pytest
 import urllib3
@@ -131,7 +132,19 @@ def test_who_stops_reading_ends_the_connection(bench, how):
         gc.enable()
 
 
-def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(bench, report):
+@pytest.mark.parametrize("set_back", [False, True])
+def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(
+    bench, report, monkeypatch, set_back
+):
+    list_pods = Cluster.list_pods
+    if set_back:  # the cluster's clock is, before it makes the second pod
+        monkeypatch.setattr(
+            Cluster,
+            "list_pods",
+            lambda *args, **more: [
+                replace(pod, created=-pod.created) for pod in list_pods(*args, **more)
+            ],
+        )
     bench.world.auto_start = 1.0
     # A container that is silent for so long has its log asked for again.
     executor = bench.executor(request_timeout=0.5)

@@ -158,6 +158,18 @@ def test_the_newest_pod_speaks_for_its_index(a_job, a_pod):
         assert (status.state, status.attempt) == (ReplicaState.PENDING, 2)
 
 
+def test_a_cluster_whose_clock_is_set_back(a_job, a_pod):
+    """What runs came last, whatever is written about when it was made."""
+    old = a_pod(0, "Failed", {"terminated": {"exitCode": 1}}, name="run-1-0-zzzzz", failures=0)
+    new = a_pod(0, "Running", name="run-1-0-aaaaa", failures=1, created="2026-11-21T03:30:00Z")
+    done = a_pod(0, "Succeeded", {"terminated": {"exitCode": 0}}, failures=2, created="1999-01-01")
+    for pods in ([old, new], [new, old]):
+        (status,) = look(a_job(1, {"active": 1}, restarts=3), pods).values()
+        assert (status.state, status.attempt) == (ReplicaState.RUNNING, 2)
+    (status,) = look(a_job(1, {"active": 1}, restarts=3), [done, old]).values()
+    assert (status.state, status.attempt) == (ReplicaState.RUNNING, 3)  # it is not counted yet
+
+
 def test_an_eviction_is_a_new_attempt(a_job, a_pod):
     job = a_job(1, {"active": 1})
     going = a_pod(0, "Running", conditions=DISRUPTED, deleting=True)

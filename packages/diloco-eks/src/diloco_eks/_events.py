@@ -67,7 +67,7 @@ def is_stuck(status: ReplicaStatus, pod: PodFacts | None, job: JobFacts, now: fl
     if status.state is not ReplicaState.PENDING or status.stopping or job.suspended:
         return False
     since = job.created if pod is None else pod.created
-    return now - since >= STUCK_SECONDS
+    return abs(now - since) >= STUCK_SECONDS  # the cluster's clock may be ahead of ours
 
 
 def explained(status: ReplicaStatus, events: Iterable[Event]) -> ReplicaStatus:

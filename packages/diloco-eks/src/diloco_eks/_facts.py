@@ -150,6 +150,14 @@ class PodFacts:
         return self.phase in _LIVE
 
     @property
+    def is_last(self) -> bool:
+        """Return whether its index can have no later pod, whatever the cluster's clocks say.
+
+        A pod is replaced only once it has failed or is being deleted.
+        """
+        return (self.live or self.phase == "Succeeded") and not self.deleting
+
+    @property
     def over(self) -> bool:
         """Return whether the pod's container has ended, or never will run."""
         return not self.live or self.terminated is not None
@@ -192,7 +200,10 @@ class PodFacts:
 def pods_by_index(pods: list[PodFacts]) -> dict[int, list[PodFacts]]:
     """Return the pods of every index, the newest last."""
     by_index: dict[int, list[PodFacts]] = {}
-    for pod in sorted(pods, key=lambda pod: (pod.created, pod.attempt, not pod.deleting, pod.name)):
+    for pod in sorted(
+        pods,
+        key=lambda pod: (pod.is_last, pod.created, pod.attempt, not pod.deleting, pod.name),
+    ):
         by_index.setdefault(pod.index, []).append(pod)
     return by_index
 

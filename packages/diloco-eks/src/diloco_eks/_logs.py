@@ -305,7 +305,8 @@ class PodLog(Iterator[str]):
             newer = [
                 candidate
                 for candidate in pods
-                if candidate.name not in read and (pod is None or not _older(candidate, pod))
+                if candidate.name not in read
+                and (pod is None or candidate.is_last or not _older(candidate, pod))
             ]
             if newer and not fixed:
                 pod, place = newer[0], Place()
