@@ -3,7 +3,9 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from diloco_protocol import Reason
+import pytest
+
+from diloco_protocol import InvalidRequestError, Reason
 
 
 def stamp(seconds):
@@ -132,6 +134,25 @@ def test_what_was_seen_of_pods_that_somebody_deleted_is_the_last_word(bench):
     assert (late[0].state, late[0].reason, late[0].exit_code) == ("failed", "platform", None)
     assert late[1].reason in {"platform", "gang_failed"}
     assert "so neither exit code nor message are known" in late[0].message
+
+
+@pytest.mark.parametrize("completions", [3, 1])
+def test_a_job_that_somebody_scales_down_says_so(bench, completions):
+    run = bench.launch(3)
+    spec = {"parallelism": 1, "completions": completions}
+    run.executor._cluster.patch_job("default", run.name, {"spec": spec})
+    bench.world.settle()
+    if completions == 3:
+        run.describe(2)  # whether its pod is replaced is not known yet
+        assert "somebody has set the Job's spec.parallelism to 1" in run.describe(2).message
+    else:
+        with pytest.raises(InvalidRequestError, match="somebody has changed the Job's completions"):
+            run.describe(2)
+    run.executor.cancel(run.handles[2])
+    bench.world.settle()
+    run.executor.purge(run.handles[2])
+    bench.world.settle()
+    assert run.executor.list_runs() == []
 
 
 def test_a_job_that_somebody_suspends_says_so(bench):

@@ -33,6 +33,7 @@ class JobFacts:
         version: Its resourceVersion.
         created: When it was created, in Unix seconds.
         completions: Number of indexes.
+        parallelism: How many pods may run at a time.
         completed: Indexes that have succeeded.
         failed: Indexes that have failed for good.
         conditions: The conditions that are true, by type.
@@ -55,6 +56,7 @@ class JobFacts:
     version: str
     created: float
     completions: int
+    parallelism: int
     completed: frozenset[int]
     failed: frozenset[int]
     conditions: Mapping[str, Condition]

@@ -123,7 +123,8 @@ def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
         last = facts.first_rank + facts.completions - 1
         raise InvalidRequestError(
             f"the Job {facts.name} has the ranks {facts.first_rank} to {last}, and not "
-            f"{handle.rank}"
+            f"{handle.rank}: the handle is not of this launch, or somebody has changed the Job's "
+            "completions"
         )
     return index
 

@@ -56,6 +56,7 @@ def read_job(job: Mapping[str, Any]) -> JobFacts:
         version=_text(metadata.get("resourceVersion")),
         created=parse_time(metadata.get("creationTimestamp")) or 0.0,
         completions=completions,
+        parallelism=_count(spec.get("parallelism", completions)),
         completed=expand_indexes(_text(listed.get("completedIndexes")), completions),
         failed=expand_indexes(_text(listed.get("failedIndexes")), completions),
         conditions=conditions,

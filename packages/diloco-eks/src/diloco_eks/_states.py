@@ -124,6 +124,8 @@ class _View:
             reason = Reason.PREEMPTED
         gone = why_gone(before.pod) if before is not None else ""
         text = f"{gone}; there is no pod for it yet" if gone else "there is no pod for it yet"
+        if job.parallelism < job.completions:
+            text += f": somebody has set the Job's spec.parallelism to {job.parallelism}"
         return ReplicaStatus(PENDING, reason=reason, message=text, native=words)
 
     def _alive(self, pod: PodFacts, before: Seen | None) -> ReplicaStatus:
