@@ -15,7 +15,7 @@ from modal._utils.function_utils import parse_gpu_config
 
 from diloco_localcloud import ModalStandIn
 from diloco_modal import ModalSpawnExecutor
-from diloco_protocol import AuthError
+from diloco_protocol import AuthError, InvalidRequestError
 
 # How each setting of Modal's client is obeyed. All of them are, since everything goes through that
 # client; what is new there has to be looked at, and put into one of these.
@@ -154,12 +154,23 @@ def test_a_client_with_a_token_that_cannot_be_sent(monkeypatch):
             assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "notaurl", "http://x:99999", "https://"])
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "notaurl", "http://x:99999", "https://", "http://127.0.0.1:9\n", "http://x\udcff"],
+)
 def test_a_server_that_is_none_is_named(monkeypatch, url):
     monkeypatch.setenv("MODAL_SERVER_URL", url)
     (finding,) = ModalSpawnExecutor(retry_timeout=0).check(1)
     assert (finding.subject, finding.ok) == ("token", False)
     assert "MODAL_SERVER_URL, or server_url in" in finding.message
+
+
+def test_an_environment_that_is_not_utf_8_is_named(lab, monkeypatch):
+    monkeypatch.setenv("MODAL_ENVIRONMENT", "main\udcff")
+    executor = lab.executor()
+    for verb in (executor.list_runs, lambda: lab.launch(1, executor)):
+        with pytest.raises(InvalidRequestError, match="MODAL_ENVIRONMENT, has a character that"):
+            verb()
 
 
 @pytest.mark.parametrize("name", ["environment", "server_url", "token_id"])

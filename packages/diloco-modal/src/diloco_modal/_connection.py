@@ -43,7 +43,7 @@ def check_settings() -> None:
             )
     url = _setting("server_url") or ""
     try:
-        usable = _URL.match(url) and urllib.parse.urlsplit(url).port != 0
+        usable = url.isprintable() and _URL.match(url) and urllib.parse.urlsplit(url).port != 0
     except ValueError:
         usable = False
     if not usable:
