@@ -1,6 +1,7 @@
 """~/.aws/config and the variables of AWS's command line hold here too, or check() names them."""
 
 import contextlib
+import json
 import shutil
 import time
 from pathlib import Path
@@ -145,6 +146,32 @@ def test_credentials_with_which_a_role_is_assumed_must_be_sendable(aws, offline,
     with pytest.raises(AuthError, match="has a character that cannot be sent"):
         offline(retry_timeout=0).list_runs()
     assert aws.calls == []
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"AccessKeyId": 5, "SecretAccessKey": "s"}, "is no text"),
+        ({"AccessKeyId": None, "SecretAccessKey": "s"}, "is no text"),
+        (
+            {"AccessKeyId": "k", "SecretAccessKey": "s", "Expiration": "2001-01-01T00:00:00Z"},
+            "are still expired",
+        ),
+        (None, "codec can't decode byte 0xff"),
+    ],
+)
+def test_credentials_that_nobody_can_use_are_no_word_of_aws(
+    aws, offline, user, tmp_path, told, words
+):
+    """As from a program that fails, or by a clock that is ahead."""
+    (tmp_path / "token").write_bytes(b"\xff")
+    program = f"credential_process = echo '{json.dumps({'Version': 1, **(told or {})})}'"
+    role = f"role_arn = {ROLE}\nweb_identity_token_file = {tmp_path / 'token'}"
+    user(role if told is None else program, AWS_ENDPOINT_URL=aws.url)
+    begun = aws.now
+    with pytest.raises(AuthError, match=words):
+        offline(backoff=Backoff(clock=aws.clock, sleep=aws.sleep)).list_runs()
+    assert aws.now == begun  # it was not tried again
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,22 @@ def _check(request_signer: Any, **_: Any) -> None:
     from botocore.exceptions import CredentialRetrievalError  # slow to import
 
     held = request_signer._credentials  # noqa: SLF001 - botocore has no other way
-    texts = () if held is None else held.get_frozen_credentials()[:3]
-    if not all(text.isascii() and text.isprintable() for text in texts if text):
+    if held is None:
+        return
+    try:
+        key, secret, token = held.get_frozen_credentials()[:3]
+    except (RuntimeError, ValueError) as error:  # still expired when they are new; not UTF-8
+        raise CredentialRetrievalError(provider=held.method, error_msg=str(error)) from error
+    if not all(map(_is_sendable, (key, secret, token or ""))):
         raise CredentialRetrievalError(
             provider=held.method,
             error_msg=(
-                "one of them has a character that cannot be sent, such as a line end: look at "
-                "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the same in "
-                "the profile"
+                "one of them is no text, or has a character that cannot be sent, such as a line "
+                "end: look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or "
+                "the same in the profile"
             ),
         )
+
+
+def _is_sendable(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isprintable()
