@@ -191,6 +191,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
         return UnavailableError(text)
     if status in {413, 415, 422}:
         return InvalidRequestError(text)
+    if not answer.reason:  # such as the redirection to a page where one logs in
+        return UnavailableError(f"{text}{_not_its_own(status)}")
     return BackendError(text)
 
 
