@@ -24,7 +24,7 @@ from diloco_protocol import (
     RunJournal,
     state_folder,
 )
-from diloco_protocol import _journal as journals
+from diloco_protocol import _journal_folder as journals
 from diloco_protocol._errors import InvalidRequestError, SpecVersionError, UnavailableError
 from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES
 
@@ -340,7 +340,7 @@ def test_json_that_is_no_record_is_refused(tmp_path, text):
 
 def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UnavailableError, match="cannot be written"):
+    with pytest.raises(UnavailableError, match="Not a directory"):
         FolderJournal(tmp_path / "file" / "journal").record_launch(handles())
 
 
@@ -400,8 +400,8 @@ def test_the_record_of_another_replica_is_none_of_this_one(tmp_path):
 
 
 def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("diloco_protocol._journal.OUTCOME_BYTES", 2000)
-    monkeypatch.setattr("diloco_protocol._journal.RECORD_BYTES", 2000)
+    monkeypatch.setattr("diloco_protocol._journal_records.OUTCOME_BYTES", 2000)
+    monkeypatch.setattr("diloco_protocol._journal_records.RECORD_BYTES", 2000)
     journal = FolderJournal(tmp_path)
     for write in (
         lambda: journal.record_end(handles()[0], DONE, "x" * 2000),
@@ -433,7 +433,7 @@ def test_a_record_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError("input/output error")
 
-    monkeypatch.setattr("diloco_protocol._journal.read_private", refused)
+    monkeypatch.setattr("diloco_protocol._journal_folder.open_private", refused)
     with pytest.raises(UnavailableError, match="cannot be read: input/output error"):
         journal.end(handle)
 

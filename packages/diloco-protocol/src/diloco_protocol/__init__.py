@@ -24,7 +24,8 @@ from ._errors import (
 from ._executor import ServerlessExecutor
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
-from ._journal import FolderJournal, RunJournal, state_folder
+from ._journal import RecordedRun, RunJournal, StoreJournal
+from ._journal_folder import FolderJournal, state_folder
 from ._launch_error import LaunchError
 from ._message import (
     OutcomeMessage,
@@ -65,6 +66,7 @@ __all__ = [
     "Plan",
     "QuotaExceededError",
     "Reason",
+    "RecordedRun",
     "ReplicaHandle",
     "ReplicaNotFoundError",
     "ReplicaResult",
@@ -77,6 +79,7 @@ __all__ = [
     "RunRequest",
     "ServerlessExecutor",
     "SpecVersionError",
+    "StoreJournal",
     "ThrottledError",
     "UnavailableError",
     "collect",

@@ -97,6 +97,7 @@ class BaseExecutor(Journaled):
         self._run_prefix = run_id
         self._journal = journal
         self._warned_of = set()
+        self._noted = set()
         self._looks = LookOrder()
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
 
@@ -172,23 +173,22 @@ class BaseExecutor(Journaled):
             cohort=cohort,
         )  # fmt: skip
         handles = self._submit(request)
-        if self._journal is not None:
-            try:
-                self._journal.record_launch(handles)
-            except BackendError as error:
-                raise LaunchError(
-                    f"run {request.run_id!r} was started, but could not be written into the "
-                    f"journal: {error}. Its replicas are running: they are in this error's "
-                    "survivors, and attach(run_id) finds them too",
-                    handles,
-                ) from error
-            except BaseException as error:  # such as Ctrl-C
-                error.add_note(
-                    f"run {request.run_id!r} was started, and its replicas are running: "
-                    f"attach({request.run_id!r}) finds them, and cancel_run({request.run_id!r}) "
-                    "ends them"
-                )
-                raise
+        try:
+            self._record_launch(request, handles)
+        except BackendError as error:
+            raise LaunchError(
+                f"run {request.run_id!r} was started, but could not be written into the "
+                f"journal: {error}. Its replicas are running: they are in this error's "
+                "survivors, and attach(run_id) finds them too",
+                handles,
+            ) from error
+        except BaseException as error:  # such as Ctrl-C
+            error.add_note(
+                f"run {request.run_id!r} was started, and its replicas are running: "
+                f"attach({request.run_id!r}) finds them, and cancel_run({request.run_id!r}) "
+                "ends them"
+            )
+            raise
         return handles
 
     def plan(
@@ -375,13 +375,16 @@ class BaseExecutor(Journaled):
         Repeatable. Returns as soon as the backend has accepted the request.
 
         A replica that has ended stays as it is, and a replica that is gone is ignored. Logs and
-        records are kept. The state becomes ``cancelled`` only when the resources are gone.
+        records are kept. The state becomes ``cancelled`` only when the resources are gone. With a
+        journal, the ends of the logs are first read for it, for at most ten seconds or so.
 
         Raises:
             BackendError: The backend refused, or could not be reached; nothing has changed.
         """
         self._check(handle)
+        logs = self._logs_before_cancel(handle)  # which some backends then remove
         self._stop(handle)
+        self._keep_logs(logs)
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run that this backend has.

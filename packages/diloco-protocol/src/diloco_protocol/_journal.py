@@ -1,40 +1,52 @@
-"""A journal of how a run's replicas ended, which outlives the backend's own records."""
+"""Journals of how a run's replicas ended, which outlive the backend's own records."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import sys
-import zlib
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from ._bounds import OUTCOME_BYTES, RECORD_BYTES, check_size
-from ._checks import check_home, shown
-from ._errors import DilocoError, InvalidRequestError, SpecVersionError, UnavailableError
-from ._fields import check_version
-from ._handle import ReplicaHandle
-from ._json import check_json, dumps, loads
-from ._private import check_private_folder, make_private_folder, read_private, write_private
-from ._status_data import status_from_data, status_to_data
+from ._errors import DilocoError, SpecVersionError, UnavailableError
+from ._journal_records import (
+    ENDED,
+    KINDS,
+    LAUNCHED,
+    LOGGED,
+    LONGEST_NAME,
+    DamagedRecordError,
+    Launch,
+    current,
+    end_record,
+    folder_of,
+    key_of,
+    launch_record,
+    launches_in,
+    log_record,
+    most_of,
+    next_name,
+    read_end,
+    read_launch,
+    read_log,
+    spell,
+    to_bytes,
+    unspell,
+)
+from ._redact import redact_json, redact_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping
 
+    from ._handle import ReplicaHandle
     from ._types import ReplicaStatus
 
-_VERSION = 3
-_LAUNCHED, _ENDED = ".launched.json", ".ended.json"
-_SPELLED = re.compile("%([0-9a-f]{1,6})%")
-_LONGEST_NAME = 200  # file systems take 255 bytes
+T = TypeVar("T")
 
-
-class DamagedRecordError(InvalidRequestError):
-    """Raised when a record of a journal cannot be read.
-
-    It concerns one replica or the launches of one run, and no others.
-    """
+MOST_NAMES = 200_000
+"""The most names of one listing that are looked at."""
+MOST_BYTES = 64 * 1024 * 1024
+"""The most bytes of records that one look at a run reads."""
 
 
 @runtime_checkable
@@ -45,10 +57,16 @@ class RunJournal(Protocol):
 
     Records belong to a place as it is written in the handle. A cluster that is reached at two
     addresses, or a folder by two paths, counts as two places: use one of them for one journal.
+
+    A journal may also have the attribute ``believed``, which is False if others can write there:
+    then an end counts only where the backend has no record of the replica. And it may have the
+    methods ``keep_log(handle, text)`` and ``log(handle)``, which remember the end of a log.
     """
 
-    def record_launch(self, handles: list[ReplicaHandle]) -> None:
-        """Remember the handles of a run; repeatable."""
+    def record_launch(
+        self, handles: list[ReplicaHandle], options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Remember the handles of a run, and what the launch asked for; repeatable."""
         ...
 
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
@@ -85,264 +103,231 @@ class RunJournal(Protocol):
         ...
 
 
-class FolderJournal:
-    """A journal in a folder.
+def is_believed(journal: RunJournal | None) -> bool:
+    """Return whether only those whom the launcher trusts can write into a journal."""
+    return journal is not None and bool(getattr(journal, "believed", True))
 
-    There is one folder per run, and one file per launch and per end, each written in one step. The
-    names of runs and backends are escaped so that each is one valid file name, and no two are the
-    same. The folder belongs to this user alone (mode 0700, its files 0600), since everyone who can
-    write there can decide how replicas have ended.
 
-    Safe to use from several threads and processes.
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """The records that a journal has of a run.
 
-    Args:
-        folder: The folder; ``~`` and ``~user`` at the beginning are home folders. By default
-            ``$XDG_STATE_HOME/diloco/journal`` (``~/.local/state`` where that is not set).
-
-    Raises:
-        InvalidRequestError: The folder is not a path, or belongs to another user, or others can
-            write to it. Every method raises this, too.
+    Attributes:
+        run_id: Name of the run.
+        launches: Its launches, the latest first.
+        handles: The replicas, in rank order.
+        ends: The ends that are known, each with the result.
+        logged: The replicas of which the end of the log is kept.
+        skipped: How many objects were not such records.
+        left_out: How many records were not read since there are too many.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        from pathlib import Path  # slow to import, and replicas do not need it
+    run_id: str
+    launches: tuple[Launch, ...]
+    handles: tuple[ReplicaHandle, ...]
+    ends: Mapping[ReplicaHandle, tuple[ReplicaStatus, Any]]
+    logged: frozenset[ReplicaHandle]
+    skipped: int
+    left_out: int
 
-        self.folder = (
-            state_folder() / "journal" if folder is None else Path(check_home("folder", folder))
-        )
-        check_private_folder(self.folder)
+
+class StoreJournal:
+    """A journal in a store that others can write to, over five functions of the store.
+
+    There is one folder per run (``run-1/``), and one object per launch, per end and per log. The
+    replicas of a run can write where they meet, so these records are the word of strangers. An
+    executor asks its backend first, and an end counts only where the backend has no record of the
+    replica. Where a record contradicts the backend, it is replaced. What is damaged is skipped.
+    Messages, results and logs are written without what looks like a secret.
+
+    Keys are relative, such as ``"run-1/eks-00003.5d1f0a2b.ended.json"``. The functions may be
+    called from several threads. Any error that they raise means that the store cannot be reached.
+
+    Args:
+        where: The place of the journal, for messages, such as ``"s3://bucket/run-1/journal"``.
+        put: ``put(key, data)`` writes an object in one step, and replaces one that exists.
+        create: ``create(key, data)`` writes an object in one step unless the key exists, and
+            returns whether this call wrote it.
+        read: ``read(key, most)`` returns at most so many bytes of an object from its beginning, all
+            of it if it has fewer, and None if there is no such object.
+        names: ``names(folder)`` yields the names directly below a folder (``""`` or ``"run-1/"``);
+            those of folders end in ``/``. Nothing if there is no such folder.
+        delete: ``delete(key)`` removes an object, if it exists.
+    """
+
+    believed: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        put: Callable[[str, bytes], object],
+        create: Callable[[str, bytes], bool],
+        read: Callable[[str, int], bytes | None],
+        names: Callable[[str], Iterable[str]],
+        delete: Callable[[str], object],
+    ) -> None:
+        self._where = where
+        self._put, self._create, self._delete = put, create, delete
+        self._read, self._names = read, names
 
     def __repr__(self) -> str:
-        return f"FolderJournal({str(self.folder)!r})"
+        return f"{type(self).__name__}({self._where!r})"
 
-    def record_launch(self, handles: list[ReplicaHandle]) -> None:
+    def record_launch(
+        self, handles: list[ReplicaHandle], options: Mapping[str, Any] | None = None
+    ) -> None:
         """Remember the handles of a run; see :class:`RunJournal`."""
         if not handles:
             return
-        import hashlib  # slow to import
-
-        record = {"handles": [handle.to_dict() for handle in sorted(handles, key=_rank)]}
-        digest = hashlib.sha256(dumps(record).encode()).hexdigest()[:16]
-        folder = self._folder(handles[0].run_id)
-        earlier = self._launches(folder)
-        if earlier and earlier[-1].name.endswith(f".{digest}{_LAUNCHED}"):
+        launch, digest, record = launch_record(handles, options)
+        folder = folder_of(launch.handles[0].run_id)
+        earlier = launches_in(self._listed(folder))
+        same = [folder + name for name in earlier if name.endswith(f".{digest}{LAUNCHED}")]
+        if same and same[-1] == folder + earlier[-1]:
             with contextlib.suppress(DamagedRecordError, SpecVersionError):
-                _read_launch(earlier[-1])
-                return  # it is the latest launch of this run anyway
-        number = 1 + max((_number(path) for path in earlier), default=0)
-        self._write(folder / f"{number:06}.{digest}{_LAUNCHED}", record, RECORD_BYTES, replace=True)
-        for path in earlier:  # earlier records of the same launch
-            if path.name.endswith(f".{digest}{_LAUNCHED}"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                found = self._parsed(same[-1], read_launch)
+                if found is not None and found.handles == launch.handles:
+                    return  # it is the latest launch of this run anyway
+        key = folder + next_name(earlier, digest)
+        data = to_bytes(record, self._path(key), most_of(key))
+        self._do("written", lambda: self._put(key, data))
+        for each in same:
+            if each != key:
+                with contextlib.suppress(UnavailableError):
+                    self._do("written", partial(self._delete, each))
 
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
-        if not status.state.terminal:
-            raise InvalidRequestError(
-                f"only the end of a replica can be recorded, and the state {str(status.state)!r} "
-                "is not an end"
-            )
-        check_json(result, "result")
-        record = {
-            "handle": handle.to_dict(),
-            "status": status_to_data(status),
-            "result": result,
-        }
-        self._write(self._end_file(handle), record, OUTCOME_BYTES, replace=False)
+        if not self.believed:
+            status, result = _without_secrets(status), redact_json(result)
+        key = key_of(handle, ENDED)
+        data = to_bytes(end_record(handle, status, result), self._path(key), most_of(key))
+        if self._do("written", lambda: self._create(key, data)) or self.believed:
+            return
+        if self._bytes(key, len(data) + 1) != data:
+            self._do("written", lambda: self._put(key, data))
+
+    def keep_log(self, handle: ReplicaHandle, text: str) -> None:
+        """Remember the end of a log, of at most a MiB; an earlier one is replaced."""
+        key = key_of(handle, LOGGED)
+        data = to_bytes(log_record(handle, text), self._path(key), most_of(key))
+        self._do("written", lambda: self._put(key, data))
 
     def runs(self) -> list[str]:
         """Return the known run_ids; see :class:`RunJournal`."""
-        check_private_folder(self.folder)
-        with self._reading():
-            if not self.folder.exists():
-                return []
-            names = [_unspell(path.name) for path in self.folder.iterdir() if path.is_dir()]
+        names = [unspell(name[:-1]) for name in self._listed("") if name.endswith("/")]
         return sorted(name for name in names if name is not None)
 
     def handles(
         self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
     ) -> list[ReplicaHandle]:
         """Return the handles of a run; see :class:`RunJournal`."""
-        if len(_spell(run_id)) > _LONGEST_NAME:
+        if len(spell(run_id)) > LONGEST_NAME:
             return []
-        folder = self._folder(run_id)
-        found: list[ReplicaHandle] = []
-        taken: set[tuple[str, int]] = set()
-        for path in reversed(self._launches(folder)):
-            launch = list(filter(wanted, _read_launch(path)))
-            places = set(map(_place, launch))
-            # A launch no longer counts when a later launch has taken one of its ranks.
-            if taken.isdisjoint(places):
-                found += launch
-            taken |= places
-        return sorted(found, key=_rank)
+        folder = folder_of(run_id)
+        tally = None if self.believed else _Tally()
+        return current(self._launches(folder, self._listed(folder), tally), wanted)
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
         """Return the recorded end of a replica; see :class:`RunJournal`."""
-        file = self._end_file(handle)
-        with self._reading():
-            if not file.exists():
-                return None
-        check_private_folder(self.folder)
-        check_private_folder(file.parent)
-        record = _read(file, OUTCOME_BYTES, {"version", "handle", "status", "result"})
-        try:
-            found = ReplicaHandle.from_dict(record["handle"])
-            status = status_from_data(record["status"])
-        except DilocoError as error:
-            raise _damaged(file, str(error)) from None
-        if found != handle:
-            return None  # the end of another run, which got the same run_id elsewhere
-        if not status.state.terminal:
-            raise _damaged(file, f"the state {status.state.value!r} is not an end")
-        return status, record["result"]
+        return self._parsed(key_of(handle, ENDED), partial(read_end, handle))
 
-    def _folder(self, run_id: str) -> Path:
-        name = _spell(run_id)
-        if len(name) > _LONGEST_NAME:
-            raise InvalidRequestError(f"a journal has no run of so long a name as {shown(run_id)}")
-        return self.folder / name
+    def log(self, handle: ReplicaHandle) -> str | None:
+        """Return the end of a replica's log, if it is kept; the text is what the replica wrote.
 
-    def _launches(self, folder: Path) -> list[Path]:
-        """Return the records of the launches of a run, the latest at the end."""
-        check_private_folder(self.folder)
-        check_private_folder(folder)
-        with self._reading():
-            found = list(folder.glob(f"*{_LAUNCHED}"))
-        return sorted(found, key=lambda path: (_number(path), path.name))
+        Raises:
+            DamagedRecordError: The record is damaged.
+        """
+        return self._parsed(key_of(handle, LOGGED), partial(read_log, handle))
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UnavailableError(
-                f"the journal in {self.folder} cannot be read: {error}"
-            ) from error
+    def look(self, run_id: str) -> RecordedRun:
+        """Return what there is of a run: one listing, and one read for each launch and end.
 
-    def _end_file(self, handle: ReplicaHandle) -> Path:
-        # Runs with the same run_id elsewhere have ends of their own, so the handle is in the name.
-        checksum = zlib.crc32(handle.to_json().encode())
-        backend = _spell(handle.backend_name)[:_LONGEST_NAME]
-        return self._folder(handle.run_id) / f"{backend}-{handle.rank:05}.{checksum:08x}{_ENDED}"
-
-    def _write(self, path: Path, record: dict[str, Any], most: int, *, replace: bool) -> None:
-        text = dumps({"version": _VERSION, **record})
-        check_size(f"the journal's record {path}", len(text), most)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        try:
-            make_private_folder(self.folder)
-            make_private_folder(path.parent)
-            write_private(partial, text)
-            if replace:
-                partial.replace(path)
-            else:
-                _create(partial, path)
-        except OSError as error:
-            raise UnavailableError(
-                f"the journal in {self.folder} cannot be written: {error}"
-            ) from error
-        finally:  # do not fill the disk with partial files
-            with contextlib.suppress(OSError):
-                partial.unlink()
-
-
-def _create(partial: Path, path: Path) -> None:
-    """Create ``path`` from ``partial`` unless it exists: the first of several writers wins."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        if not path.exists():
-            partial.replace(path)
-
-
-def _spell(name: str) -> str:
-    """Return a name as one file name.
-
-    Every character that is not a lower-case letter, digit, dash or underscore becomes its number
-    between two ``%``.
-    """
-    if not isinstance(name, str):
-        raise InvalidRequestError(f"the name of a run must be text, not {shown(name)}")
-    plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
-    return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
-
-
-def _unspell(name: str) -> str | None:
-    """Return the name that a file name stands for; None for a folder that no run has made."""
-    try:
-        text = "" if name == "%" else _SPELLED.sub(lambda match: chr(int(match[1], 16)), name)
-    except (ValueError, OverflowError):
-        return None
-    return text if _spell(text) == name else None
-
-
-def _number(path: Path) -> int:
-    """Return the number of a launch; the latest launch of a run has the largest."""
-    number = path.name.partition(".")[0]
-    return int(number) if number.isascii() and number.isdecimal() and len(number) <= 9 else 0
-
-
-def _rank(handle: ReplicaHandle) -> int:
-    return handle.rank
-
-
-def _place(handle: ReplicaHandle) -> tuple[str, int]:
-    return handle.backend_name, handle.rank
-
-
-def state_folder() -> Path:
-    """Return the folder in which programs of this user keep their state.
-
-    It is ``$XDG_STATE_HOME/diloco``, or its usual place where that is not set.
-
-    Raises:
-        InvalidRequestError: The folder would be in the home folder, and there is none.
-    """
-    from pathlib import Path  # slow to import
-
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if base.is_absolute():  # the XDG specification says that relative paths must be ignored
-        return base / "diloco"
-    if sys.platform == "darwin":
-        return Path(check_home("folder", "~/Library/Application Support/diloco"))
-    return Path(check_home("folder", "~/.local/state/diloco"))
-
-
-def _read(path: Path, most: int, names: set[str]) -> dict[str, Any]:
-    try:
-        record = check_version(str(path), loads(read_private(path, most), str(path)), _VERSION)
-    except UnicodeDecodeError as error:
-        raise _damaged(path, str(error)) from error
-    except InvalidRequestError as error:
-        raise DamagedRecordError(str(error)) from None
-    except OSError as error:
-        raise UnavailableError(f"the journal's record {path} cannot be read: {error}") from error
-    if record.keys() != names:
-        raise _damaged(
-            path, f"it has the fields {shown(sorted(record))} instead of {sorted(names)}"
+        Records that are damaged are skipped and counted, and at most 64 MiB are read.
+        """
+        folder, tally = folder_of(run_id), _Tally()
+        names = self._listed(folder)
+        launches = self._launches(folder, names, tally)
+        handles = [handle for handle in current(launches, None) if handle.run_id == run_id]
+        there = {folder + name for name in names}
+        ends = {}
+        for handle in handles:
+            key = key_of(handle, ENDED)
+            end = self._parsed(key, partial(read_end, handle), tally) if key in there else None
+            if end is not None:
+                ends[handle] = end
+        return RecordedRun(
+            run_id=run_id,
+            launches=tuple(launches),
+            handles=tuple(handles),
+            ends=ends,
+            logged=frozenset(each for each in handles if key_of(each, LOGGED) in there),
+            skipped=tally.skipped + sum(not name.endswith(KINDS) for name in names),
+            left_out=tally.left_out,
         )
-    return record
+
+    def _listed(self, folder: str) -> list[str]:
+        return self._do("read", lambda: list(islice(self._names(folder), MOST_NAMES)))
+
+    def _launches(self, folder: str, names: list[str], tally: _Tally | None) -> list[Launch]:
+        """Return the launches of a run, the latest first."""
+        keys = [folder + name for name in reversed(launches_in(names))]
+        found = [self._parsed(key, read_launch, tally) for key in keys]
+        if tally is None and None in found:
+            key = keys[found.index(None)]
+            raise UnavailableError(f"the journal's {self._path(key)} cannot be read: it is gone")
+        return [launch for launch in found if launch is not None]
+
+    def _parsed(
+        self, key: str, parse: Callable[[bytes, str], T | None], tally: _Tally | None = None
+    ) -> T | None:
+        """Return what a record says, if it exists; with a tally, a damaged one is only counted."""
+        if tally is not None and tally.size > MOST_BYTES:
+            tally.left_out += 1
+            return None
+        data = self._bytes(key, most_of(key) + 1)
+        if data is None:
+            return None
+        try:
+            return parse(data, self._path(key))
+        except (DamagedRecordError, SpecVersionError):
+            if tally is None:
+                raise
+            tally.skipped += 1
+            return None
+        finally:
+            if tally is not None:
+                tally.size += len(data)
+
+    def _bytes(self, key: str, most: int) -> bytes | None:
+        return self._do("read", lambda: self._read(key, most))
+
+    def _path(self, key: str) -> str:
+        return f"{self._where}/{key}"
+
+    def _do(self, verb: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except DilocoError:
+            raise
+        except Exception as error:
+            why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            raise UnavailableError(
+                f"the journal in {self._where} cannot be {verb}: {why}"
+            ) from error
 
 
-def _read_launch(path: Path) -> list[ReplicaHandle]:
-    record = _read(path, RECORD_BYTES, {"version", "handles"})
-    if type(record["handles"]) is not list:
-        raise _damaged(path, "handles is not a list")
-    try:
-        handles = [ReplicaHandle.from_dict(handle) for handle in record["handles"]]
-    except DilocoError as error:
-        raise _damaged(path, str(error)) from None
-    if len(set(map(_place, handles))) != len(handles):
-        raise _damaged(path, "it has a rank twice")
-    return handles
+@dataclass(slots=True)
+class _Tally:
+    """What one look at records has read, and what it has passed over."""
+
+    size: int = 0
+    skipped: int = 0
+    left_out: int = 0
 
 
-def _damaged(path: Path, why: str) -> DamagedRecordError:
-    return DamagedRecordError(
-        f"the journal's record {path} is damaged: {why}. Without the file, the backend is asked "
-        "again"
-    )
+def _without_secrets(status: ReplicaStatus) -> ReplicaStatus:
+    url = None if status.url is None else redact_text(status.url)
+    message, native = redact_text(status.message), redact_text(status.native)
+    return replace(status, message=message, native=native, url=url)

@@ -1,11 +1,12 @@
 """Journal support for executors.
 
 The journal remembers how replicas ended, and ends are written into it when they are first seen.
+A journal of this user's own comes before what the backend says. One into which others can write
+comes after it: its ends count only where the backend has no record of the replica.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from ._errors import (
     ResultLostError,
     SpecVersionError,
 )
-from ._hooks import Hooks
-from ._journal import DamagedRecordError
+from ._journal import is_believed
+from ._journal_records import DamagedRecordError, options_of_launch
+from ._kept_logs import KeptLogs
 from ._look_order import LookOrder
 from ._redact import redact_and_cut
 from ._texts import readable_status
@@ -31,34 +33,24 @@ if TYPE_CHECKING:
 
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
+    from ._request import RunRequest
 
 _TOLD = 10
 """Number of entries of a handle's metadata in a message; a handle may come from any program."""
 
 
-class Journaled(Hooks):
+class Journaled(KeptLogs):
     """The part of :class:`BaseExecutor` that reads a journal, if any, before the backend."""
 
-    _journal: RunJournal | None
     _looks: LookOrder
     _warned_of: set[ReplicaHandle]
     """Replicas whose damaged records have been logged; each is logged once."""
-
-    @abstractmethod
-    def _check(self, handle: ReplicaHandle) -> None:
-        """Refuse anything that is not a handle of this executor, with InvalidRequestError."""
+    _noted: set[ReplicaHandle]
+    """Replicas whose ends this executor has written into the journal."""
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:
         """Return whether a journal's handle belongs to the place where this executor looks."""
         return self._takes(handle)
-
-    def _takes(self, handle: ReplicaHandle) -> bool:
-        """Return whether this executor's verbs accept a handle."""
-        try:
-            self._check(handle)
-        except InvalidRequestError:
-            return False
-        return True
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """Return the statuses of replicas: ends from the journal, everything else from the backend.
@@ -69,19 +61,26 @@ class Journaled(Hooks):
             return self._readable(handles)
         seen = self._ends(handles)
         asked = [handle for handle in handles if handle not in seen]
+        gone: ReplicaNotFoundError | None = None
         if asked:
             try:
                 seen.update(self._readable(asked))
-            except ReplicaNotFoundError:
-                if not seen:
-                    raise
-        for handle in asked:
-            if handle in seen and seen[handle].state.terminal:
-                self._record_end(self._journal, handle, seen[handle])
+            except ReplicaNotFoundError as error:
+                gone = error
+        ended = [handle for handle in asked if handle in seen and seen[handle].state.terminal]
+        new = [each for each in ended if self._record_end(self._journal, each, seen[each])]
+        self._keep_logs(self._read_logs(new))
+        if not is_believed(self._journal):
+            seen.update(self._all_recorded([handle for handle in asked if handle not in seen]))
+        if gone is not None and not seen:
+            raise gone
         return seen
 
     def _ends(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
-        """Return the ends of some replicas that are in the journal."""
+        """Return the ends that are known before the backend is asked."""
+        return self._all_recorded(handles) if is_believed(self._journal) else {}
+
+    def _all_recorded(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         ends = {handle: self._recorded(handle) for handle in handles}
         return {handle: readable_status(end[0]) for handle, end in ends.items() if end is not None}
 
@@ -138,15 +137,26 @@ class Journaled(Hooks):
                 for handle, status in seen.items()
             }
 
+    def _record_launch(self, request: RunRequest, handles: list[ReplicaHandle]) -> None:
+        if self._journal is not None:
+            self._journal.record_launch(handles, options_of_launch(request))
+
     def _record_end(
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus
-    ) -> None:
+    ) -> bool:
+        """Write an end into the journal; return whether it was not there before."""
+        if handle in self._noted:
+            return False
         try:
+            is_new = self._recorded(handle) is None
             self._write_end(journal, handle, status)
         except BackendError as error:
             # The state is known and true; the next look tries again to write it into the journal.
             of = f"the end of rank {handle.rank} of run {handle.run_id!r}"
             log(f"{of} is not in the journal yet: {error}")
+            return False
+        self._noted.add(handle)
+        return is_new
 
     def _write_end(self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus) -> None:
         try:
@@ -154,6 +164,16 @@ class Journaled(Hooks):
         except (ResultLostError, ReplicaNotFoundError) as lost:
             result, status = None, replace(status, message=f"{RESULT_LOST}{lost}")
         journal.record_end(handle, status, result)
+
+    def _logs_before_cancel(self, handle: ReplicaHandle) -> dict[ReplicaHandle, str]:
+        """Return the ends of the logs of those that a cancel ends, for the journal."""
+        if self._journal is None or self.capabilities.cancel_scope != "gang":
+            return self._read_logs([handle])
+        try:
+            return self._read_logs(self._run_of(self._journal, handle))
+        except DilocoError as error:
+            log(f"the logs of run {handle.run_id!r} are not kept: {error}")
+            return {}
 
     def _write_last_ends(self, journal: RunJournal, handle: ReplicaHandle) -> None:
         """Write the ends of a run that is about to be removed into the journal.
@@ -165,7 +185,8 @@ class Journaled(Hooks):
             BackendError: The backend could not be queried, or the journal could not be written.
         """
         run = self._run_of(journal, handle)
-        asked = [each for each in run if self._recorded(each) is None]
+        believed = is_believed(journal)
+        asked = [each for each in run if not believed or self._recorded(each) is None]
         try:
             seen = self._readable(asked) if asked else {}
         except ReplicaNotFoundError:
@@ -176,9 +197,10 @@ class Journaled(Hooks):
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
                 f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
             )
+        self._keep_logs(self._read_logs([each for each in seen if self._recorded(each) is None]))
         for each, status in seen.items():
             try:
-                if (damage := self._damage(each)) is not None:
+                if believed and (damage := self._damage(each)) is not None:
                     raise damage  # a damaged record is not replaced
                 self._write_end(journal, each, status)
             except DilocoError as error:
@@ -200,7 +222,8 @@ class Journaled(Hooks):
 
     def _run_of(self, journal: RunJournal, handle: ReplicaHandle) -> list[ReplicaHandle]:
         """Return the handles of a replica and its siblings, from the journal or the backend."""
-        known = self._launched(journal, handle, self._is_ours)
+        # A stranger's launch might leave ranks out, which would then not be asked about.
+        known = self._launched(journal, handle, self._is_ours) if is_believed(journal) else []
         if handle not in known and self._is_ours(handle):
             try:
                 known = self._attach(str(handle.run_id))  # a handle without one has been refused
@@ -221,13 +244,27 @@ class Journaled(Hooks):
             return []
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
-        recorded = self._recorded(handle)
+        believed = is_believed(self._journal)
+        recorded = self._recorded(handle) if believed else None
         if recorded is None:
-            return self._result(handle)
+            try:
+                return self._result(handle)
+            except (ReplicaNotFoundError, ResultLostError):
+                if not believed and not self._is_known(handle):
+                    recorded = self._recorded(handle)
+                if recorded is None:
+                    raise
         status, result = recorded
         if status.message.startswith(RESULT_LOST):
             raise ResultLostError(status.message.removeprefix(RESULT_LOST))
         return result
+
+    def _is_known(self, handle: ReplicaHandle) -> bool:
+        """Return whether the backend itself has a record of a replica."""
+        try:
+            return handle in self._readable([handle])
+        except ReplicaNotFoundError:
+            return False
 
     def _missing(self, handle: ReplicaHandle, error: ReplicaNotFoundError | None) -> str:
         """Return the message for a replica that neither the backend nor a journal knows.

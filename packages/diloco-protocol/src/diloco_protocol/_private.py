@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from ._bounds import read_bounded
 from ._errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -69,18 +68,12 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def read_private(path: Path, most: int) -> str:
-    """Return the text of a file that belongs to this user.
-
-    Args:
-        path: The file.
-        most: The largest size allowed, in bytes.
+def open_private(path: Path) -> BinaryIO:
+    """Open a file that belongs to this user, to read it.
 
     Raises:
-        InvalidRequestError: The path is a link or not a file, or the file belongs to another user
-            or is larger.
+        InvalidRequestError: The path is a link or not a file, or the file belongs to another user.
         OSError: The file is missing or cannot be read.
-        UnicodeDecodeError: The file is not UTF-8.
     """
     try:
         # Without blocking, since it could be a FIFO to which no process writes.
@@ -96,5 +89,4 @@ def read_private(path: Path, most: int) -> str:
             f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove "
             "it"
         )
-    with os.fdopen(descriptor, "rb") as file:
-        return read_bounded(file, most, str(path)).decode()
+    return os.fdopen(descriptor, "rb")

@@ -1,0 +1,104 @@
+"""Logs that a journal keeps, since some backends remove them when a replica is cancelled."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ._cancel import MAX_THREADS
+from ._collect import log
+from ._errors import BackendError, DilocoError, InvalidRequestError, ReplicaNotFoundError
+from ._hooks import Hooks, LogQuery
+from ._journal_records import LOG_BYTES
+from ._redact import redact_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ._backoff import Backoff
+    from ._handle import ReplicaHandle
+    from ._journal import RunJournal
+
+KEPT_LOGS = 256
+"""Logs are kept of the ranks below this number."""
+_LINES = 5000
+_SECONDS = 10.0  # for which all logs together, and each one, are waited for
+
+
+class KeptLogs(Hooks):
+    """The part of :class:`BaseExecutor` that hands the ends of logs to a journal."""
+
+    _journal: RunJournal | None
+    _backoff: Backoff
+
+    @abstractmethod
+    def _check(self, handle: ReplicaHandle) -> None:
+        """Refuse anything that is not a handle of this executor, with InvalidRequestError."""
+
+    def _takes(self, handle: ReplicaHandle) -> bool:
+        """Return whether this executor's verbs accept a handle."""
+        try:
+            self._check(handle)
+        except InvalidRequestError:
+            return False
+        return True
+
+    def kept_log(self, handle: ReplicaHandle) -> str | None:
+        """Return the end of a replica's log that the journal keeps; None if it keeps none.
+
+        An executor with this journal has read it before it cancelled or purged the replica, or when
+        it first saw the end: at most the last MiB, without what looks like a secret, of ranks below
+        256.
+
+        Raises:
+            InvalidRequestError: The record in the journal is damaged.
+        """
+        self._check(handle)
+        read: Callable[[ReplicaHandle], str | None] | None = getattr(self._journal, "log", None)
+        return None if read is None else read(handle)
+
+    def _read_logs(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, str]:
+        """Return the ends of logs for the journal, if it takes any, as far as they come in time."""
+        wanted = [handle for handle in handles if handle.rank < KEPT_LOGS]
+        if not wanted or not hasattr(self._journal, "keep_log"):
+            return {}
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+        clock = self._backoff.clock
+        deadline = clock() + _SECONDS
+
+        def read(handle: ReplicaHandle) -> str:
+            return self._end_of_log(handle) if clock() < deadline else ""
+
+        with ThreadPoolExecutor(min(len(wanted), MAX_THREADS)) as threads:
+            return dict(zip(wanted, threads.map(read, wanted), strict=True))
+
+    def _end_of_log(self, handle: ReplicaHandle) -> str:
+        """Return the last lines of a log without secrets; empty if there are none."""
+        lines: deque[str] = deque()
+        size = 0
+        try:
+            with self._within(_SECONDS):
+                for line in self._logs(handle, LogQuery(n_lines=_LINES)):
+                    lines.append(line)
+                    size += len(line) + 1
+                    while size > LOG_BYTES and len(lines) > 1:
+                        size -= len(lines.popleft()) + 1
+        except ReplicaNotFoundError:  # there is none
+            return ""
+        except DilocoError as error:
+            log(f"the log of rank {handle.rank} of run {handle.run_id!r} is not kept: {error}")
+            return ""
+        return redact_text("".join(f"{line}\n" for line in lines))
+
+    def _keep_logs(self, logs: Mapping[ReplicaHandle, str]) -> None:
+        """Write the ends of logs into the journal."""
+        keep: Callable[[ReplicaHandle, str], None] | None = getattr(self._journal, "keep_log", None)
+        for handle, text in logs.items():
+            try:
+                if text and keep is not None:
+                    keep(handle, text)
+            except BackendError as error:
+                of = f"the log of rank {handle.rank} of run {handle.run_id!r}"
+                log(f"{of} is not in the journal: {error}")

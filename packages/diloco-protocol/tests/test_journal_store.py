@@ -1,0 +1,387 @@
+"""A journal in a store that others can write to: bounded, and never above the backend."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from memory_lab import DONE, Memory, lost, unavailable
+from store_lab import Objects
+
+from diloco_protocol import (
+    FolderJournal,
+    InvalidRequestError,
+    LogQuery,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+    ResultLostError,
+    RunJournal,
+    UnavailableError,
+)
+from diloco_protocol import _journal as journals
+from diloco_protocol._journal_records import LOG_BYTES, OPTIONS_BYTES
+
+FAILED = ReplicaStatus(ReplicaState.FAILED, message="no data")
+RUNNING = ReplicaStatus(ReplicaState.RUNNING)
+
+
+@pytest.fixture
+def objects():
+    return Objects()
+
+
+@pytest.fixture
+def journal(objects):
+    return objects.journal()
+
+
+def handles(run_id="a", count=3):
+    return [
+        ReplicaHandle(rank, "b", {"id": str(rank)}, run_id=run_id, world_size=count)
+        for rank in range(count)
+    ]
+
+
+def launched(journal, count=2, **options):
+    executor = Memory({}, journal=journal)
+    return executor, executor.launch_replicas(count, "m:f", run_id="mine", **options)
+
+
+def key_of_end(objects):
+    (key,) = [key for key in objects if key.endswith(".ended.json")]
+    return key
+
+
+class TestRecords:
+    def test_it_is_a_journal(self, journal):
+        assert isinstance(journal, RunJournal)
+        assert repr(journal) == "StoreJournal('mem://run/journal')"
+
+    def test_launches_and_ends(self, journal, objects):
+        journal.record_launch(handles("a"), {"gpu": "H100"})
+        journal.record_launch(handles("b", 11))
+        journal.record_launch(handles("a"), {"gpu": "H100"})
+        journal.record_end(handles("a")[0], DONE, {"loss": 1.5})
+        assert journal.runs() == ["a", "b"]
+        assert journal.handles("b") == handles("b", 11)
+        assert journal.end(handles("a")[0]) == (DONE, {"loss": 1.5})
+        assert journal.end(handles("a")[1]) is None
+        run = journal.look("a")
+        assert list(run.handles) == handles("a")
+        assert run.launches[0].options == {"gpu": "H100"}
+        assert run.ends == {handles("a")[0]: (DONE, {"loss": 1.5})}
+        assert (run.skipped, run.left_out, run.logged) == (0, 0, frozenset())
+        assert len(objects) == 3
+
+    def test_a_launch_again_is_the_latest_one(self, journal, objects):
+        first, second = handles("a"), [replace(each, metadata={}) for each in handles("a")]
+        for launch in (first, second, first):
+            journal.record_launch(launch)
+        assert journal.handles("a") == first
+        assert len(objects) == 2
+
+    def test_a_forged_record_of_a_launch_is_written_again(self, journal, objects):
+        journal.record_launch(handles("a"))
+        (key,) = objects
+        objects[key] = b'{"version":3,"handles":[]}'
+        journal.record_launch(handles("a"))
+        assert journal.handles("a") == handles("a")
+
+    @pytest.mark.parametrize("made", ["store", "folder"])
+    def test_the_end_of_a_log(self, journal, tmp_path, made):
+        journal = journal if made == "store" else FolderJournal(tmp_path / "journal")
+        journal.record_launch(handles("a"))
+        assert journal.log(handles("a")[0]) is None
+        journal.keep_log(handles("a")[0], "é\ud800 first\n" + "x" * LOG_BYTES + "\n" + "last\n" * 9)
+        assert journal.log(handles("a")[0]) == "last\n" * 9
+        journal.keep_log(handles("a")[0], "x" * (LOG_BYTES + 5))
+        assert journal.log(handles("a")[0]) == "x" * LOG_BYTES
+        journal.keep_log(handles("a")[0], "é\ud800\n\0")
+        assert journal.log(handles("a")[0]) == "é\\ud800\n\0"
+        assert journal.look("a").logged == {handles("a")[0]}
+
+    @pytest.mark.parametrize("verb", ["put", "create", "read", "names", "delete"])
+    def test_a_store_that_cannot_be_reached_is_named(self, objects, verb):
+        def refuse(*_):
+            raise ConnectionResetError("reset by peer") if verb == "put" else RuntimeError("403")
+
+        setattr(objects, verb, refuse)
+        journal = objects.journal()
+        calls = {
+            "put": lambda: journal.keep_log(handles()[0], "x"),
+            "create": lambda: journal.record_end(handles()[0], DONE, 1),
+            "read": lambda: journal.end(handles()[0]),
+            "names": journal.runs,
+            "delete": lambda: [journal.record_launch(x) for x in [handles(), handles("a", 1)] * 2],
+        }
+        if verb == "delete":  # an older record that stays is no harm
+            calls[verb]()
+            return
+        why = "reset by peer" if verb == "put" else "RuntimeError: 403"
+        with pytest.raises(UnavailableError, match=f"mem://run/journal cannot be .*: {why}"):
+            calls[verb]()
+
+    def test_no_secret_is_written(self, journal, objects):
+        status = replace(
+            DONE, message="password=hunter2", url="s3://me:hunter2@b", native="token=hunter2"
+        )
+        journal.record_end(handles()[0], status, {"api_key": "hunter2", "loss": 1})
+        assert b"hunter2" not in b"".join(objects.values())
+        assert journal.end(handles()[0])[1]["loss"] == 1
+
+
+class TestStrangers:
+    def test_what_is_damaged_or_foreign_is_skipped_and_counted(self, journal, objects):
+        journal.record_launch(handles("a"))
+        for handle in handles("a"):
+            journal.record_end(handle, DONE, 1)
+        ends = sorted(key for key in objects if key.endswith(".ended.json"))
+        objects[ends[0]] = b"\xff{"
+        objects[ends[1]] = json.dumps({"version": 99}).encode()
+        objects["a/000009.0.launched.json"] = b"[" * 100_000
+        objects["a/999999999.0.launched.json"] = b'{"version":3,"handles":[],"options":[]}'
+        objects["a/\x1b[2J"] = b"x"
+        objects["%zz/x"] = objects["A/x"] = b""
+        run = journal.look("a")
+        assert list(run.ends) == [handles("a")[2]]
+        assert list(run.handles) == journal.handles("a") == handles("a")
+        assert (run.skipped, run.left_out) == (5, 0)
+        assert journal.runs() == ["a"]
+
+    def test_after_the_largest_number_of_a_launch_there_is_another(self, journal, objects):
+        objects["a/999999999.0.launched.json"] = b"{}"
+        journal.record_launch(handles("a"))
+        journal.record_launch(handles("a"))
+        assert journal.handles("a") == handles("a")
+
+    def test_a_launch_of_another_run_is_not_of_this_one(self, journal, objects):
+        journal.record_launch(handles("b"))
+        (key,) = objects
+        objects["a/000001.0.launched.json"] = objects[key]
+        assert journal.look("a").handles == ()
+
+    def test_no_object_is_read_beyond_what_any_can_have(self, journal, objects, monkeypatch):
+        monkeypatch.setattr("diloco_protocol._journal_records.RECORD_BYTES", 500)
+        objects["a/000001.0.launched.json"] = b" " * 10_000
+        assert journal.handles("a") == []
+        assert max(call[2] for call in objects.calls if call[0] == "read") == 501
+
+    def test_one_look_is_bounded(self, journal, objects, monkeypatch):
+        journal.record_launch(handles("a", 9))
+        for handle in handles("a", 9):
+            journal.record_end(handle, DONE, "x" * 1000)
+        monkeypatch.setattr(journals, "MOST_BYTES", 5000)
+        run = journal.look("a")
+        assert 0 < len(run.ends) < 9
+        assert run.left_out == 9 - len(run.ends)
+        monkeypatch.setattr(journals, "MOST_NAMES", 3)
+        assert len(journal.look("a").ends) <= 3
+
+
+class TestNeverAboveTheBackend:
+    def test_a_forged_success_of_a_running_rank_is_no_end(self, journal, objects):
+        executor, (first, second) = launched(journal)
+        journal.record_end(first, DONE, "forged")
+        assert executor.poll(first) is ReplicaState.RUNNING
+        assert executor.describe_run([first, second]) == {first: RUNNING, second: RUNNING}
+        (result, _) = executor.collect([first, second], timeout=0)
+        assert (result["status"], result["result"]) == ("running", None)
+        with pytest.raises(InvalidRequestError, match="2 replicas of run 'mine' have not ended"):
+            executor.purge(first)
+        executor.world[first] = FAILED
+        assert executor.poll(first) is ReplicaState.FAILED
+        assert journal.end(first) == (FAILED, None)
+
+    def test_it_is_an_end_once_the_backend_has_forgotten_the_rank(self, journal):
+        executor, (first, second) = launched(journal)
+        executor.world.update({first: DONE, second: FAILED})
+        before = executor.collect([first, second])
+        executor.purge(first)
+        executor.world.clear()
+        other = Memory({}, journal=journal)
+        assert other.collect([first, second]) == before
+        assert other.attach("mine") == [first, second]
+        assert other.describe(second) == FAILED
+
+    def test_where_the_backend_does_not_find_the_run(self, journal):
+        executor, (first, _) = launched(journal)
+
+        def gone(_):
+            raise ReplicaNotFoundError("no such run")
+
+        executor._observe_run = gone
+        with pytest.raises(ReplicaNotFoundError):
+            executor.describe(first)
+        journal.record_end(first, DONE, 1)
+        assert executor.describe(first) == DONE
+
+    def test_a_result_that_the_backend_has_lost_is_not_that_of_a_stranger(self, journal):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = DONE
+        journal.record_end(first, DONE, "forged")
+        executor._result = lambda handle: lost()
+        (result,) = executor.collect([first])
+        assert result["result"] is None
+        assert "the disk is gone" in result["error"]
+        del executor.world[first]
+        with pytest.raises(ResultLostError):  # which the backend's word has replaced
+            executor._result_of(first)
+
+    def test_a_damaged_record_is_replaced(self, journal, objects):
+        executor, (first, second) = launched(journal)
+        executor.world.update({first: DONE, second: DONE})
+        executor.poll(first)
+        objects[key_of_end(objects)] = b"{"
+        executor.purge(first)
+        assert journal.end(first) == (DONE, {"rank": 0})
+
+    def test_a_forged_launch_hides_no_rank_from_a_purge(self, journal):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = DONE
+        journal.record_launch([first])
+        with pytest.raises(InvalidRequestError, match="such as rank 1"):
+            executor.purge(first)
+
+    def test_an_end_is_written_once(self, journal, objects):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = DONE
+        for _ in range(3):
+            executor.poll(first)
+        assert [call[0] for call in objects.calls].count("create") == 1
+
+    def test_a_store_that_cannot_be_written_hides_no_state(self, objects, caplog):
+        executor, (first, _) = launched(objects.journal())
+        executor.world[first] = DONE
+        executor._journal._create = lambda *_: unavailable()
+        assert executor.poll(first) is ReplicaState.SUCCEEDED
+        assert "is not in the journal yet" in caplog.text
+
+
+class TestLogs:
+    def test_the_log_is_kept_before_a_cancel_removes_it(self, journal):
+        executor, (first, second) = launched(journal)
+        stop = executor._stop
+
+        def removing(handle):
+            stop(handle)
+            executor._logs = missing
+
+        def missing(handle, query):
+            raise ReplicaNotFoundError("its log is gone")
+
+        executor._stop = removing
+        executor.cancel(first)
+        assert executor.poll(first) is ReplicaState.CANCELLED
+        assert executor.kept_log(first) == "".join(f"line {n}\n" for n in range(5))
+        assert executor.kept_log(second) is None
+
+    def test_a_gang_is_kept_whole(self, journal):
+        executor, (first, second) = launched(journal)
+        executor.capabilities = replace(executor.capabilities, cancel_scope="gang")
+        executor.cancel(second)
+        assert None not in [executor.kept_log(each) for each in (first, second)]
+
+    def test_a_cancel_is_not_held_up_by_what_cannot_be_read(self, journal, caplog):
+        executor, (first, _) = launched(journal)
+        executor.capabilities = replace(executor.capabilities, cancel_scope="gang")
+        executor._attach = unavailable_run
+        executor.cancel(first)
+        assert "the logs of run 'mine' are not kept: no list today" in caplog.text
+        assert executor.hooks[-1] == "stop"
+
+    @pytest.mark.parametrize("verb", ["poll", "purge"])
+    def test_the_log_is_kept_when_the_end_is_first_seen(self, journal, verb):
+        executor, run = launched(journal)
+        executor.world.update(dict.fromkeys(run, FAILED))
+        getattr(executor, verb)(run[0])
+        assert executor.kept_log(run[0]).endswith("line 4\n")
+        assert (executor.kept_log(run[1]) is None) == (verb == "poll")
+
+    def test_it_is_read_once(self, journal):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = FAILED
+        asked, logs = [], executor._logs
+        executor._logs = lambda handle, query: asked.append(query) or logs(handle, query)
+        for each in (executor, executor, Memory(executor.world, journal=journal)):
+            each.poll(first)
+        assert asked == [LogQuery(n_lines=5000)]
+
+    def test_secrets_and_what_is_too_long_are_left_out(self, journal, objects):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = FAILED
+        lines = ["x" * 1000] * 2000 + ["password=hunter2"]
+        executor._logs = lambda handle, query: iter(lines)
+        executor.poll(first)
+        assert b"hunter2" not in b"".join(objects.values())
+        assert LOG_BYTES - 1200 < len(executor.kept_log(first)) <= LOG_BYTES
+
+    def test_of_ranks_from_256_on_none_is_kept(self, journal, objects):
+        executor, run = launched(journal, 258)
+        executor.world.update(dict.fromkeys(run, FAILED))
+        executor.describe_run(run)
+        assert len(journal.look("mine").logged) == 256
+        assert executor.kept_log(run[256]) is None
+
+    def test_a_store_that_takes_no_log_is_named(self, journal, caplog):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = FAILED
+        journal._put = lambda *_: unavailable()
+        executor.poll(first)
+        of = "the log of rank 0 of run 'mine'"
+        assert f"{of} is not in the journal: no result today" in caplog.text
+
+    def test_logs_are_waited_for_for_a_while_only(self, journal):
+        executor, run = launched(journal, 40)
+        now = [0.0]
+        executor._backoff = replace(executor._backoff, clock=lambda: now[0])
+
+        def slow(handle, query):
+            now[0] += 6.0
+            return iter(["x"])
+
+        executor._logs = slow
+        executor.world.update(dict.fromkeys(run, FAILED))
+        executor.describe_run(run)
+        assert len(journal.look("mine").ends) == 40
+        assert 0 < len(journal.look("mine").logged) < 40
+
+    def test_a_journal_without_logs_is_asked_for_none(self, journal):
+        class Plain:
+            def __getattr__(self, name):
+                if name in {"keep_log", "log"}:
+                    raise AttributeError(name)
+                return getattr(journal, name)
+
+        executor, (first, _) = launched(Plain())
+        executor.cancel(first)
+        executor.poll(first)
+        assert executor.kept_log(first) is None
+
+
+class TestOptions:
+    def test_what_a_launch_asked_for_without_secrets(self, journal, objects):
+        launched(
+            journal, gpu="H100", env={"API_TOKEN": "hunter2", "MODE": "fast"}, max_restarts=2,
+            entrypoint_args={"rendezvous_uri": "mem://run", "lr": 0.1, "password": "hunter2"},
+            secrets={"HF_TOKEN": "vault/hunter2"},
+        )  # fmt: skip
+        (launch,) = journal.look("mine").launches
+        assert launch.options["arguments"] == {
+            "lr": 0.1,
+            "password": "<redacted>",
+            "rendezvous_uri": "mem://run",
+        }
+        names = ("entrypoint", "gpu", "max_restarts", "rendezvous_uri")
+        assert [launch.options[name] for name in names] == ["m:f", "H100", 2, "mem://run"]
+        assert b"hunter2" not in b"".join(objects.values())
+
+    def test_what_is_too_long_is_left_out(self, journal):
+        launched(journal, entrypoint_args={"text": "x" * OPTIONS_BYTES}, cpu="2")
+        (launch,) = journal.look("mine").launches
+        assert "arguments" not in launch.options
+        assert launch.options["cpu"] == "2"
+
+
+def unavailable_run(run_id):
+    raise UnavailableError("no list today")
