@@ -216,6 +216,17 @@ class TestNeverAboveTheBackend:
         journal.record_end(first, DONE, 1)
         assert executor.describe(first) == DONE
 
+    @pytest.mark.parametrize("has_result", [True, False])
+    def test_a_forged_result_is_not_the_result(self, journal, has_result):
+        executor, (first, _) = launched(journal)
+        executor.world[first] = DONE
+        executor.poll(first)
+        journal.record_end(first, DONE, "forged")
+        if not has_result:
+            executor._result = lambda handle: lost()
+        (result,) = executor.collect([first])
+        assert result["result"] == ({"rank": 0} if has_result else None)
+
     def test_a_result_that_the_backend_has_lost_is_not_that_of_a_stranger(self, journal):
         executor, (first, _) = launched(journal)
         executor.world[first] = DONE
