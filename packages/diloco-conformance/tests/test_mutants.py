@@ -27,13 +27,14 @@ TOO_RARE = {
 }
 
 #: What no rule of the machine does: purging what is being ended, other kinds of handles and times,
-#: looking at progress, changing what it got.
+#: looking at progress, changing what it got, writing into a journal.
 NO_RULE = {
     "WhoIsBeingEndedIsPurged",
     *("CollectsListsAlone", "ReadsTheHandlesTwice", "NothingToCollectIsAnError"),
     *("KeepsTheResultItGives", "KeepsTheEntryItGives"),
     *("LessThanNothingIsNothing", "NotANumberIsForever"),
     *("ProgressIsOfTheFirstLook", "ProgressKnowsNothing"),
+    "BelievesEveryJournal",
 }
 
 

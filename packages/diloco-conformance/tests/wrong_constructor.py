@@ -8,6 +8,8 @@ from diloco_protocol import FolderJournal
 VARIABLES = "l12_the_environment_of_the_constructor_is_in_every_launch"
 JOURNAL = "l12_the_journal_of_the_constructor_is_written_and_read"
 PURGE = "l12_a_purge_writes_into_the_journal_what_nobody_has_seen"
+STORE = "l12_a_journal_in_a_store_is_never_above_the_backend"
+LOG = "l12_a_journal_keeps_the_log_of_who_is_cancelled"
 NAMES = "l12_names_begin_as_the_constructor_says"
 
 
@@ -81,6 +83,25 @@ class HasAJournalOfItsOwn(ToyExecutor):
     def __init__(self, cloud, *, journal=None, **options):
         own = None if journal is None else FolderJournal(journal.folder / "own")
         super().__init__(cloud, journal=own, **options)
+
+
+@mutant(STORE, "S4", "L12")
+class BelievesEveryJournal(ToyExecutor):
+    def _ends(self, handles):
+        return self._all_recorded(handles)
+
+
+@mutant(STORE, "L12")
+class SaysNothingOfTheLaunch(ToyExecutor):
+    def _record_launch(self, request, handles):
+        if self._journal is not None:
+            self._journal.record_launch(handles)
+
+
+@mutant(LOG, "L12")
+class KeepsNoLog(ToyExecutor):
+    def _keep_logs(self, logs):
+        pass
 
 
 @mutant(NAMES, "L12")

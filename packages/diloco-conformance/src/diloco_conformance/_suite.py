@@ -30,6 +30,7 @@ from ._suite_endings import Endings
 from ._suite_find import Finding
 from ._suite_follow import Following, check_streams
 from ._suite_forged import Forgeries
+from ._suite_journal import Journals
 from ._suite_last_lines import LastLines
 from ._suite_launch import Launching
 from ._suite_logs import Logs
@@ -67,6 +68,7 @@ class ExecutorConformance(
     Parts,
     Restarting,
     Constructing,
+    Journals,
     Answers,
     Asking,
     Telling,
