@@ -37,6 +37,7 @@ from ._exchange._replica import ReplicaExchange
 from ._exchange._report import SyncReport
 from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
+from ._journal import open_journal
 from ._loop._diloco import DiLoCo, make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
@@ -98,5 +99,6 @@ __all__ = [
     "export",
     "in_process",
     "make_diloco_outer_loop",
+    "open_journal",
     "plan_exchange",
 ]

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from ._errors import DilocoError, SpecVersionError, UnavailableError
+from ._errors import BackendError, SpecVersionError, UnavailableError
 from ._journal_records import (
     ENDED,
     KINDS,
@@ -141,7 +141,8 @@ class StoreJournal:
     Messages, results and logs are written without what looks like a secret.
 
     Keys are relative, such as ``"run-1/eks-00003.5d1f0a2b.ended.json"``. The functions may be
-    called from several threads. Any error that they raise means that the store cannot be reached.
+    called from several threads. Any exception that they raise means that the store cannot be
+    reached.
 
     Args:
         where: The place of the journal, for messages, such as ``"s3://bucket/run-1/journal"``.
@@ -309,7 +310,7 @@ class StoreJournal:
     def _do(self, verb: str, act: Callable[[], T]) -> T:
         try:
             return act()
-        except DilocoError:
+        except BackendError:
             raise
         except Exception as error:
             why = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ MOST_BYTES = 64 * 1024 * 1024
 MOST_RUNS = 1000
 """The most folders below a prefix in which a run is looked for."""
 
-_RUN_MARKS = frozenset({"manifest.json", "generations", "live"})
+_RUN_MARKS = frozenset({"manifest.json", "generations", "live", "journal"})
 
 ListKeys: TypeAlias = Callable[[str], Iterable[tuple[str, object]]]
 ReadKey: TypeAlias = Callable[[str, int], bytes | None]
