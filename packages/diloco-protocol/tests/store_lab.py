@@ -22,10 +22,9 @@ class Objects(dict):
         self.calls.append(("read", key, most))
         return self[key][:most] if key in self else None
 
-    def names(self, folder):
-        self.calls.append(("names", folder))
-        below = [key[len(folder) :] for key in list(self) if key.startswith(folder)]
-        yield from {key.partition("/")[0] + "/" * ("/" in key) for key in below}
+    def list_keys(self, folder):
+        self.calls.append(("list_keys", folder))
+        yield from [key for key in self if key.startswith(folder)]
 
     def delete(self, key):
         self.calls.append(("delete", key))
@@ -37,6 +36,6 @@ class Objects(dict):
             put=self.put,
             create=self.create,
             read=self.read,
-            names=self.names,
+            list_keys=self.list_keys,
             delete=self.delete,
         )

@@ -17,6 +17,7 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
     RunJournal,
+    StoreJournal,
     UnavailableError,
 )
 from diloco_protocol import _journal as journals
@@ -88,6 +89,18 @@ class TestRecords:
         journal.record_launch(handles("a"))
         assert journal.handles("a") == handles("a")
 
+    def test_without_the_functions_that_write_it_is_only_read(self, journal, objects):
+        journal.record_end(handles()[0], DONE, 1)
+        reading = StoreJournal("mem://run", list_keys=objects.list_keys, read=objects.read)
+        assert reading.end(handles()[0]) == (DONE, 1)
+        for write in (
+            lambda: reading.record_launch(handles()),
+            lambda: reading.record_end(handles()[1], DONE, 1),
+            lambda: reading.keep_log(handles()[0], "x"),
+        ):
+            with pytest.raises(InvalidRequestError, match="this journal can only be read"):
+                write()
+
     @pytest.mark.parametrize("made", ["store", "folder"])
     def test_the_end_of_a_log(self, journal, tmp_path, made):
         journal = journal if made == "store" else FolderJournal(tmp_path / "journal")
@@ -101,7 +114,7 @@ class TestRecords:
         assert journal.log(handles("a")[0]) == "é\\ud800\n\0"
         assert journal.look("a").logged == {handles("a")[0]}
 
-    @pytest.mark.parametrize("verb", ["put", "create", "read", "names", "delete"])
+    @pytest.mark.parametrize("verb", ["put", "create", "read", "list_keys", "delete"])
     def test_a_store_that_cannot_be_reached_is_named(self, objects, verb):
         def refuse(*_):
             raise ConnectionResetError("reset by peer") if verb == "put" else RuntimeError("403")
@@ -112,7 +125,7 @@ class TestRecords:
             "put": lambda: journal.keep_log(handles()[0], "x"),
             "create": lambda: journal.record_end(handles()[0], DONE, 1),
             "read": lambda: journal.end(handles()[0]),
-            "names": journal.runs,
+            "list_keys": journal.runs,
             "delete": lambda: [journal.record_launch(x) for x in [handles(), handles("a", 1)] * 2],
         }
         if verb == "delete":  # an older record that stays is no harm
@@ -175,7 +188,7 @@ class TestStrangers:
         run = journal.look("a")
         assert 0 < len(run.ends) < 9
         assert run.left_out == 9 - len(run.ends)
-        monkeypatch.setattr(journals, "MOST_NAMES", 3)
+        monkeypatch.setattr(journals, "MOST_KEYS", 3)
         assert len(journal.look("a").ends) <= 3
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from diloco_protocol import ReplicaState, ReplicaStatus, StoreJournal
 
 from ._check_collect import collect
@@ -17,10 +15,6 @@ def journal_in_memory() -> StoreJournal:
     """Return a journal in a store of its own, in the memory of this process."""
     objects: dict[str, bytes] = {}
 
-    def names(folder: str) -> Iterator[str]:
-        below = [key.removeprefix(folder) for key in list(objects) if key.startswith(folder)]
-        yield from {key if "/" not in key else f"{key.partition('/')[0]}/" for key in below}
-
     def read(key: str, most: int) -> bytes | None:
         data = objects.get(key)
         return None if data is None else data[:most]
@@ -30,7 +24,7 @@ def journal_in_memory() -> StoreJournal:
         put=objects.__setitem__,
         create=lambda key, data: objects.setdefault(key, data) is data,
         read=read,
-        names=names,
+        list_keys=lambda folder: [key for key in list(objects) if key.startswith(folder)],
         delete=lambda key: objects.pop(key, None),
     )
 

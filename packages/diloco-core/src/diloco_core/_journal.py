@@ -34,16 +34,13 @@ def open_journal(uri: str) -> StoreJournal:
         except ObjectNotFoundError:
             return None
 
-    def names(folder: str) -> set[str]:
-        below = _FOLDER + folder
-        parts = [key.removeprefix(below).partition("/") for key in store.list(below)]
-        return {name + slash for name, slash, _ in parts}
-
     return StoreJournal(
         f"{store.uri}/{_FOLDER.rstrip('/')}",
         put=lambda key, data: store.put(_FOLDER + key, [data]),
         create=lambda key, data: store.create(_FOLDER + key, data),
         read=read,
-        names=names,
+        list_keys=lambda folder: [
+            key.removeprefix(_FOLDER) for key in store.list(_FOLDER + folder)
+        ],
         delete=lambda key: store.delete([_FOLDER + key]),
     )

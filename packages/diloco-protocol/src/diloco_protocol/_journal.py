@@ -6,9 +6,9 @@ import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
-from ._errors import BackendError, SpecVersionError, UnavailableError
+from ._errors import BackendError, InvalidRequestError, SpecVersionError, UnavailableError
 from ._journal_records import (
     ENDED,
     KINDS,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_NAMES = 200_000
-"""The most names of one listing that are looked at."""
+MOST_KEYS = 200_000
+"""The most keys of one listing that are looked at."""
 MOST_BYTES = 64 * 1024 * 1024
 """The most bytes of records that one look at a run reads."""
 
@@ -103,6 +103,10 @@ class RunJournal(Protocol):
         ...
 
 
+def _refuse(*_: object) -> NoReturn:
+    raise InvalidRequestError("this journal can only be read")
+
+
 def is_believed(journal: RunJournal | None) -> bool:
     """Return whether only those whom the launcher trusts can write into a journal."""
     return journal is not None and bool(getattr(journal, "believed", True))
@@ -146,13 +150,15 @@ class StoreJournal:
 
     Args:
         where: The place of the journal, for messages, such as ``"s3://bucket/run-1/journal"``.
-        put: ``put(key, data)`` writes an object in one step, and replaces one that exists.
-        create: ``create(key, data)`` writes an object in one step unless the key exists, and
-            returns whether this call wrote it.
+        list_keys: ``list_keys(folder)`` yields the keys of all objects below a folder (``""`` or
+            ``"run-1/"``), and none if there is no such folder. Of a folder in it, one key that ends
+            in ``/`` is enough.
         read: ``read(key, most)`` returns at most so many bytes of an object from its beginning, all
             of it if it has fewer, and None if there is no such object.
-        names: ``names(folder)`` yields the names directly below a folder (``""`` or ``"run-1/"``);
-            those of folders end in ``/``. Nothing if there is no such folder.
+        put: ``put(key, data)`` writes an object in one step, and replaces one that exists. Without
+            this function and the next two, the journal can only be read.
+        create: ``create(key, data)`` writes an object in one step unless the key exists, and
+            returns whether this call wrote it.
         delete: ``delete(key)`` removes an object, if it exists.
     """
 
@@ -162,15 +168,15 @@ class StoreJournal:
         self,
         where: str,
         *,
-        put: Callable[[str, bytes], object],
-        create: Callable[[str, bytes], bool],
+        list_keys: Callable[[str], Iterable[str]],
         read: Callable[[str, int], bytes | None],
-        names: Callable[[str], Iterable[str]],
-        delete: Callable[[str], object],
+        put: Callable[[str, bytes], object] = _refuse,
+        create: Callable[[str, bytes], bool] = _refuse,
+        delete: Callable[[str], object] = _refuse,
     ) -> None:
         self._where = where
+        self._list_keys, self._read = list_keys, read
         self._put, self._create, self._delete = put, create, delete
-        self._read, self._names = read, names
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where!r})"
@@ -268,10 +274,13 @@ class StoreJournal:
             left_out=tally.left_out,
         )
 
-    def _listed(self, folder: str) -> list[str]:
-        return self._do("read", lambda: list(islice(self._names(folder), MOST_NAMES)))
+    def _listed(self, folder: str) -> set[str]:
+        """Return the names of what is directly in a folder; those of folders end in a slash."""
+        keys = self._do("read", lambda: list(islice(self._list_keys(folder), MOST_KEYS)))
+        parts = (key[len(folder) :].partition("/") for key in keys if key.startswith(folder))
+        return {name + slash for name, slash, _ in parts}
 
-    def _launches(self, folder: str, names: list[str], tally: _Tally | None) -> list[Launch]:
+    def _launches(self, folder: str, names: Iterable[str], tally: _Tally | None) -> list[Launch]:
         """Return the launches of a run, the latest first."""
         keys = [folder + name for name in reversed(launches_in(names))]
         found = [self._parsed(key, read_launch, tally) for key in keys]

@@ -51,7 +51,7 @@ class FolderJournal(StoreJournal):
             put=lambda key, data: self._write(key, data, Path.replace),
             create=lambda key, data: self._write(key, data, _create),
             read=self._contents,
-            names=self._entries,
+            list_keys=self._keys,
             delete=lambda key: (self.folder / key).unlink(missing_ok=True),
         )
 
@@ -68,13 +68,13 @@ class FolderJournal(StoreJournal):
         with file:
             return file.read(most)
 
-    def _entries(self, below: str) -> Iterator[str]:
+    def _keys(self, below: str) -> Iterator[str]:
         folder = self.folder / below
         check_private_folder(self.folder)
         check_private_folder(folder)
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
-                yield f"{entry.name}/" if entry.is_dir() else entry.name
+                yield f"{below}{entry.name}/" if entry.is_dir() else f"{below}{entry.name}"
 
     def _write(self, key: str, data: bytes, move: Callable[[Path, Path], object]) -> bool:
         path = self.folder / key
