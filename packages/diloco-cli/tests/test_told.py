@@ -80,6 +80,7 @@ class TestStatus:
             "skipped": 0,
             "of_another_version": 0,
             "left_out": 0,
+            "journal": None,
         }
         assert (replica["phase"], replica["ended"], replica["time"]) == ("training", None, NOW - 12)
         assert replica["metrics"] == {"api_key": "<redacted>"}

@@ -99,6 +99,11 @@ def _session(backend: str | None, options: Sequence[str], as_json: bool) -> Sess
     return make_session(backend, options, as_json=as_json)
 
 
+def _only_for_names(backend: str | None, options: Sequence[str]) -> None:
+    if backend is not None or options:
+        raise click.UsageError("--backend and --option are for runs by name: a URI asks no backend")
+
+
 @cli.command()
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs of each backend."
@@ -126,13 +131,12 @@ def status(run: str, backend: str | None, options: Sequence[str], as_json: bool)
         return _look.status(_session(backend, options, as_json), run)
     from . import _told
 
-    if backend is not None or options:
-        raise click.UsageError("--backend and --option are for runs by name: a URI asks no backend")
+    _only_for_names(backend, options)
     return _told.show(run, as_json=as_json)
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", metavar="RUN|URI")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the replicas have ended.")
 @click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Such as 0,2,5-7.")
 @click.option("--since", metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09.")
@@ -146,10 +150,17 @@ def logs(
     grep: str | None,
     **shared: Any,
 ) -> int:
-    """Print the logs of all ranks of a run."""
-    from . import _logs
+    """Print the logs of all ranks of a run.
 
-    return _logs.logs(_session(**shared), run, _logs.Query(ranks, follow, since, grep))
+    With the URI of its store, these are the last lines that the journal there keeps, if any.
+    """
+    from . import _logs, _store
+
+    query = _logs.Query(ranks, follow, since, grep)
+    if not _store.is_uri(run):
+        return _logs.logs(_session(**shared), run, query)
+    _only_for_names(shared["backend"], shared["options"])
+    return _logs.logs_in_store(run, query, as_json=shared["as_json"])
 
 
 @cli.command()

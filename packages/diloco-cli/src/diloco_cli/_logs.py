@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,13 +15,16 @@ from diloco_protocol import (
     DilocoError,
     InvalidRequestError,
     ReplicaHandle,
+    ReplicaNotFoundError,
 )
 from diloco_protocol.backend import redact_and_cut, redact_text
 
-from ._exits import SUCCEEDED, exit_of_error
+from ._choice import Choice
+from ._exits import SUCCEEDED, UNKNOWN, exit_of_error
 from ._session import Session
 from ._table import Cell
-from ._texts import LINE, clean_line, read_moment, read_ranks
+from ._texts import LINE, clean_line, in_ranges, read_moment, read_ranks
+from ._told import read_run
 
 MOST_FOLLOWED = 64
 """Most ranks that are followed at once: each takes a thread and requests to the backend."""
@@ -98,9 +102,49 @@ def _read(
         for line in executor.log_iter(handle, follow=query.follow, since=since, regex=query.grep):
             yield Line(handle.rank, line)
     except DilocoError as error:
+        kept = executor.kept_log(handle) if isinstance(error, ReplicaNotFoundError) else None
+        for line in _chosen(kept, query.grep):
+            yield Line(handle.rank, line)
+        if kept is not None:
+            error = ReplicaNotFoundError(f"{error}. The lines are the last ones, from the journal")
         yield Line(handle.rank, error)
     else:
         yield Line(handle.rank, None)
+
+
+def logs_in_store(uri: str, query: Query, *, as_json: bool) -> int:
+    """Print the ends of logs that the journal in a store keeps, and return the exit code.
+
+    Raises:
+        InvalidRequestError: Other lines are asked for, which only a backend has.
+    """
+    if query.follow or query.since is not None:
+        raise InvalidRequestError(
+            "-f and --since are for runs by name: a store has only the last lines of a log, as the "
+            "journal there keeps them"
+        )
+    session = Session(Choice(None, (), {}, ()), as_json)
+    told, recorded = read_run(uri, history=False)
+    wanted = read_ranks(query.ranks, told.live.keys() | recorded.handles.keys())
+    kept = {rank: recorded.log(recorded.handles.get(rank)) for rank in wanted}
+    for rank, log in kept.items():
+        for line in _chosen(log, query.grep):
+            _print(session, rank, line, len(str(wanted[-1])))
+    none = [rank for rank, log in kept.items() if log is None]
+    if len(none) < len(wanted):
+        session.screen.say("these are the last lines, as the journal in the store keeps them")
+    if none:
+        session.screen.say(f"the journal in the store keeps no log of these: {in_ranges(none)}")
+    return UNKNOWN if none else SUCCEEDED
+
+
+def _chosen(log: str | None, grep: str | None) -> list[str]:
+    """Return the lines of a log that are wanted."""
+    try:
+        wanted = re.compile(grep or "")
+    except re.error as error:
+        raise InvalidRequestError(f"--grep is not a regular expression: {error}") from None
+    return [line for line in (log or "").split("\n")[:-1] if wanted.search(line)]
 
 
 def _in_turn(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> Iterator[Line]:

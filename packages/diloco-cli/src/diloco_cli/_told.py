@@ -13,7 +13,15 @@ from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 
 from ._exits import SUCCEEDED, exit_of_states
-from ._facts import STYLES, VERSION, counts_in_words
+from ._facts import (
+    REPLICA_COLUMNS,
+    STYLES,
+    VERSION,
+    counts_in_words,
+    replica_lines,
+    replica_row,
+)
+from ._journal import Recorded, read_journal
 from ._screen import Screen
 from ._store import Store
 from ._table import Cell, Column, table
@@ -44,10 +52,11 @@ UNREAD = {
 def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float]) -> int:
     """Print what every replica of a run has told last, or the runs below a prefix.
 
-    Returns the exit code. A replica that has not said how it ended counts as one that runs.
+    Returns the exit code. How a replica ended is what the journal there says, or else the replica
+    itself; one of which neither says it counts as one that runs.
 
     Raises:
-        ReplicaNotFoundError: There is no run, or its replicas tell nothing.
+        ReplicaNotFoundError: There is no run, or neither its replicas nor a journal tell of it.
         SpecVersionError: They are of another version.
         UnavailableError: The store cannot be read.
     """
@@ -55,17 +64,21 @@ def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float
     runs = find_runs(store.names)
     if runs != [""]:
         return _show_runs(screen, uri, runs, as_json=as_json)
-    facts = run_facts(uri, _read(store, uri, history=False))
+    told, recorded = _read(store, uri, history=False)
+    facts = {**run_facts(uri, told), "journal": recorded.facts() if recorded.runs else None}
+    if not told.live:
+        first = next(iter(recorded.handles.values()))
+        facts |= {"run_id": clean(first.run_id), "world_size": first.world_size}
+        facts["silent"] = list(recorded.handles)
     if as_json:
         screen.json(facts)
     else:
         _show(screen, facts, clock())
-    states = [_state(replica) for replica in facts["replicas"]]
-    return exit_of_states([*states, *(["unknown"] if facts["silent"] else [])])
+    return exit_of_states(_states(facts))
 
 
-def told_by(uri: str) -> Told:
-    """Return what the replicas of a run have told so far, with its history.
+def read_run(uri: str, *, history: bool = True) -> tuple[Told, Recorded]:
+    """Return what the replicas of a run have told so far, and what the journal in its store says.
 
     Raises:
         InvalidRequestError: There are several runs below this prefix; the error names some.
@@ -81,21 +94,22 @@ def told_by(uri: str) -> Told:
         raise InvalidRequestError(
             f"there are runs below {uri}, such as {', '.join(runs[:10])}: give the URI of one"
         )
-    return _read(store, uri, history=True)
+    return _read(store, uri, history=history)
 
 
-def _read(store: Store, uri: str, *, history: bool) -> Told:
+def _read(store: Store, uri: str, *, history: bool) -> tuple[Told, Recorded]:
     told = RunReader(store.list_keys, store.read).look(history=history)
-    if not told.live and told.of_another_version:
+    recorded = read_journal(store, told.live)
+    if not told.live and not recorded.handles and told.of_another_version:
         raise SpecVersionError(
             f"the replicas of {uri} are of another version of diloco: use the diloco-cli of theirs"
         )
-    if not told.live:
+    if not told.live and not recorded.handles:
         raise ReplicaNotFoundError(
             f"the replicas of {uri} have told nothing: they have not begun, or are connected with "
             "telemetry=False"
         )
-    return told
+    return told, recorded
 
 
 def _show_runs(screen: Screen, uri: str, runs: Iterable[str], *, as_json: bool) -> int:
@@ -117,12 +131,12 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     What is said of the whole run is what most ranks say.
     """
     lives = [told.live[rank] for rank in sorted(told.live)]
-    world_size = _most(live.world_size for live in lives)
+    world_size = _most(live.world_size for live in lives) or 0
     replicas = [_replica_facts(live) for live in lives if live.rank < world_size]
     return {
         "version": VERSION,
         "uri": clean(uri),
-        "run_id": clean(_most(live.run for live in lives)),
+        "run_id": clean(_most(live.run for live in lives) or ""),
         "world_size": world_size,
         "sync": max((replica["sync"] for replica in replicas), default=0),
         "replicas": replicas,
@@ -134,7 +148,7 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
 
 
 def _most(values: Iterable[Any]) -> Any:
-    return Counter(values).most_common(1)[0][0]
+    return next(iter(Counter(values).most_common(1)), (None,))[0]
 
 
 def _replica_facts(live: Live) -> dict[str, Any]:
@@ -149,9 +163,17 @@ def _state(replica: dict[str, Any]) -> str:
     return "running" if ended is None else ENDS.get(ended, "unknown")
 
 
+def _states(facts: dict[str, Any]) -> list[str]:
+    """Return the state of every rank: as the journal says, or else as the rank itself does."""
+    states = dict.fromkeys(facts["silent"], "unknown")
+    states |= {replica["rank"]: _state(replica) for replica in facts["replicas"]}
+    states |= {end["rank"]: end["state"] for end in (facts["journal"] or {}).get("ends", ())}
+    return list(states.values())
+
+
 def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     replicas, silent = facts["replicas"], facts["silent"]
-    states = Counter([*map(_state, replicas), *["unknown"] * len(silent)])
+    states = Counter(_states(facts))
     known = {state: states[state] for state in STYLES if states[state]}
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
     screen.line(f"{facts['uri']}: {run}{counts_in_words(known)}, sync {facts['sync']}")
@@ -161,6 +183,20 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     for name, text in UNREAD.items():
         if facts[name]:
             screen.say(f"objects that {text}: {facts[name]}")
+    if journal := facts["journal"]:
+        _show_journal(screen, journal, now)
+
+
+def _show_journal(screen: Screen, journal: dict[str, Any], now: float) -> None:
+    if ends := journal["ends"]:
+        screen.line("ended, as the journal in the store says:")
+        screen.lines(table(REPLICA_COLUMNS, [replica_row(end, now) for end in ends], screen.width))
+        for text in replica_lines(ends):
+            screen.line(text)
+    if ranks := journal["disproved"]:
+        screen.say(f"ended by the journal, and have told something since: {in_ranges(ranks)}")
+    if count := journal["skipped"] + journal["left_out"]:
+        screen.say(f"objects of the journal that are no records, or too many: {count}")
 
 
 def _row(replica: dict[str, Any], now: float) -> list[Cell]:

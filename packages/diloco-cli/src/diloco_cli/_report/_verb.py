@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diloco_protocol import DilocoError, InvalidRequestError
+from diloco_protocol import (
+    DilocoError,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaStatus,
+)
 from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Told
 
@@ -14,15 +22,19 @@ from ..__about__ import __version__
 from .._backends import Run
 from .._exits import SUCCEEDED
 from .._facts import place_of, replica_facts
+from .._journal import Recorded
 from .._screen import Screen
 from .._session import Session
 from .._texts import clean
-from .._told import told_by
+from .._told import read_run
 from ._page import page
 from ._prices import DEFAULT, MOST_BYTES, Prices, read_prices
 from ._summary import summarise
 
 _LINES, _MOST_LOGS = 20, 16
+_BY_JOURNAL = (
+    "How those ended of which no backend has a record is what the journal in the store says."
+)
 _NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0)
 
 
@@ -56,11 +68,18 @@ def report(
     if file is not None:
         _check_file(Path(file), force=force)
     table = DEFAULT if prices is None else _read_prices(prices)
+    told, recorded = (_NOTHING, None) if uri is None else read_run(uri)
     backend = None
     if run_id is not None and session is not None:
-        with session.run(run_id) as run:
-            backend = _backend_facts(run)
-    told = _NOTHING if uri is None else told_by(uri)
+        try:
+            with session.run(run_id) as run:
+                backend = _backend_facts(run, recorded)
+        except ReplicaNotFoundError:
+            if recorded is None or not recorded.ends:
+                raise
+    if backend is None and recorded is not None and recorded.ends:
+        backend = _recorded_facts(recorded)
+        run_id = run_id or (None if told.live else next(iter(recorded.ends)).run_id)
     named = sorted({live.run for live in told.live.values()})
     if run_id is not None and named and run_id not in named:
         raise InvalidRequestError(
@@ -70,6 +89,8 @@ def report(
         told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id or "",
         backend=backend,
     )  # fmt: skip
+    if recorded is not None and recorded.ends:
+        summary = replace(summary, missing=(*summary.missing, _BY_JOURNAL))
     if file is not None:
         _write(Path(file), page(summary), force=force)
     if as_json:
@@ -108,24 +129,45 @@ def _read_prices(name: str) -> Prices:
     return read_prices(data)
 
 
-def _backend_facts(run: Run) -> dict[str, Any]:
+def _backend_facts(run: Run, recorded: Recorded | None) -> dict[str, Any]:
     """Return what a backend says about a run, with the ends of the logs of what failed."""
     seen = run.executor.describe_run(run.handles)
+    ends = {} if recorded is None else recorded.ends
+
+    def log(handle: ReplicaHandle) -> str:
+        try:
+            return run.executor.stream_logs(handle, n_lines=_LINES)
+        except DilocoError as error:
+            kept = None if recorded is None else recorded.log(handle)
+            return kept or f"(its log cannot be read: {error})"
+
+    return _facts_of(run.backend, run.handles, {**ends, **seen}, log)
+
+
+def _recorded_facts(recorded: Recorded) -> dict[str, Any]:
+    """Return what the journal in the store says, as if a backend said it."""
+    handles = list(recorded.ends)
+    name = clean(handles[0].backend_name)
+    return _facts_of(name, handles, recorded.ends, lambda handle: recorded.log(handle) or "")
+
+
+def _facts_of(
+    backend: str,
+    handles: Sequence[ReplicaHandle],
+    seen: Mapping[ReplicaHandle, ReplicaStatus],
+    log: Callable[[ReplicaHandle], str],
+) -> dict[str, Any]:
     replicas, logs = [], 0
-    for handle in run.handles:
+    for handle in handles:
         facts = replica_facts(handle, seen.get(handle))
         lines: list[str] = []
         if facts["state"] == "failed" and logs < _MOST_LOGS:
             logs += 1
-            try:
-                text = run.executor.stream_logs(handle, n_lines=_LINES)
-            except DilocoError as error:
-                text = f"(its log cannot be read: {error})"
-            lines = [clean(line) for line in text.splitlines()[-_LINES:]]
+            lines = [clean(line) for line in log(handle).splitlines()[-_LINES:]]
         replicas.append({**facts, "last_lines": lines})
     return {
-        "name": run.backend,
-        "place": place_of(run.handles),
-        "world_size": run.handles[0].world_size,
+        "name": backend,
+        "place": place_of(handles),
+        "world_size": handles[0].world_size,
         "replicas": replicas,
     }
