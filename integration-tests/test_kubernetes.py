@@ -28,10 +28,11 @@ from rehearsal_lab import (
     write_programs,
 )
 
+from diloco_core import open_journal
 from diloco_eks import EKSExecutor
 from diloco_local import LocalProcessExecutor
 from diloco_localcloud import KubernetesProcesses
-from diloco_protocol import Backoff, ReplicaHandle
+from diloco_protocol import Backoff, ReplicaHandle, ReplicaState, ReplicaStatus
 
 pytestmark = pytest.mark.processes
 
@@ -363,3 +364,39 @@ def test_replicas_with_eight_gpus_are_several_processes(rehearsal, tmp_path):
     with rehearsal.executor() as executor:
         requests = train_on_nodes(executor, str(tmp_path / "store"))
     assert "'nvidia.com/gpu': '8'" in requests
+
+
+def test_the_journal_in_the_store_outlives_what_the_cluster_knows(rehearsal, tmp_path):
+    """Also the logs, which Kubernetes removes with the pods; and it is never above the cluster."""
+    uri = str(tmp_path / "run")
+
+    def diloco(verb, *more):
+        command = [sys.executable, "-m", "diloco_cli", verb, uri, *more]
+        home = {"HOME": str(tmp_path / "home"), "PYTHONPATH": python_path(rehearsal.folder)}
+        return subprocess.run(command, env=home, capture_output=True, text=True, check=False)
+
+    journal = open_journal(uri)
+    with rehearsal.executor(journal=journal) as executor:
+        arguments = {"folder": str(tmp_path), "seconds": 6000}
+        handles = executor.launch_replicas(2, "small_trainer:square", arguments, run_id="seen")
+        wait_for(
+            lambda: all("here is" in executor.stream_logs(each) for each in handles),
+            "both replicas to begin",
+        )
+        journal.record_end(handles[0], ReplicaStatus(ReplicaState.SUCCEEDED), "forged")
+        assert executor.poll(handles[0]) is ReplicaState.RUNNING
+        executor.cancel_run("seen")
+        assert [each["status"] for each in executor.collect(handles)] == ["cancelled"] * 2
+        shown, logs = diloco("status", "--json"), diloco("logs")
+        assert shown.returncode == 1, shown.stderr
+        recorded = json.loads(shown.stdout)["journal"]
+        assert [each["state"] for each in recorded["ends"]] == ["cancelled"] * 2
+        assert recorded["launches"][0]["options"]["entrypoint"] == "small_trainer:square"
+        assert logs.stdout == "0 | here is 0\n1 | here is 1\n"
+        executor.purge(handles[0])
+        assert not executor.exists("seen")
+        assert diloco("status", "--json").stdout == shown.stdout
+        assert diloco("logs").stdout == logs.stdout
+        facts = json.loads(diloco("report", "--json").stdout)
+        assert [each["state"] for each in facts["backend"]["replicas"]] == ["cancelled"] * 2
+        assert [each["status"] for each in executor.collect(handles)] == ["cancelled"] * 2
