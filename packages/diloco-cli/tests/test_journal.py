@@ -127,6 +127,14 @@ class TestStatus:
         assert "rank 5: \\x1b[1m" in out
         assert err == "objects of the journal that are no records, or too many: 2\n"
 
+    def test_of_many_runs_those_are_read_that_the_ranks_name(self, folder, world, uri):
+        for number in range(20):
+            other = replace(world.handles("monday")[0], run_id=f"x-{number:02}")
+            journal_in(folder).record_launch([other])
+        journal = json.loads(shown(uri, as_json=True)[1])["journal"]
+        assert (len(journal["launches"]), journal["left_out"]) == (16, 5)
+        assert [end["rank"] for end in journal["ends"]] == [0, 1]
+
     def test_a_journal_alone_is_a_run(self, folder, world, capsys):
         assert run("status", folder.parent / ".") == 0
         assert capsys.readouterr().out == f"{folder}\n"

@@ -173,6 +173,7 @@ class TestStrangers:
         (key,) = objects
         objects["a/000001.0.launched.json"] = objects[key]
         assert journal.look("a").handles == ()
+        assert journal.handles("a") == []  # or who cancels one by its name would end the other
 
     def test_no_object_is_read_beyond_what_any_can_have(self, journal, objects, monkeypatch):
         monkeypatch.setattr("diloco_protocol._journal_records.RECORD_BYTES", 500)

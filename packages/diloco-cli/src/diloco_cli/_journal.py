@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from diloco_protocol import (
@@ -26,7 +25,7 @@ from ._store import Store
 from ._texts import clean
 
 _FOLDER = "journal/"
-_MOST_RUNS, _MOST_LAUNCHES = 64, 64  # that are read, and that are shown
+_MOST_RUNS, _MOST_LAUNCHES = 16, 64  # that are read, and that are shown
 _MOST_RANKS = 100_000  # as replicas may tell
 _CLOCK = 60.0  # seconds by which clocks may differ without a word
 
@@ -42,6 +41,7 @@ class Recorded:
         ends: How these have ended, as far as that is recorded.
         disproved: Ranks that have told something after their recorded end, which does not count.
         skipped: How many objects and replicas are not such records.
+        left_out: How many records or runs were not read since there are too many.
     """
 
     journal: StoreJournal
@@ -50,6 +50,7 @@ class Recorded:
     ends: Mapping[ReplicaHandle, ReplicaStatus]
     disproved: tuple[int, ...]
     skipped: int
+    left_out: int
 
     def log(self, handle: ReplicaHandle | None) -> str | None:
         """Return the end of a log; None if the journal keeps none that can be read."""
@@ -78,7 +79,7 @@ class Recorded:
             "ends": [replica_facts(handle, end) for handle, end in self.ends.items()],
             "disproved": list(self.disproved),
             "skipped": self.skipped,
-            "left_out": sum(run.left_out for run in self.runs),
+            "left_out": self.left_out,
         }
 
 
@@ -100,7 +101,9 @@ def read_journal(store: Store, told: Mapping[int, Live]) -> Recorded:
         ),
         read=lambda key, most: store.read(_FOLDER + key, most),
     )
-    runs = tuple(map(journal.look, islice(journal.runs(), _MOST_RUNS)))
+    named = {live.run for live in told.values()}
+    names = sorted(journal.runs(), key=lambda name: (name in named, name))
+    runs = tuple(map(journal.look, names[-_MOST_RUNS:]))
     skipped = sum(run.skipped for run in runs)
     counts: dict[int, tuple[ReplicaHandle, ReplicaStatus | None]] = {}
     for run in sorted(runs, key=_last_end):
@@ -118,6 +121,7 @@ def read_journal(store: Store, told: Mapping[int, Live]) -> Recorded:
         ends={handle: end for handle, end in ends.items() if handle not in disproved},
         disproved=tuple(handle.rank for handle in disproved),
         skipped=skipped,
+        left_out=sum(run.left_out for run in runs) + len(names[:-_MOST_RUNS]),
     )
 
 

@@ -8,31 +8,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
+from . import _journal_records as records
 from ._errors import BackendError, InvalidRequestError, SpecVersionError, UnavailableError
-from ._journal_records import (
-    ENDED,
-    KINDS,
-    LAUNCHED,
-    LOGGED,
-    LONGEST_NAME,
-    DamagedRecordError,
-    Launch,
-    current,
-    end_record,
-    folder_of,
-    key_of,
-    launch_record,
-    launches_in,
-    log_record,
-    most_of,
-    next_name,
-    read_end,
-    read_launch,
-    read_log,
-    spell,
-    to_bytes,
-    unspell,
-)
+from ._journal_records import DamagedRecordError, Launch
 from ._redact import redact_json, redact_text
 
 if TYPE_CHECKING:
@@ -187,58 +165,59 @@ class StoreJournal:
         """Remember the handles of a run; see :class:`RunJournal`."""
         if not handles:
             return
-        launch, digest, record = launch_record(handles, options)
-        folder = folder_of(launch.handles[0].run_id)
-        earlier = launches_in(self._listed(folder))
-        same = [folder + name for name in earlier if name.endswith(f".{digest}{LAUNCHED}")]
+        launch, digest, record = records.launch_record(handles, options)
+        folder = records.folder_of(launch.handles[0].run_id)
+        earlier = records.launches_in(self._listed(folder))
+        same = [folder + name for name in earlier if name.endswith(f".{digest}{records.LAUNCHED}")]
         if same and same[-1] == folder + earlier[-1]:
             with contextlib.suppress(DamagedRecordError, SpecVersionError):
-                found = self._parsed(same[-1], read_launch)
+                found = self._parsed(same[-1], records.read_launch)
                 if found is not None and found.handles == launch.handles:
                     return  # it is the latest launch of this run anyway
-        key = folder + next_name(earlier, digest)
-        data = to_bytes(record, self._path(key), most_of(key))
-        self._do("written", lambda: self._put(key, data))
-        for each in same:
-            if each != key:
-                with contextlib.suppress(UnavailableError):
-                    self._do("written", partial(self._delete, each))
+        key = folder + records.next_name(earlier, digest)
+        self._do("written", partial(self._put, key, self._encoded(key, record)))
+        for each in set(same) - {key}:
+            with contextlib.suppress(UnavailableError):
+                self._do("written", partial(self._delete, each))
 
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
         if not self.believed:
             status, result = _without_secrets(status), redact_json(result)
-        key = key_of(handle, ENDED)
-        data = to_bytes(end_record(handle, status, result), self._path(key), most_of(key))
-        if self._do("written", lambda: self._create(key, data)) or self.believed:
+        key = records.key_of(handle, records.ENDED)
+        data = self._encoded(key, records.end_record(handle, status, result))
+        if self._do("written", partial(self._create, key, data)) or self.believed:
             return
         if self._bytes(key, len(data) + 1) != data:
-            self._do("written", lambda: self._put(key, data))
+            self._do("written", partial(self._put, key, data))
 
     def keep_log(self, handle: ReplicaHandle, text: str) -> None:
         """Remember the end of a log, of at most a MiB; an earlier one is replaced."""
-        key = key_of(handle, LOGGED)
-        data = to_bytes(log_record(handle, text), self._path(key), most_of(key))
-        self._do("written", lambda: self._put(key, data))
+        key = records.key_of(handle, records.LOGGED)
+        data = self._encoded(key, records.log_record(handle, text))
+        self._do("written", partial(self._put, key, data))
 
     def runs(self) -> list[str]:
         """Return the known run_ids; see :class:`RunJournal`."""
-        names = [unspell(name[:-1]) for name in self._listed("") if name.endswith("/")]
+        names = [records.unspell(name[:-1]) for name in self._listed("") if name.endswith("/")]
         return sorted(name for name in names if name is not None)
 
     def handles(
         self, run_id: str, wanted: Callable[[ReplicaHandle], bool] | None = None
     ) -> list[ReplicaHandle]:
         """Return the handles of a run; see :class:`RunJournal`."""
-        if len(spell(run_id)) > LONGEST_NAME:
+        if len(records.spell(run_id)) > records.LONGEST_NAME:
             return []
-        folder = folder_of(run_id)
+        folder = records.folder_of(run_id)
         tally = None if self.believed else _Tally()
-        return current(self._launches(folder, self._listed(folder), tally), wanted)
+        launches = self._launches(folder, self._listed(folder), tally)
+        return [each for each in records.current(launches, wanted) if each.run_id == run_id]
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
         """Return the recorded end of a replica; see :class:`RunJournal`."""
-        return self._parsed(key_of(handle, ENDED), partial(read_end, handle))
+        return self._parsed(
+            records.key_of(handle, records.ENDED), partial(records.read_end, handle)
+        )
 
     def log(self, handle: ReplicaHandle) -> str | None:
         """Return the end of a replica's log, if it is kept; the text is what the replica wrote.
@@ -246,22 +225,28 @@ class StoreJournal:
         Raises:
             DamagedRecordError: The record is damaged.
         """
-        return self._parsed(key_of(handle, LOGGED), partial(read_log, handle))
+        return self._parsed(
+            records.key_of(handle, records.LOGGED), partial(records.read_log, handle)
+        )
 
     def look(self, run_id: str) -> RecordedRun:
         """Return what there is of a run: one listing, and one read for each launch and end.
 
         Records that are damaged are skipped and counted, and at most 64 MiB are read.
         """
-        folder, tally = folder_of(run_id), _Tally()
+        folder, tally = records.folder_of(run_id), _Tally()
         names = self._listed(folder)
         launches = self._launches(folder, names, tally)
-        handles = [handle for handle in current(launches, None) if handle.run_id == run_id]
+        handles = [handle for handle in records.current(launches, None) if handle.run_id == run_id]
         there = {folder + name for name in names}
         ends = {}
         for handle in handles:
-            key = key_of(handle, ENDED)
-            end = self._parsed(key, partial(read_end, handle), tally) if key in there else None
+            key = records.key_of(handle, records.ENDED)
+            end = (
+                self._parsed(key, partial(records.read_end, handle), tally)
+                if key in there
+                else None
+            )
             if end is not None:
                 ends[handle] = end
         return RecordedRun(
@@ -269,8 +254,10 @@ class StoreJournal:
             launches=tuple(launches),
             handles=tuple(handles),
             ends=ends,
-            logged=frozenset(each for each in handles if key_of(each, LOGGED) in there),
-            skipped=tally.skipped + sum(not name.endswith(KINDS) for name in names),
+            logged=frozenset(
+                each for each in handles if records.key_of(each, records.LOGGED) in there
+            ),
+            skipped=tally.skipped + sum(not name.endswith(records.KINDS) for name in names),
             left_out=tally.left_out,
         )
 
@@ -282,8 +269,8 @@ class StoreJournal:
 
     def _launches(self, folder: str, names: Iterable[str], tally: _Tally | None) -> list[Launch]:
         """Return the launches of a run, the latest first."""
-        keys = [folder + name for name in reversed(launches_in(names))]
-        found = [self._parsed(key, read_launch, tally) for key in keys]
+        keys = [folder + name for name in reversed(records.launches_in(names))]
+        found = [self._parsed(key, records.read_launch, tally) for key in keys]
         if tally is None and None in found:
             key = keys[found.index(None)]
             raise UnavailableError(f"the journal's {self._path(key)} cannot be read: it is gone")
@@ -296,7 +283,7 @@ class StoreJournal:
         if tally is not None and tally.size > MOST_BYTES:
             tally.left_out += 1
             return None
-        data = self._bytes(key, most_of(key) + 1)
+        data = self._bytes(key, records.most_of(key) + 1)
         if data is None:
             return None
         try:
@@ -310,8 +297,11 @@ class StoreJournal:
             if tally is not None:
                 tally.size += len(data)
 
+    def _encoded(self, key: str, record: dict[str, Any]) -> bytes:
+        return records.to_bytes(record, self._path(key), records.most_of(key))
+
     def _bytes(self, key: str, most: int) -> bytes | None:
-        return self._do("read", lambda: self._read(key, most))
+        return self._do("read", partial(self._read, key, most))
 
     def _path(self, key: str) -> str:
         return f"{self._where}/{key}"
