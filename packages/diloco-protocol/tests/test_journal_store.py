@@ -175,6 +175,12 @@ class TestStrangers:
         assert journal.look("a").handles == ()
         assert journal.handles("a") == []  # or who cancels one by its name would end the other
 
+    def test_keys_that_are_not_in_the_folder_are_passed_over(self, journal, objects):
+        journal.record_launch(handles("b"))
+        journal._list_keys = lambda folder: objects
+        assert journal.handles("a") == []
+        assert journal.look("a").skipped == 0
+
     def test_no_object_is_read_beyond_what_any_can_have(self, journal, objects, monkeypatch):
         monkeypatch.setattr("diloco_protocol._journal_records.RECORD_BYTES", 500)
         objects["a/000001.0.launched.json"] = b" " * 10_000
