@@ -240,6 +240,20 @@ class TestLogs:
             f"rank 0: {GONE}. The lines are the last ones, from the journal\nrank 1: {GONE}\n"
         )
 
+    def test_what_has_been_printed_is_not_printed_again(self, tmp_path):
+        world = World("eks", {"monday": [DONE]}, logs={0: ["one"]})
+        world._journal = FolderJournal(tmp_path / "journal")
+        world.describe_run(world.handles("monday"))
+
+        def gone_later(handle, query):
+            yield "one"
+            raise GONE
+
+        world._logs = gone_later
+        made = command(world)
+        assert logs(made.session, "monday", Query()) == 3
+        assert (made.out(), made.err()) == ("0 | one\n", f"rank 0: {GONE}\n")
+
 
 def test_a_journal_of_many_ranks_is_listed_once_and_read_once(folder, monkeypatch):
     """A refresh costs a listing for the journal, one per run in it, and a read per record."""

@@ -354,6 +354,15 @@ class TestLogs:
         assert len(journal.look("mine").logged) == 256
         assert executor.kept_log(run[256]) is None
 
+    @pytest.mark.parametrize("change", [{"version": 99}, {"log": 1}, {"more": 1}, {"handle": 1}])
+    def test_a_damaged_log_is_none(self, journal, objects, caplog, change):
+        executor, (first, _) = launched(journal)
+        executor.cancel(first)
+        (key,) = [key for key in objects if key.endswith(".log.json")]
+        objects[key] = json.dumps(json.loads(objects[key]) | change).encode()
+        assert executor.kept_log(first) is None
+        assert key in caplog.text
+
     def test_a_store_that_takes_no_log_is_named(self, journal, caplog):
         executor, (first, _) = launched(journal)
         executor.world[first] = FAILED

@@ -113,13 +113,13 @@ def read_journal(store: Store, told: Mapping[int, Live]) -> Recorded:
             elif handle.rank not in told or told[handle.rank].run in {"", run.run_id}:
                 counts[handle.rank] = handle, run.ends.get(handle, (None,))[0]
     ends = {handle: end for _, (handle, end) in sorted(counts.items()) if end is not None}
-    disproved = [each for each, end in ends.items() if _is_later(told.get(each.rank), end)]
+    disproved = {each for each, end in ends.items() if _is_later(told.get(each.rank), end)}
     return Recorded(
         journal,
         runs,
         handles={rank: counts[rank][0] for rank in sorted(counts)},
         ends={handle: end for handle, end in ends.items() if handle not in disproved},
-        disproved=tuple(handle.rank for handle in disproved),
+        disproved=tuple(sorted(handle.rank for handle in disproved)),
         skipped=skipped,
         left_out=sum(run.left_out for run in runs) + len(names[:-_MOST_RUNS]),
     )

@@ -97,12 +97,18 @@ def _print(session: Session, rank: int, text: str, room: int) -> None:
 def _read(
     executor: BaseExecutor, handle: ReplicaHandle, since: float | None, query: Query
 ) -> Iterator[Line]:
-    """Yield the lines of one log, and at the end its error or None."""
+    """Yield the lines of one log, and at the end its error or None.
+
+    Where the backend has none, they are the last lines that the executor's journal keeps, if any.
+    """
+    begun = False
     try:
         for line in executor.log_iter(handle, follow=query.follow, since=since, regex=query.grep):
+            begun = True
             yield Line(handle.rank, line)
     except DilocoError as error:
-        kept = executor.kept_log(handle) if isinstance(error, ReplicaNotFoundError) else None
+        is_gone = isinstance(error, ReplicaNotFoundError) and not begun
+        kept = executor.kept_log(handle) if is_gone else None
         for line in _chosen(kept, query.grep):
             yield Line(handle.rank, line)
         if kept is not None:

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 from ._cancel import MAX_THREADS
 from ._collect import log
-from ._errors import BackendError, DilocoError, InvalidRequestError, ReplicaNotFoundError
+from ._errors import (
+    BackendError,
+    DilocoError,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    SpecVersionError,
+)
 from ._hooks import Hooks, LogQuery
-from ._journal_records import LOG_BYTES
+from ._journal_records import LOG_BYTES, DamagedRecordError
 from ._redact import redact_text
 
 if TYPE_CHECKING:
@@ -49,14 +55,18 @@ class KeptLogs(Hooks):
 
         An executor with this journal has read it before it cancelled or purged the replica, or when
         it first saw the end: at most the last MiB, without what looks like a secret, of ranks below
-        256.
+        256. A damaged record counts as missing, and a warning is logged.
 
         Raises:
-            InvalidRequestError: The record in the journal is damaged.
+            BackendError: The journal cannot be read.
         """
         self._check(handle)
         read: Callable[[ReplicaHandle], str | None] | None = getattr(self._journal, "log", None)
-        return None if read is None else read(handle)
+        try:
+            return None if read is None else read(handle)
+        except (DamagedRecordError, SpecVersionError) as error:
+            log(str(error))
+            return None
 
     def _read_logs(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, str]:
         """Return the ends of logs for the journal, if it takes any, as far as they come in time."""
