@@ -88,6 +88,9 @@ class ToyExecutor(BaseExecutor):
             for spec in request.specs()
         ]
 
+    def _where(self) -> str:
+        return self.cloud.account
+
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         uid = uuid.uuid4().hex  # tells what this call has created from what was there
         jobs = self._same(request)

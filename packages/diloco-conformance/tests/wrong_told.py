@@ -10,6 +10,7 @@ from diloco_protocol import Plan, ReplicaHandle, RunConflictError, spec_to_argum
 
 EVERY = "e1_every_variable_arrives_as_it_was_given"
 WHO = "e2_a_replica_is_told_its_run_and_its_attempt"
+WHERE = "e2_a_replica_is_told_its_backend_and_its_place"
 NAMES = "e2_the_arguments_may_name_the_variables"
 ARRIVE = "e3_secrets_arrive_by_reference"
 MISSING = "e3_a_missing_secret_stops_the_launch"
@@ -50,6 +51,27 @@ class WorldSizeIsNotTold(Telling):
 class EverybodyIsRankZero(Telling):
     def tell(self, body):
         body["env"]["REPLICA_RANK"] = "0"
+
+
+# --- where ---
+
+
+@mutant(WHERE, "E2")
+class TheBackendIsNotTold(Telling):
+    def tell(self, body):
+        del body["env"]["DILOCO_BACKEND"]
+
+
+@mutant(WHERE, "E2")
+class NoPlaceIsTold(ToyExecutor):
+    def _where(self):
+        return ""
+
+
+@mutant(WHERE, "E2")
+class ThePlaceIsAnother(ToyExecutor):
+    def _where(self):
+        return "elsewhere"
 
 
 # --- the environment ---

@@ -90,5 +90,5 @@ class Asked(Memory):
         self.asked = request
 
     def _submit(self, request):
-        assert request is self.asked
+        assert request == self.asked
         return super()._submit(request)

@@ -12,6 +12,7 @@ from diloco_protocol import (
     InvalidRequestError,
     ReplicaHandle,
     ReplicaNotFoundError,
+    ReplicaSpec,
     ReplicaState,
     ServerlessExecutor,
     UnavailableError,
@@ -95,6 +96,41 @@ def test_nothing_is_submitted_that_is_not_allowed(executor, change):
     with pytest.raises(InvalidRequestError):
         executor.launch_replicas(**arguments)
     assert executor.hooks == []
+
+
+class Placed(Memory):
+    """Says where replicas run."""
+
+    where = "region-1"
+
+    def _where(self):
+        return self.where
+
+
+class TestThePlace:
+    @staticmethod
+    def planned(executor):
+        (request,) = executor.plan(1, "m:f").requests
+        return ReplicaSpec.from_json(request["spec"])
+
+    def test_replicas_are_told_it(self):
+        spec = self.planned(Placed({}))
+        assert (spec.backend, spec.place) == ("memory", "region-1")
+        assert self.planned(Memory({})).place == ""
+
+    def test_it_is_bounded_and_has_no_secrets(self):
+        executor = Placed({})
+        executor.where = "https://me:hunter2@here/" + "x" * 1000
+        place = self.planned(executor).place
+        assert "hunter2" not in place
+        assert len(place) == 121
+        executor.where = "\x1b[2Jhere"
+        assert self.planned(executor).place == "\\x1b[2Jhere"
+
+    @pytest.mark.parametrize("name", ["DILOCO_BACKEND", "DILOCO_PLACE"])
+    def test_a_launch_may_not_say_it(self, name):
+        with pytest.raises(InvalidRequestError, match=f"env may not set {name}"):
+            Memory({}).launch_replicas(1, "m:f", env={name: "there"})
 
 
 class TestDefaultsOfTheConstructor:

@@ -295,7 +295,7 @@ class TestWrongSpecs:
         )
 
     def test_another_version_is_refused_by_name(self, tmp_path):
-        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":3', '"version":7')
+        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":4', '"version":7')
         (tmp_path / "spec.json").write_text(later)
         done = self.run(
             "--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / "outcome.json")

@@ -106,18 +106,35 @@ class TestSpec:
             spec_from_arguments([f"--spec-piece={place}:eA=="])
 
     def test_another_version_is_refused_by_name(self):
-        earlier = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":3', '"version":1')
+        earlier = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":4', '"version":1')
         with pytest.raises(
-            SpecVersionError, match=r"version 1, but its diloco-protocol reads version 3"
+            SpecVersionError, match=r"version 1, but its diloco-protocol reads version 4"
         ):
             ReplicaSpec.from_json(earlier)
 
     def test_one_that_does_not_say_whether_replicas_are_started_again(self):
         spec = ReplicaSpec("m:f", {"a": 1}, 0, 2, restarts=False)
         data = {**spec.to_dict(), "version": 2}
-        del data["restarts"]
+        for name in ("restarts", "backend", "place"):
+            del data[name]
         assert ReplicaSpec.from_dict(data) == replace(spec, restarts=None)
         assert "DILOCO_RESTARTS" not in environment(ReplicaSpec.from_dict(data))
+
+    def test_one_that_does_not_say_where_it_runs(self):
+        spec = ReplicaSpec("m:f", {}, 0, 2, restarts=False, backend="toy", place="here")
+        data = {**spec.to_dict(), "version": 3}
+        for name in ("backend", "place"):
+            del data[name]
+        assert ReplicaSpec.from_dict(data) == replace(spec, backend="", place="")
+        assert ReplicaSpec.from_json(spec.to_json()) == spec
+        told = environment(spec)
+        assert (told["DILOCO_BACKEND"], told["DILOCO_PLACE"]) == ("toy", "here")
+        assert not environment(ReplicaSpec.from_dict(data)).keys() & {
+            "DILOCO_BACKEND",
+            "DILOCO_PLACE",
+        }
+        with pytest.raises(InvalidRequestError, match="place must be text"):
+            replace(spec, place=None)
 
     def test_whether_replicas_are_started_again_is_yes_or_no(self):
         spec = ReplicaSpec("m:f", {}, 0, 1)
@@ -130,7 +147,7 @@ class TestSpec:
 
     @pytest.mark.parametrize(
         "data",
-        ["", "{", "[]", "{}", '{"version": 3}', '{"version": 2}', '{"version": 3, "extra": 2}'],
+        ["", "{", "[]", "{}", '{"version": 4}', '{"version": 2}', '{"version": 4, "extra": 2}'],
     )
     def test_what_is_no_spec_is_refused(self, data):
         with pytest.raises(InvalidRequestError):

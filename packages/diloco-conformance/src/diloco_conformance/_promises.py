@@ -96,7 +96,7 @@ PROMISES = {
     "E1": "A replica finds every environment variable as it was given.",
     "E2": (
         "A replica finds its run, its attempt, its rank and the rendezvous under the names "
-        "that the launch says."
+        "that the launch says; and its backend and a place that its handle names."
     ),
     "E3": (
         "A secret arrives by its reference; what cannot be resolved is refused, or does not start."

@@ -137,6 +137,22 @@ class Telling:
         names = {"DILOCO_RUN_ID": part.run_id, "DILOCO_COHORT": "the-cohort", "REPLICA_RANK": "3"}
         check_environment(lab, "E2", part.handles[0], names)
 
+    def test_e2_a_replica_is_told_its_backend_and_its_place(self, lab: Lab) -> None:
+        """Check that the place is one that its handle names; a long one may be cut off."""
+        lab.needs(Ability.TOLD)
+        for handle in lab.up(2).handles:
+            check_environment(lab, "E2", handle, {"DILOCO_BACKEND": handle.backend_name})
+            place = lab.harness.told(handle).environment.get("DILOCO_PLACE", "")
+            names = filter(None, handle.metadata.values())
+            begin = place.removesuffix("…")
+            is_cut = begin != place
+            if not any(name in place or (is_cut and name.startswith(begin)) for name in names):
+                lab.broken(
+                    "E2",
+                    f"rank {handle.rank} finds DILOCO_PLACE={place!r}",
+                    f"it is to name something of {dict(handle.metadata)}",
+                )
+
     def test_e2_the_arguments_may_name_the_variables(self, lab: Lab) -> None:
         """Check that ``rank_env`` and ``world_size_env`` do not reach the program as arguments.
 

@@ -244,6 +244,9 @@ class EKSExecutor(LogVerbs):
         arguments = arguments_map(request, self._options, shown=True)
         return [job] if arguments is None else [job, arguments]
 
+    def _where(self) -> str:
+        return self._namespace
+
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         manifest = job_manifest(request, self._options)
         server = self._client.server

@@ -140,6 +140,9 @@ class LocalProcessExecutor(BaseExecutor):
         run = self._root.run(request.run_id)
         return show_orders(run, self._orders(request, setting), setting.base)
 
+    def _where(self) -> str:
+        return str(self._root.path)
+
     @system_errors()
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         setting = self._setting()

@@ -194,6 +194,10 @@ class ModalSpawnExecutor(BaseExecutor):
         told = {finding.subject for finding in tried}
         return [finding for finding in findings if finding.subject not in told] + tried
 
+    def _where(self) -> str:
+        place = self._options.environment_name, self._options.app
+        return "/".join(filter(None, place))
+
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         payloads(request, self._options)  # refuses one that is too large before the first call
         return self._launcher.launch(request)

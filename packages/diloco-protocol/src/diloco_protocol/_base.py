@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
@@ -22,8 +23,9 @@ from ._hooks import Finding, LogQuery, Option
 from ._journaled import Journaled
 from ._launch_error import LaunchError
 from ._look_order import LookOrder
-from ._redact import redact_json, redact_text
+from ._redact import redact_and_cut, redact_json, redact_text
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
+from ._texts import readable
 from ._variables import check_variables
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 _LATEST = 253_402_214_400.0
 """The last day of the year 9999 in Unix seconds (UTC); calendars of every time zone can show it."""
+_PLACE = 120
+"""Most characters of the place that replicas are told."""
 
 
 class BaseExecutor(Journaled):
@@ -50,6 +54,7 @@ class BaseExecutor(Journaled):
     * ``_findings(request) -> list[Finding]`` looks at what a launch needs, for ``check``. Optional.
     * ``_plan(request) -> list[dict]`` returns what would be sent, with secrets redacted, and calls
       nothing.
+    * ``_where() -> str`` says where the replicas of a launch run, such as a region. Optional.
     * ``_submit(request) -> list[ReplicaHandle]`` sends it: all or nothing, once for each run_id.
     * ``_observe_run(handles) -> Mapping[ReplicaHandle, ReplicaStatus]`` looks at replicas of one
       run.
@@ -515,7 +520,8 @@ class BaseExecutor(Journaled):
                 "to that"
             )
         self._check_request(request)
-        return request
+        place = readable(redact_and_cut(self._where(), _PLACE))
+        return replace(request, backend=self.backend_name, place=place)
 
     def _find(self, run_id: str) -> list[ReplicaHandle]:
         # Some platforms answer with another error for a name that none of their objects can have.

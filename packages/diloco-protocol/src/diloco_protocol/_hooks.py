@@ -122,6 +122,14 @@ class Hooks(ABC):
         """
         return nullcontext()
 
+    def _where(self) -> str:
+        """Return where the replicas of a launch run, such as a region, as their handles name it.
+
+        The replicas are told, and tell it in their telemetry. Nothing is asked for it: it is empty
+        as long as the platform would have to be asked, and by default.
+        """
+        return ""
+
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         """Return the requests for a launch, as JSON values with secrets redacted.

@@ -132,7 +132,7 @@ def _check(outcome: Outcome) -> None:
     """Refuse an outcome that no runner reports. Used when writing and when reading."""
     check_fields("this outcome", outcome, _CHECKED)
     check_whole("the exit_code of this outcome", outcome.exit_code, 0)  # a status may lack it
-    if outcome.reason not in REPORTED:
+    if str(outcome.reason) not in REPORTED:  # a list, for one, cannot be looked up
         raise InvalidRequestError(
             f"this outcome has the reason {shown(str(outcome.reason))}, and a replica reports only "
             f"{', '.join(sorted(REPORTED))}"

@@ -82,6 +82,9 @@ class RunRequest:
         named: Whether the caller chose the run_id, and may have launched the same run before. It is
             not among the fields on which two launches must agree: a run whose name was generated
             can be launched again under that name.
+        backend: Name of the backend that launches it. Not among those fields either.
+        place: Where the backend runs the replicas, as they are told. Not among those fields either,
+            since one place may be reached under several names.
     """
 
     run_id: str
@@ -103,6 +106,8 @@ class RunRequest:
     spot: bool | None = None
     max_restarts: int = 0
     named: bool = field(default=True, compare=False)
+    backend: str = field(default="", compare=False)
+    place: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         return redacted_repr(self)
@@ -131,6 +136,8 @@ class RunRequest:
                 timeout=self.timeout,
                 grace=grace,
                 restarts=restarts if whole else None,
+                backend=self.backend,
+                place=self.place,
             )
             for rank in self.ranks
         ]

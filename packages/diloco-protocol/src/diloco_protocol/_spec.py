@@ -13,7 +13,9 @@ from ._json import canonical, check_json, dumps, loads
 from ._redact import redact_json, redact_text, redacted_repr
 from ._variables import (
     ATTEMPT_VARIABLE,
+    BACKEND_VARIABLE,
     COHORT_VARIABLE,
+    PLACE_VARIABLE,
     RANK_VARIABLE,
     RENDEZVOUS_VARIABLE,
     RESTARTS_VARIABLE,
@@ -25,9 +27,12 @@ from ._variables import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SPEC_VERSION = 3
-_WITHOUT_RESTARTS = 2
-"""The version before, which did not say whether replicas are started again."""
+SPEC_VERSION = 4
+# What specs of earlier versions do not say.
+_UNSAID: dict[int, dict[str, Any]] = {
+    2: {"restarts": None, "backend": "", "place": ""},
+    3: {"backend": "", "place": ""},
+}
 
 # The kernel takes at most 128 KiB per environment string, name included.
 _ENVIRONMENT_PIECE = 120_000
@@ -58,6 +63,8 @@ class ReplicaSpec:
         grace: Seconds between SIGTERM and SIGKILL when the replica is ended.
         restarts: Whether the replicas of the cohort can be started again when they have ended; None
             if that is not known.
+        backend: Name of the backend that starts the replica; empty if that is not known.
+        place: Where it runs, such as a region; empty if that is not known.
         version: Version of this record.
 
     Raises:
@@ -77,6 +84,8 @@ class ReplicaSpec:
     timeout: float | None = None
     grace: float = 10.0
     restarts: bool | None = None
+    backend: str = ""
+    place: str = ""
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -97,6 +106,8 @@ class ReplicaSpec:
             "cohort": self.cohort,
             "rank_env": self.rank_env,
             "world_size_env": self.world_size_env,
+            "backend": self.backend,
+            "place": self.place,
         }
         for name, text in texts.items():
             if type(text) is not str:
@@ -157,8 +168,8 @@ class ReplicaSpec:
         """
         if not isinstance(data, dict) or "version" not in data:
             raise InvalidRequestError("this is not a replica spec: it has no version")
-        if type(data["version"]) is int and data["version"] == _WITHOUT_RESTARTS:
-            data = {"restarts": None, **data, "version": SPEC_VERSION}
+        if type(data["version"]) is int and data["version"] in _UNSAID:
+            data = {**_UNSAID[data["version"]], **data, "version": SPEC_VERSION}
         if type(data["version"]) is not int or data["version"] != SPEC_VERSION:
             raise SpecVersionError(
                 f"this replica's spec has version {shown(data['version'])}, but its "
@@ -189,6 +200,10 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
     }
     if spec.restarts is not None:
         variables[RESTARTS_VARIABLE] = str(int(spec.restarts))
+    if spec.backend:
+        variables[BACKEND_VARIABLE] = spec.backend
+    if spec.place:
+        variables[PLACE_VARIABLE] = spec.place
     if spec.rendezvous_uri is not None:
         variables[RENDEZVOUS_VARIABLE] = spec.rendezvous_uri
     return variables

@@ -17,6 +17,10 @@ RESTARTS_VARIABLE = "DILOCO_RESTARTS"
 """1 or 0: whether a replica that has ended can be started again. Not set if that is not known."""
 LAST_ATTEMPT_VARIABLE = "DILOCO_LAST_ATTEMPT"
 """1 if nothing starts the replica again when this attempt fails. Not set if that is not known."""
+BACKEND_VARIABLE = "DILOCO_BACKEND"
+"""Name of the backend that has started the replica. Not set if that is not known."""
+PLACE_VARIABLE = "DILOCO_PLACE"
+"""Where the backend runs the replica, such as a region. Not set if that is not known."""
 SPEC_PREFIX = "DILOCO_SPEC_"
 """Prefix of the names of the variables that carry a spec, piece by piece."""
 
@@ -30,6 +34,8 @@ _RESERVED = frozenset(
         ATTEMPT_VARIABLE,
         RESTARTS_VARIABLE,
         LAST_ATTEMPT_VARIABLE,
+        BACKEND_VARIABLE,
+        PLACE_VARIABLE,
     }
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

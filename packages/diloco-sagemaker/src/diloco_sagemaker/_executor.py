@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +16,7 @@ from diloco_protocol import (
     Backoff,
     BaseExecutor,
     Capabilities,
+    DilocoError,
     Finding,
     InvalidRequestError,
     LaunchError,
@@ -201,6 +202,11 @@ class SageMakerExecutor(BaseExecutor):
             probe._options = replace(self._options, **changed)  # noqa: SLF001
             findings += try_rendezvous(probe, rendezvous_uri, patience, small, "job")
         return findings
+
+    def _where(self) -> str:
+        with suppress(DilocoError):  # a plan needs no region, and a launch says what is wrong
+            return self._client.region
+        return ""
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         jobs = job_requests(request, self._options)
