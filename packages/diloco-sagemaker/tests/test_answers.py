@@ -107,6 +107,10 @@ OF_A_PROXY = {
         400, _JSON,
         b'{"__type": "ResourceNotFound", "message": "Requested resource not found."}',
     ),
+    "a refusal of AWS, and no id": (
+        403, _JSON, b'{"__type": "AccessDeniedException", "message": "no"}',
+    ),
+    "a refusal of its own": (403, _JSON, b'{"__type": "ProxyDenied", "message": "no"}'),
     "as of S3": (404, "application/xml",
                  b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"),
     "as if it had ended": (

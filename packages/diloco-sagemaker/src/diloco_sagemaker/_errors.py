@@ -214,12 +214,14 @@ def _answered(response: Any, operation: str, failed: str) -> BackendError:
         return UnavailableError(f"{text} ({_EARLIER})")
     if about is not None and metadata.get("RequestId") and not of_none:
         return about(text)
-    if about is not None or (code in {"", str(status)} and status not in {0, 429}):
-        # botocore found no error of AWS in it: it was cut on its way, or something in between, such
-        # as a proxy, has answered. It says nothing about what was asked for, so no result counts as
-        # lost and no job as gone because of it.
+    throttled = code in _THROTTLED or status == 429
+    foreign = not metadata.get("RequestId") or code in {"", str(status)}
+    if about is not None or (foreign and status and not throttled):
+        # It was cut on its way, or something in between, such as a proxy, has answered. It says
+        # nothing about what was asked for, so no result counts as lost and no job as gone because
+        # of it.
         return UnavailableError(f"{text}{NOT_ITS_OWN}")
-    if code in _THROTTLED or status == 429:
+    if throttled:
         return ThrottledError(text, retry_after=_seconds(metadata.get("HTTPHeaders", {})))
     if code == "ResourceLimitExceeded":
         return QuotaExceededError(_quota(text, message))

@@ -97,7 +97,7 @@ class Api:
         except RefusedError as refused:
             answer = _refused(call, refused)
             self.calls.note(Call("", "", "", answer.status))  # nothing from an unknown sender
-            return answer
+            return _with_id(call, answer)
         return None
 
     def handle(self, request: Request) -> Response:
@@ -116,8 +116,7 @@ class Api:
             self.calls.note(Call(call.operation, call.service, call.name, 0))
             raise
         self.calls.note(Call(call.operation, call.service, call.name, answer.status))
-        mark = "x-amz-request-id" if call.service == "s3" else "x-amzn-RequestId"
-        return replace(answer, headers={mark: str(uuid.uuid4()), **answer.headers})
+        return _with_id(call, answer)
 
     def _authenticate(self, request: Request, call: _Asked) -> None:
         """Read which service the request is for, and refuse a sender without the key."""
@@ -201,6 +200,12 @@ def _body(request: Request) -> Json:
     if not isinstance(body, dict):
         raise RefusedError("SerializationException", "the body is not a JSON object")
     return body
+
+
+def _with_id(call: _Asked, answer: Response) -> Response:
+    """Return an answer with the id of its request, as all of AWS have."""
+    mark = "x-amz-request-id" if call.service == "s3" else "x-amzn-RequestId"
+    return replace(answer, headers={mark: str(uuid.uuid4()), **answer.headers})
 
 
 def _refused(call: _Asked, refused: RefusedError) -> Response:

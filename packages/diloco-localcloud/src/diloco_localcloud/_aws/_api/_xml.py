@@ -91,7 +91,8 @@ def refusal(service: str, refused: RefusedError) -> Response:
     status = _STATUS.get(code, refused.status)
     error = f"<Error><Code>{code}</Code><Message>{escape(refused.message)}</Message></Error>"
     if service in {"sts", "iam"}:
-        error = f'<ErrorResponse xmlns="{_NAMESPACE}">{error}</ErrorResponse>'
+        name = "<RequestId>stand-in</RequestId>"
+        error = f'<ErrorResponse xmlns="{_NAMESPACE}">{error}{name}</ErrorResponse>'
     return Response(
         status, error.encode(), "text/xml" if service in {"sts", "iam"} else "application/xml"
     )
