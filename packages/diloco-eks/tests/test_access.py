@@ -63,6 +63,40 @@ def test_the_role_is_enough_for_everything(bench, report):
     assert used == granted - kueue_and_check
 
 
+def test_no_right_of_the_role_is_idle(a_bench, tmp_path):
+    """Whatever a launcher does is allowed, and what is allowed is done by some verb."""
+    with KubernetesStandIn(kueue=True) as stand_in:
+        bench = a_bench(stand_in, tmp_path)
+        bench.world.add_queue("gpus")
+        stand_in.access.only(role())
+        queued, plain = bench.executor(queue="gpus"), bench.executor(service_account_name="default")
+        assert [each.message for each in queued.check(1) if not each.ok] == []
+        run = bench.launch(1, executor=queued, start=False, run_id="queued")
+        queued.cancel(run.handles[0])
+        large = {"text": "x" * 100_000}
+        run = bench.launch(1, executor=plain, start=False, kwargs=large)
+        assert bench.launch(1, executor=plain, start=False, kwargs=large).handles == run.handles
+        bench.world.advance(60)
+        plain.describe(run.handles[0])
+        run.pod(0).start()
+        plain.stream_logs(run.handles[0])
+        plain.cancel(run.handles[0])
+        bench.world.settle()
+        for run_id in plain.list_runs():
+            plain.purge(plain.attach(run_id)[0])
+        used = {(call.verb, call.resource) for call in stand_in.calls}
+        refused = [call for call in stand_in.calls if call.status == 403]
+        bench.close()
+    granted = {
+        (verb, resource)
+        for rule in role()
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted - used == set()
+    assert refused == []
+
+
 REFUSALS = {
     "create jobs": lambda e, h: e.launch_replicas(1, "a:b"),
     "get jobs": lambda e, h: e.poll(h),
