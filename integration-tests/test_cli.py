@@ -16,12 +16,12 @@ from rehearsal_lab import processes_of, python_path, wait_for, write_programs
 from safetensors.torch import load_file
 
 from diloco_cli._store import Store
-from diloco_core import DiLoCo, connect
+from diloco_core import DiLoCo, connect, open_journal
 from diloco_core.testing import run_replicas
 from diloco_eks import EKSExecutor
 from diloco_local import LocalProcessExecutor
 from diloco_localcloud import KubernetesProcesses
-from diloco_protocol import Backoff
+from diloco_protocol import Backoff, ReplicaHandle, ReplicaState, ReplicaStatus
 from diloco_protocol.telemetry import RunReader
 
 DILOCO = Path(sys.executable).parent / "diloco"
@@ -186,7 +186,7 @@ def test_a_run_seen_through_its_store_alone(tmp_path, s3, options):
 
 ENDLESS = """
 import sys, torch
-from diloco_core import DiLoCo, connect
+from diloco_core import DiLoCo, connect, open_journal
 
 model = torch.nn.Linear(2, 1)
 inner = torch.optim.SGD(model.parameters(), 0.1)
@@ -221,7 +221,7 @@ def test_a_replica_that_was_killed_is_silent_and_comes_back(tmp_path):
 
 REPORTED = """
 import torch
-from diloco_core import DiLoCo, connect
+from diloco_core import DiLoCo, connect, open_journal
 
 
 def train(steps):
@@ -277,3 +277,23 @@ def test_a_report_of_a_local_run(tmp_path):
     text = (tmp_path / "named.html").read_text()
     assert "Rank 1: failed, error: AfterRunError: " in text
     assert "raise ValueError(&quot;no data&quot;)" in text, "the end of its log"
+
+
+def test_a_journal_in_a_bucket(tmp_path, s3):
+    """Written by diloco-core, read by the command; empty objects of strangers are counted."""
+    uri = "s3://bucket/kept"
+    journal = open_journal(uri)
+    handles = [ReplicaHandle(rank, "eks", run_id="monday", world_size=2) for rank in range(2)]
+    journal.record_launch(handles, {"gpu": "H100"})
+    for state in (ReplicaState.SUCCEEDED, ReplicaState.FAILED):  # the backend's last word counts
+        journal.record_end(handles[0], ReplicaStatus(state), None)
+    journal.keep_log(handles[0], "a line\n")
+    for key in ("kept/journal/monday/x", "kept/journal/monday/9.0.launched.json"):
+        boto3.client("s3").put_object(Bucket="bucket", Key=key, Body=b"")
+    status = diloco(tmp_path, "status", uri, "--json", **s3)
+    facts = json.loads(status.stdout)["journal"]
+    assert [(end["rank"], end["state"]) for end in facts["ends"]] == [(0, "failed")]
+    assert (facts["launches"][0]["options"], facts["skipped"]) == ({"gpu": "H100"}, 2)
+    logs = diloco(tmp_path, "logs", uri, **s3)
+    assert (logs.returncode, logs.stdout) == (3, "0 | a line\n")
+    assert logs.stderr.endswith("the journal in the store keeps no log of these: 1\n")
