@@ -329,6 +329,15 @@ class TestLogs:
         assert executor.kept_log(run[0]).endswith("line 4\n")
         assert (executor.kept_log(run[1]) is None) == (verb == "poll")
 
+    @pytest.mark.parametrize("verb", ["poll", "purge"])
+    def test_a_forged_end_does_not_keep_the_log_out(self, journal, verb):
+        executor, run = launched(journal)
+        for each in run:
+            journal.record_end(each, DONE, "forged")
+        executor.world.update(dict.fromkeys(run, FAILED))
+        getattr(executor, verb)(run[0])
+        assert executor.kept_log(run[0]) is not None
+
     def test_it_is_read_once(self, journal):
         executor, (first, _) = launched(journal)
         executor.world[first] = FAILED

@@ -148,7 +148,7 @@ class Journaled(KeptLogs):
         if handle in self._noted:
             return False
         try:
-            is_new = self._recorded(handle) is None
+            is_new = self._is_new(handle, status)
             self._write_end(journal, handle, status)
         except BackendError as error:
             # The state is known and true; the next look tries again to write it into the journal.
@@ -157,6 +157,11 @@ class Journaled(KeptLogs):
             return False
         self._noted.add(handle)
         return is_new
+
+    def _is_new(self, handle: ReplicaHandle, status: ReplicaStatus) -> bool:
+        """Return whether an end is not in the journal yet; a stranger may have forged another."""
+        before = self._recorded(handle)
+        return before is None or before[0].state is not status.state
 
     def _write_end(self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus) -> None:
         try:
@@ -197,7 +202,8 @@ class Journaled(KeptLogs):
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
                 f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
             )
-        self._keep_logs(self._read_logs([each for each in seen if self._recorded(each) is None]))
+        new = [each for each, status in seen.items() if self._is_new(each, status)]
+        self._keep_logs(self._read_logs(new))
         for each, status in seen.items():
             try:
                 if believed and (damage := self._damage(each)) is not None:
