@@ -55,14 +55,16 @@ def test_what_a_verb_is_called_with(calls, arguments, call):
 
 def test_what_watch_is_called_with(monkeypatch):
     seen = []
-    monkeypatch.setattr(_watch, "show", lambda *given, **named: seen.append((*given, named)) or 0)
+
+    def noted(session, *given):
+        seen.append((*given, session.choice.backend, session.choice.given, session.as_json))
+        return 0
+
+    monkeypatch.setattr(_watch, "watch", noted)
     assert invoke("watch", "a").return_value == 0
     options = ["--option", "eks.image=x", "--backend", "eks", "--every", "9", "--json"]
     assert invoke("watch", "./b", *options).return_value == 0
-    assert seen == [
-        ("a", 5, None, (), {"as_json": False}),
-        ("./b", 9, "eks", ("eks.image=x",), {"as_json": True}),
-    ]
+    assert seen == [("a", 5, None, (), False), ("./b", 9, "eks", ("eks.image=x",), True)]
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ from diloco_protocol.telemetry import Live, RunReader, live_key
 def live(rank, **more):
     fields = {
         "run": "monday", "rank": rank, "world_size": 3, "epoch": 1, "time": NOW - 12, "step": 250,
-        "sync": 2, "phase": "training", "host": "node-7", "seconds_per_step": 0.51234,
-        "training_share": 0.934, "metrics": {"loss": 2.3123456, "tokens": 4096},
+        "sync": 2, "phase": "training", "place": "z1", "host": "node-7",
+        "seconds_per_step": 0.51234, "training_share": 0.934,
+        "metrics": {"loss": 2.3123456, "tokens": 4096},
     }  # fmt: skip
     return Live(**{**fields, **more}).to_bytes()
 
@@ -58,10 +59,10 @@ class TestStatus:
         code, out, err = shown(uri)
         assert out.splitlines() == [
             f"{uri}: run monday, 2 running, 1 succeeded, sync 2",
-            "RANK  STATE             STEP  SYNC  METRICS                 SAID     TRAINS  S/STEP  HOST",  # noqa: E501
-            "   0  training           250     2  loss=2.312 tokens=4096  12s ago     93%   0.512  node-7",  # noqa: E501
-            "   1  waiting for 0, 2   250     2  loss=nan                12s ago     93%   0.512  node-7",  # noqa: E501
-            "   2  left               250     2  loss=2.312 tokens=4096  12s ago     93%   0.512  node-7",  # noqa: E501
+            "RANK  STATE      SYNC  PHASE              LOSS  STEPS/S  TRAINS  LAST SIGN             PLACE",  # noqa: E501
+            "   0  running       2  training          2.312     1.95     93%  12s ago by its clock  z1 node-7",  # noqa: E501
+            "   1  running       2  waiting for 0, 2    nan     1.95     93%  12s ago by its clock  z1 node-7",  # noqa: E501
+            "   2  succeeded     2  left              2.312     1.95     93%  12s ago by its clock  z1 node-7",  # noqa: E501
         ]
         assert (code, err) == (0, "")
 
@@ -104,12 +105,13 @@ class TestStatus:
         assert ("silent so far: rank 2" in out) == (len(ends) == 2)
 
     def test_a_narrow_terminal_and_clocks_that_disagree(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "40")
         uri = write(tmp_path / "run", run_of(*(live(n, time=NOW + 7200) for n in range(3))))
-        _, out, _ = shown(uri, out=Terminal())
-        out = re.sub(r"\x1b\[\d*m", "", out)
-        assert max(map(len, out.splitlines()[1:])) <= 40
-        assert "2h ahead" in out
+        for columns, has_clocks in ((40, False), (70, True)):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            _, out, _ = shown(uri, out=Terminal())
+            out = re.sub(r"\x1b\[\d*m", "", out)
+            assert max(map(len, out.splitlines()[1:])) <= columns
+            assert ("2h ahead by its clock" in out) == has_clocks
 
     def test_hostile_objects(self, tmp_path):
         objects = run_of(live(0, host="\x1b[2J\u202e" + "x" * 999), b"torn", b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -44,11 +45,7 @@ class Verbs(click.Group):
             return make_command(cmd_name)
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
 
-    def format_commands(
-        self,
-        ctx: click.Context,  # noqa: ARG002
-        formatter: click.HelpFormatter,
-    ) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of verbs without importing any."""
         rows = [(name, verb.get_short_help_str(80)) for name, verb in self.commands.items()]
         with formatter.section("Verbs"):
@@ -125,14 +122,12 @@ def status(run: str, backend: str | None, options: Sequence[str], as_json: bool)
     RUN is its name, or the URI of its store (s3://..., or a folder with a slash in it): then it is
     what the replicas themselves tell, and no backend is asked.
     """
-    from . import _look, _store
+    from . import _look, _screen, _store, _told
 
     if not _store.is_uri(run):
         return _look.status(_session(backend, options, as_json), run)
-    from . import _told
-
     _only_for_names(backend, options)
-    return _told.show(run, as_json=as_json)
+    return _told.status(_screen.Screen(), run, as_json=as_json, clock=time.time)
 
 
 @cli.command()
@@ -189,9 +184,11 @@ def watch(run: str, every: int, backend: str | None, options: Sequence[str], as_
     With the URI of its store (s3://..., or a folder with a slash in it), this is what the replicas
     tell and what their backends say, if these are installed here. With its name, only the latter.
     """
-    from . import _watch
+    from . import _session, _store, _watch
 
-    return _watch.show(run, every, backend, options, as_json=as_json)
+    needed = not _store.is_uri(run)
+    session = _session.make_session(backend, options, as_json=as_json, needed=needed)
+    return _watch.watch(session, run, every)
 
 
 @cli.command()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Self, TypeVar
 
 from diloco_protocol import (
@@ -22,6 +21,7 @@ from diloco_protocol.backend import is_run_id, shown
 from ._choice import Choice
 from ._options import UnsetError, read_options
 from ._texts import clean
+from ._threads import in_thread
 
 T = TypeVar("T")
 
@@ -101,38 +101,29 @@ class Backends:
             executor.close()
 
     def ask(self, question: Callable[[BaseExecutor], T]) -> dict[str, Answer[T]]:
-        """Ask all backends at the same time; the answers by backend.
+        """Ask all backends at the same time; the answers by backend."""
 
-        Threads of backends that do not answer in time end with this process.
-        """
-        answers: queue.Queue[tuple[str, Answer[T]]] = queue.Queue()
-
-        def one(name: str) -> None:
-            executor = None
+        def ask_one(name: str) -> Answer[T]:
+            executor = self._make(name, self._choice.options.get(name, {}))
             try:
-                executor = self._make(name, self._choice.options.get(name, {}))
-                answer = Answer(executor, question(executor))
-            # Whatever a client library raises is the answer of that backend alone
-            except Exception as error:  # noqa: BLE001
-                answer = Answer(executor, error=error)
-            except BaseException as error:  # noqa: BLE001 - also where it wants to leave
-                answer = Answer(executor, error=RuntimeError(f"it raised {error!r}"))
-            answers.put((name, answer))
+                return Answer(executor, question(executor))
+            finally:  # one that has not answered might not let itself close
+                self._made.append(executor)
 
-        for name in self._choice.names:
-            threading.Thread(target=one, args=(name,), daemon=True).start()
-        found: dict[str, Answer[T]] = {}
-        deadline = time.monotonic() + self._patience
-        while len(found) < len(self._choice.names):
-            try:
-                name, answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            found[name] = answer
-            if answer.executor is not None:  # one that has not answered might not let itself close
-                self._made.append(answer.executor)
-        late = Answer[T](error=UnavailableError(f"there was no answer in {self._patience:g} s"))
-        return {name: found.get(name, late) for name in self._choice.names}
+        asked = {name: in_thread(partial(ask_one, name)) for name in self._choice.names}
+        wait(asked.values(), timeout=self._patience)
+        return {name: self._answer(each) for name, each in asked.items()}
+
+    def _answer(self, asked: Future[Answer[T]]) -> Answer[T]:
+        """Return an answer; whatever a client library raises is that of its backend alone."""
+        if not asked.done():
+            return Answer(error=UnavailableError(f"there was no answer in {self._patience:g} s"))
+        error = asked.exception()
+        if isinstance(error, Exception):
+            return Answer(error=error)
+        if error is not None:  # it wants to leave
+            return Answer(error=RuntimeError(f"it raised {error!r}"))
+        return asked.result()
 
     def find(self, run_id: str) -> Run:
         """Return the run of a name; exactly one backend must have it.

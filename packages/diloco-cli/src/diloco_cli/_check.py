@@ -19,7 +19,7 @@ from ._session import Session
 from ._table import Cell
 from ._texts import clean
 
-_WORDS = {True: Cell("ok", "green"), False: Cell("no", "red"), None: Cell("?", "yellow")}
+_WORDS = {True: Cell("ok ", "green"), False: Cell("no ", "red"), None: Cell("?  ", "yellow")}
 
 
 class Launch(NamedTuple):
@@ -53,9 +53,7 @@ def check(session: Session, uri: str | None, launch: Launch) -> int:
 
     with session.backends(session.choice) as backends:
         answers = backends.ask(look)
-    findings = [_versions(), *_of_backends(answers)]
-    if uri is not None:
-        findings.append(_of_store(uri))
+    findings = [_versions(), *_of_backends(answers), *([] if uri is None else [_of_store(uri)])]
     passed = all(finding.ok is not False for finding in findings)
     if session.as_json:
         entries = [
@@ -65,10 +63,8 @@ def check(session: Session, uri: str | None, launch: Launch) -> int:
         session.screen.json({"version": VERSION, "ok": passed, "findings": entries})
     else:
         for each in findings:
-            word, style = _WORDS[each.ok]
-            session.screen.line(
-                Cell(f"{word:3}", style), f"{clean(each.subject)}: {clean(each.message)}"
-            )
+            text = f"{clean(each.subject)}: {clean(each.message)}"
+            session.screen.line(_WORDS[each.ok], text)
     return SUCCEEDED if passed else FAILED
 
 
@@ -97,11 +93,10 @@ def _of_backends(answers: Mapping[str, Answer[list[Finding]]]) -> list[Finding]:
 
 def _of_store(uri: str) -> Finding:
     """Try a store with the probe of diloco-core."""
-    subject = "store"
     try:
         probe = get_command("probe")
         if probe is None:
-            return Finding(subject, False, needs("probe"))
-        return Finding(subject, True, ". ".join(probe(uri=uri).lines))
+            return Finding("store", False, needs("probe"))
+        return Finding("store", True, ". ".join(probe(uri=uri).lines))
     except DilocoError as error:
-        return Finding(subject, False, str(error))
+        return Finding("store", False, str(error))

@@ -6,7 +6,6 @@ from typing import Literal
 
 from diloco_protocol.backend import cancel_all
 
-from ._backends import Run
 from ._exits import BAD_USE, SUCCEEDED
 from ._facts import VERSION, place_in_words, place_of
 from ._session import Session
@@ -31,10 +30,12 @@ def end(session: Session, verb: Literal["cancel", "purge"], run_id: str, *, yes:
         if not (yes or screen.confirm(f"{verb} {run_id}?")):
             screen.say("nothing was done")
             return BAD_USE
-        if verb == "cancel":
-            _cancel(run)
-        else:
+        if verb == "purge":
             run.executor.purge(run.handles[0])
+        elif run.executor.capabilities.cancel_scope == "gang":
+            run.executor.cancel(run.handles[0])
+        else:
+            cancel_all(run.handles, run.executor.cancel)
     facts = {"run_id": run_id, "backend": run.backend, "place": place, "replicas": len(run.handles)}
     if session.as_json:
         screen.json({"version": VERSION, "verb": verb, **facts})
@@ -44,10 +45,3 @@ def end(session: Session, verb: Literal["cancel", "purge"], run_id: str, *, yes:
     else:
         screen.line(f"{run.backend} has removed what it had of {count}")
     return SUCCEEDED
-
-
-def _cancel(run: Run) -> None:
-    if run.executor.capabilities.cancel_scope == "gang":
-        run.executor.cancel(run.handles[0])
-    else:
-        cancel_all(run.handles, run.executor.cancel)

@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from diloco_protocol import MissingDependencyError, Option
-from diloco_protocol.backend import Command, get_command, redact_json
+from diloco_protocol.backend import get_command, redact_json
 
 from ._exits import SUCCEEDED
 from ._facts import VERSION
 from ._options import REQUIRED, read_value
 from ._screen import Screen
+from ._table import Cell
 from ._texts import clean
 
 
@@ -34,21 +35,25 @@ def make_command(verb: str) -> click.Command:
     extra = get_command(verb)
     if extra is None:
         raise MissingDependencyError(needs(verb))
-    options = extra.options()
-    by_parameter = {option.name.lower(): option for option in options}
+    options = {option.name.lower(): option for option in extra.options()}
 
     def callback(*, as_json: bool, **given: Any) -> int:
+        screen = Screen()
         values = {
-            by_parameter[name].name: _value(by_parameter[name], text)
+            options[name].name: text if isinstance(text, bool) else read_value(options[name], text)
             for name, text in given.items()
             if text is not None
         }
-        return _show(verb, extra, values, as_json=as_json)
+        answer = extra(**values)
+        if as_json:
+            screen.json({"version": VERSION, "verb": verb, **redact_json(dict(answer.values))})
+        else:
+            screen.lines([Cell(clean(line))] for line in answer.lines)
+        return SUCCEEDED
 
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
-    return click.Command(
-        verb, params=[*map(_parameter, options), as_json], callback=callback, help=extra.help
-    )
+    parameters = [*map(_parameter, options.values()), as_json]
+    return click.Command(verb, params=parameters, callback=callback, help=extra.help)
 
 
 def _parameter(option: Option) -> click.Parameter:
@@ -60,18 +65,3 @@ def _parameter(option: Option) -> click.Parameter:
         return click.Option([flag, name], is_flag=True, default=None, help=option.help)
     said = f"{option.help} ({option.type}; default: {option.default})"
     return click.Option([flag, name], metavar="VALUE", help=said)
-
-
-def _value(option: Option, given: str | bool) -> Any:
-    return given if isinstance(given, bool) else read_value(option, given)
-
-
-def _show(verb: str, extra: Command, values: dict[str, Any], *, as_json: bool) -> int:
-    screen = Screen()
-    answer = extra(**values)
-    if as_json:
-        screen.json({"version": VERSION, "verb": verb, **redact_json(dict(answer.values))})
-    else:
-        for line in answer.lines:
-            screen.line(clean(line))
-    return SUCCEEDED

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from diloco_protocol import ReplicaHandle, ReplicaStatus
 from diloco_protocol.backend import redact, redact_json
+from diloco_protocol.telemetry import Live, Metric
 
 from ._table import Cell, Column
 from ._texts import clean, duration, in_ranges
@@ -22,6 +24,10 @@ STYLES = {
     "cancelled": "magenta",
     "unknown": "red",
 }
+ENDS = {"left": "succeeded", "failed": "failed"}
+"""The states that the words of replicas on their end mean."""
+NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
+"""What is told of a rank."""
 _RESULT = 200  # characters of a result that people see
 
 REPLICA_COLUMNS = (
@@ -150,3 +156,8 @@ def run_row(facts: Mapping[str, Any], now: float) -> list[Cell]:
         Cell(str(count) if count == whole else f"{count} of {whole}"),
         Cell("" if started is None else f"{duration(now - started)} ago"),
     ]
+
+
+def shown_value(value: Metric) -> str:
+    """Return the value of a metric as people see it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -70,7 +70,7 @@ def logs(session: Session, run_id: str, query: Query) -> int:
         lines = _merged(read, handles) if query.follow else _in_turn(read, handles)
         code = SUCCEEDED
         room = len(str(wanted[-1]))
-        with session.looking("logs", run, query.again()):
+        with session.looking("logs", run_id, run.backend, query.again()):
             for rank, text in lines:
                 if isinstance(text, InvalidRequestError) or (
                     isinstance(text, Exception) and not isinstance(text, BackendError)

@@ -10,6 +10,10 @@ from diloco_protocol import FolderJournal, InvalidRequestError, Option
 from diloco_protocol.backend import shown
 
 REQUIRED = "(required)"
+_IN_JSON = (
+    "mapping", "mapping of text to text", "list of mappings", "name to label to values",
+    "part of a request", "pod template",
+)  # fmt: skip
 
 
 class UnsetError(InvalidRequestError):
@@ -36,12 +40,10 @@ def read_options(
         raise InvalidRequestError(
             f"{owner} has no option {shown(unknown[0])}; it has {', '.join(by_name) or 'none'}"
         )
-    missing = [name for name, each in by_name.items() if each.default == REQUIRED]
-    if missing := [name for name in missing if name not in given]:
+    required = [name for name, option in by_name.items() if option.default == REQUIRED]
+    if missing := [f"--option {owner}.{name}=…" for name in required if name not in given]:
         raise UnsetError(
-            f"{owner} needs "
-            + " ".join(f"--option {owner}.{name}=…" for name in missing)
-            + ", or the same in the variable DILOCO_OPTIONS"
+            f"{owner} needs {' '.join(missing)}, or the same in the variable DILOCO_OPTIONS"
         )
     return {name: read_value(by_name[name], text) for name, text in given.items()}
 
@@ -73,10 +75,6 @@ def _flag(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-def _json(text: str) -> Any:
-    return json.loads(text)
-
-
 def _list(text: str) -> Any:
     return json.loads(text) if text.startswith("[") else text.split(",") if text else []
 
@@ -90,20 +88,12 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
-    "text": str,
-    "path": str,
-    "quantity": str,
+    **dict.fromkeys(("text", "path", "quantity"), str),
     "whole number": _or_none(int),
     "number": _or_none(float),
     "bool": _flag,
-    "list of text": _list,
-    "list of paths": _list,
+    **dict.fromkeys(("list of text", "list of paths"), _list),
     "True, False or list of text": _flag_or_list,
-    "mapping": _json,
-    "mapping of text to text": _json,
-    "list of mappings": _json,
-    "name to label to values": _json,
-    "part of a request": _json,
-    "pod template": _json,
+    **dict.fromkeys(_IN_JSON, json.loads),
     "RunJournal": FolderJournal,
 }

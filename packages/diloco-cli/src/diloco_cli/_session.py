@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from diloco_protocol import executor_names
+
 from ._backends import Backends, Run
 from ._choice import Choice, read_choice
 from ._screen import Screen
+from ._texts import clean
 
 INTERRUPTED = 130
 
@@ -47,34 +50,26 @@ class Session:
             yield run
 
     @contextlib.contextmanager
-    def looking(self, verb: str, run: Run, more: Sequence[str] = ()) -> Iterator[None]:
-        """Let Ctrl-C end a verb that waits, and say that the run goes on and how to come back.
+    def looking(
+        self, verb: str, run: str, backend: str | None, more: Sequence[str] = ()
+    ) -> Iterator[None]:
+        """Let Ctrl-C end a verb that only looks, and say that the run goes on and how to come back.
 
         Args:
             verb: The verb.
-            run: The run that it looks at.
+            run: The run that it looks at, as it was given.
+            backend: The backend to name.
             more: Further words to come back with.
 
         Raises:
             LeftError: It was Ctrl-C.
         """
-        again = self.choice.again(verb, run.run_id, run.backend, more)
-        with leaving(self.screen, run.run_id, again):
+        try:
             yield
-
-
-@contextlib.contextmanager
-def leaving(screen: Screen, run: str, again: str) -> Iterator[None]:
-    """Let Ctrl-C end what is inside, and say that the run goes on and how to come back.
-
-    Raises:
-        LeftError: It was Ctrl-C.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        screen.say(f"run {run} is left as it is. Come back with:\n  {again}")
-        raise LeftError from None
+        except KeyboardInterrupt:
+            again = self.choice.again(verb, run, backend, more)
+            self.screen.say(f"run {clean(run)} is left as it is. Come back with:\n  {again}")
+            raise LeftError from None
 
 
 def make_session(
@@ -82,11 +77,21 @@ def make_session(
     given: Sequence[str],
     *,
     as_json: bool,
+    needed: bool = True,
     environ: Mapping[str, str] = os.environ,
 ) -> Session:
     """Return a session for the options that all verbs share.
 
+    Args:
+        backend: ``--backend``.
+        given: ``--option``.
+        as_json: ``--json``.
+        needed: Whether a backend has to be installed, also where none is named.
+        environ: Environment variables.
+
     Raises:
         InvalidRequestError: One of them is not allowed.
     """
+    if not (needed or backend or given or executor_names()):
+        return Session(Choice(None, (), {}, ()), as_json)
     return Session(read_choice(backend, given, environ), as_json)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, SpecVersionError
@@ -14,6 +13,8 @@ from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 
 from ._exits import SUCCEEDED, exit_of_states
 from ._facts import (
+    ENDS,
+    NAMES,
     REPLICA_COLUMNS,
     STYLES,
     VERSION,
@@ -24,24 +25,10 @@ from ._facts import (
 from ._journal import Recorded, read_journal
 from ._screen import Screen
 from ._store import Store
-from ._table import Cell, Column, table
-from ._texts import clean, duration, in_ranges
+from ._table import table
+from ._texts import clean, in_ranges
+from ._view import COLUMNS, rank_facts, row_cells, see
 
-COLUMNS = (
-    Column("RANK", right=True),
-    Column("STATE"),
-    Column("STEP", right=True),
-    Column("SYNC", dropped=1, right=True),
-    Column("METRICS", dropped=3),
-    Column("SAID", dropped=2),
-    Column("TRAINS", dropped=4, right=True),
-    Column("S/STEP", dropped=5, right=True),
-    Column("HOST", dropped=6),
-)
-_METRICS = 60  # characters of the metrics that people see
-ENDS = {"left": "succeeded", "failed": "failed"}
-"""The states that the words of replicas on their end mean."""
-NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
 UNREAD = {
     "skipped": "are not what a replica tells",
     "of_another_version": "are of another version",
@@ -158,7 +145,7 @@ def _replica_facts(live: Live) -> dict[str, Any]:
     }
 
 
-def _state(replica: dict[str, Any]) -> str:
+def _state(replica: Mapping[str, Any]) -> str:
     ended = replica["ended"]
     return "running" if ended is None else ENDS.get(ended, "unknown")
 
@@ -177,7 +164,12 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     known = {state: states[state] for state in STYLES if states[state]}
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
     screen.line(f"{facts['uri']}: {run}{counts_in_words(known)}, sync {facts['sync']}")
-    screen.lines(table(COLUMNS, [_row(replica, now) for replica in replicas], screen.width))
+    seen = see({}, replicas, now, None)
+    rows = [
+        {**rank_facts(rank, each, None, now, math.inf), "state": _state(each.said)}
+        for rank, each in seen.items()
+    ]
+    screen.lines(table(COLUMNS, [row_cells(row, now) for row in rows], screen.width))
     if silent:
         screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
     for name, text in UNREAD.items():
@@ -197,35 +189,3 @@ def _show_journal(screen: Screen, journal: dict[str, Any], now: float) -> None:
         screen.say(f"ended by the journal, and have told something since: {in_ranges(ranks)}")
     if count := journal["skipped"] + journal["left_out"]:
         screen.say(f"objects of the journal that are no records, or too many: {count}")
-
-
-def _row(replica: dict[str, Any], now: float) -> list[Cell]:
-    does = replica["ended"] or replica["phase"]
-    if does == "waiting" and replica["waits_for"]:
-        does += f" for {in_ranges(replica['waits_for'])}"
-        does += ", …" if replica["missing"] > len(replica["waits_for"]) else ""
-    share, step = replica["training_share"], replica["seconds_per_step"]
-    metrics = " ".join(f"{name}={shown_value(value)}" for name, value in replica["metrics"].items())
-    age = now - replica["time"]
-    said = f"{duration(age)} ago" if age >= 0 else f"{duration(-age)} ahead"
-    return [
-        Cell(str(replica["rank"])),
-        Cell(does, STYLES[_state(replica)]),
-        Cell(str(replica["step"])),
-        Cell(str(replica["sync"])),
-        Cell(clean(metrics, _METRICS)),
-        Cell(said),
-        Cell("" if share is None else f"{share:.0%}"),
-        Cell("" if step is None else f"{step:.3g}"),
-        Cell(replica["host"]),
-    ]
-
-
-def shown_value(value: float | str) -> str:
-    """Return the value of a metric as people see it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def show(uri: str, *, as_json: bool) -> int:
-    """Print the status of a run by its URI, on standard output."""
-    return status(Screen(), uri, as_json=as_json, clock=time.time)

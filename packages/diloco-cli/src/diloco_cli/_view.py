@@ -13,10 +13,9 @@ from diloco_protocol import ReplicaStatus
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Metric, SyncLine
 
-from ._facts import STYLES, VERSION, counts, counts_in_words
+from ._facts import ENDS, NAMES, STYLES, VERSION, counts, counts_in_words, shown_value
 from ._table import Cell, Column, table
 from ._texts import clean, duration, in_ranges
-from ._told import ENDS, NAMES, shown_value
 
 COLUMNS = (
     Column("RANK", right=True),

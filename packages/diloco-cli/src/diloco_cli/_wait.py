@@ -27,7 +27,7 @@ def wait(session: Session, run_id: str) -> int:
                 session.screen.say(f"{run_id}: {text}")
                 shown.append(text)
 
-        with session.looking("wait", run):
+        with session.looking("wait", run_id, run.backend):
             results = run.executor.collect(run.handles, progress=progress)
     replicas = [result_facts(result) for result in results]
     show_replicas(session, run, replicas)

@@ -4,59 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from diloco_protocol import (
     DilocoError,
-    InvalidRequestError,
     ReplicaNotFoundError,
     ReplicaStatus,
     SpecVersionError,
     UnavailableError,
-    executor_names,
-)
-from diloco_protocol.telemetry import (
-    RunReader,
-    SyncLine,
-    Told,
-    find_runs,
-    history_seconds,
-    live_seconds,
-    newest_keys,
+    telemetry,
 )
 
+from . import _view
 from ._backends import PATIENCE, Run
-from ._choice import Choice
 from ._exits import exit_of_states
-from ._session import Session, leaving, make_session
+from ._session import Session
 from ._store import Store, is_uri
 from ._table import Cell
 from ._texts import clean
+from ._threads import in_thread
 from ._told import UNREAD, run_facts
-from ._view import (
-    ASCII_BLOCKS,
-    BLOCKS,
-    Facts,
-    Seen,
-    View,
-    Word,
-    changes,
-    choose_rank,
-    rank_facts,
-    screenful,
-    see,
-)
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
 Statuses = dict[int, ReplicaStatus | None]
-Syncs = tuple[int, list[tuple[int, SyncLine]]]
+Syncs = tuple[int, list[tuple[int, telemetry.SyncLine]]]
 
 _MOST_LAUNCHES = 8
 _RETRY = 60.0  # seconds until a launch that was not found is searched for again
@@ -80,7 +57,7 @@ class Source(Generic[T]):
 
     def __init__(self, question: Callable[[], T], clock: Callable[[], float]) -> None:
         self._question, self._clock = question, clock
-        self._answers: queue.SimpleQueue[tuple[T | None, Exception | None]] | None = None
+        self._asked: Future[T] | None = None
         self.value: T | None = None
         self.since = clock()
         self.error: DilocoError | None = None
@@ -91,28 +68,19 @@ class Source(Generic[T]):
         There is no waiting for a source that was late before.
 
         Raises:
-            Exception: What the question raised, if it is no error of the protocol.
+            BaseException: What the question raised, if it is no error of the protocol.
         """
-        is_late, self._answers = self._answers is not None, self._answers or queue.SimpleQueue()
-        if not is_late:
-            threading.Thread(target=self._answer, args=(self._answers,), daemon=True).start()
-        try:
-            value, error = self._answers.get(timeout=0.0 if is_late else patience)
-        except queue.Empty:
+        if self._asked is None:
+            self._asked = in_thread(self._question)
+            wait([self._asked], patience)
+        if not self._asked.done():
             self.error = UnavailableError("it does not answer")
             return
-        self._answers = None
-        if error is not None and not isinstance(error, DilocoError):
-            raise error
-        self.error = error
-        if error is None:
-            self.value, self.since = value, self._clock()
-
-    def _answer(self, answers: queue.SimpleQueue[tuple[T | None, Exception | None]]) -> None:
+        asked, self._asked, self.error = self._asked, None, None
         try:
-            answers.put((self._question(), None))
-        except Exception as error:  # noqa: BLE001 - raised or shown by whoever asked
-            answers.put((None, error))
+            self.value, self.since = asked.result(), self._clock()
+        except DilocoError as error:
+            self.error = error
 
 
 class Launched:
@@ -164,10 +132,10 @@ class StoreReader:
 
     def __init__(self, store: Store) -> None:
         self._store, self.rank = store, 0
-        self._live = RunReader(store.list_keys, store.read)
-        self._history = RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
+        self._live = telemetry.RunReader(store.list_keys, store.read)
+        self._history = telemetry.RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
 
-    def live(self) -> Told:
+    def live(self) -> telemetry.Told:
         """Return what all ranks tell now."""
         return self._live.look(history=False)
 
@@ -179,7 +147,7 @@ class StoreReader:
     def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
         if folder == "history/":
             listed = dict(self._store.list_keys(f"history/{self.rank:05}/"))
-            for key in newest_keys(listed)[-_MOST_OBJECTS:]:
+            for key in telemetry.newest_keys(listed)[-_MOST_OBJECTS:]:
                 yield key.key, listed[key.key]
 
 
@@ -212,15 +180,15 @@ class Watcher:
             self._syncs = Source(self._reader.syncs, self._clock)
         self._syncs_of: int | None = None
         self._syncs_at = 0.0
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, _view.Seen] = {}
         self._looked: float | None = None
-        self._told: Facts = {}
+        self._told: _view.Facts = {}
         self._size = 0
         if isinstance(found, Run):
             self._size = found.handles[0].world_size
             self._add((found.run_id, found.backend), found)
 
-    def look(self) -> View:
+    def look(self) -> _view.View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
 
         Raises:
@@ -231,7 +199,7 @@ class Watcher:
             self._look_at_live()
         for source in self._launches.values():
             source.ask(self._every)
-        view = View(self._name, self._rows(), now=self._clock())
+        view = _view.View(self._name, self._rows(), now=self._clock())
         if self._reader is None:
             return replace(view, notes=list(self._notes()))
         self._look_at_syncs(self._reader, view)
@@ -258,7 +226,7 @@ class Watcher:
             self._size = self._told["world_size"]
         if error is None:
             replicas = self._told.get("replicas", ())
-            self._seen = see(self._seen, replicas, self._live.since, self._looked)
+            self._seen = _view.see(self._seen, replicas, self._live.since, self._looked)
             self._looked = self._live.since
         names = self._session.choice.names
         for live in told.live.values():
@@ -268,28 +236,28 @@ class Watcher:
 
     def _rows(self) -> list[dict[str, Any]]:
         looked = self._looked or 0.0  # where the store is silent, nobody knows whether a rank is
-        quiet = _QUIET_PUTS * live_seconds(self._size) + self._every
+        quiet = _QUIET_PUTS * telemetry.live_seconds(self._size) + self._every
         return [
-            rank_facts(rank, self._seen.get(rank), self._word(rank), looked, quiet)
+            _view.rank_facts(rank, self._seen.get(rank), self._word(rank), looked, quiet)
             for rank in range(self._size)
         ]
 
-    def _word(self, rank: int) -> Word | None:
+    def _word(self, rank: int) -> _view.Word | None:
         """Return what the backend says of a rank, in the launch that the rank has named."""
         named = self._launch_of.get(rank)
         for launch, source in self._launches.items():
             if named in {None, launch} and rank in (source.value or {}):
                 since = None if source.error is None else source.since
-                return Word((source.value or {})[rank], since)
+                return _view.Word((source.value or {})[rank], since)
         return None
 
-    def _look_at_syncs(self, reader: StoreReader, view: View) -> None:
+    def _look_at_syncs(self, reader: StoreReader, view: _view.View) -> None:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
         before, now = self._syncs_of, self._clock()
-        rank = choose_rank(view.rows, before)
+        rank = _view.choose_rank(view.rows, before)
         is_due = rank != before or now >= self._syncs_at or view.is_over
         if rank is not None and is_due and self._live.error is None:
-            self._syncs_at = now + history_seconds(self._size)
+            self._syncs_at = now + telemetry.history_seconds(self._size)
             reader.rank = self._syncs_of = rank
             self._syncs.ask(self._every)
 
@@ -329,8 +297,7 @@ def watch(
     with contextlib.ExitStack() as opened:
         found = _open(target) if is_uri(target) else opened.enter_context(session.run(target))
         backend = found.backend if isinstance(found, Run) else session.choice.backend
-        again = session.choice.again("watch", target, backend, ["--every", f"{every:g}"])
-        opened.enter_context(leaving(session.screen, clean(target), again))
+        opened.enter_context(session.looking("watch", target, backend, ["--every", f"{every:g}"]))
         watcher = Watcher(session, target, found, every, opened)
         show = opened.enter_context(_painter(session, size))
         while True:
@@ -343,7 +310,7 @@ def watch(
 
 def _open(uri: str) -> Store:
     store = Store(uri)
-    if find_runs(store.names) != [""]:
+    if telemetry.find_runs(store.names) != [""]:
         raise ReplicaNotFoundError(
             f"there is no run in {clean(uri)}; `diloco status` with this URI names those below it"
         )
@@ -353,14 +320,14 @@ def _open(uri: str) -> Store:
 @contextlib.contextmanager
 def _painter(
     session: Session, size: Callable[[], os.terminal_size]
-) -> Iterator[Callable[[View], None]]:
+) -> Iterator[Callable[[_view.View], None]]:
     """Yield what shows a view: on a terminal as a table, elsewhere what has changed, as lines."""
     screen = session.screen
     if session.as_json or not screen.terminal or screen.dumb:
-        shown: list[View] = []
+        shown: list[_view.View] = []
 
-        def tell(view: View) -> None:
-            for facts, words in changes(shown.pop() if shown else None, view):
+        def tell(view: _view.View) -> None:
+            for facts, words in _view.changes(shown.pop() if shown else None, view):
                 if session.as_json:
                     screen.json(facts, indent=None)
                 elif words:
@@ -374,7 +341,7 @@ def _painter(
     from rich.live import Live
     from rich.text import Text
 
-    blocks = ASCII_BLOCKS if screen.console.options.ascii_only else BLOCKS
+    blocks = _view.ASCII_BLOCKS if screen.console.options.ascii_only else _view.BLOCKS
 
     def line(cells: Sequence[Cell]) -> Text:
         styled = cells if screen.coloured else [Cell(cell.text) for cell in cells]
@@ -384,18 +351,5 @@ def _painter(
         console=screen.console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     ) as live:
         yield lambda view: live.update(
-            Group(*map(line, screenful(view, *size(), blocks))), refresh=True
+            Group(*map(line, _view.screenful(view, *size(), blocks))), refresh=True
         )
-
-
-def show(
-    target: str, every: float, backend: str | None, options: Sequence[str], *, as_json: bool
-) -> int:
-    """Watch a run on standard output. With a URI, no backend has to be installed."""
-    try:
-        session = make_session(backend, options, as_json=as_json)
-    except InvalidRequestError:
-        if not is_uri(target) or backend is not None or options or executor_names():
-            raise
-        session = Session(Choice(None, (), {}, ()), as_json)
-    return watch(session, target, every)
