@@ -120,7 +120,7 @@ def command(*worlds, backend=None, given=(), as_json=False, patience=60.0, out=N
 
     out, err = out or io.StringIO(), io.StringIO()
     session = Session(
-        choice,
+        lambda: choice,
         as_json,
         Screen(out, err, {}),
         clock=lambda: NOW,

@@ -363,8 +363,8 @@ class TestVerb:
             ([], "say where the page goes"),
             (["--json", "--prices", "{}/none.json"], "none.json cannot be read: No such file"),
             (["--json", "--prices", "/dev/zero"], "is larger than 1048576 bytes"),
-            (["--json", "--store", "{}"], "are for runs by name"),
-            (["--json", "--backend", "eks"], "are for runs by name"),
+            (["--json", "--store", "{}"], "for runs by name"),
+            (["--json", "--backend", "eks"], "for runs by name"),
         ],
     )
     def test_bad_use(self, uri, tmp_path, capsys, arguments, said):
@@ -379,12 +379,13 @@ class TestVerb:
         assert "such as run: give the URI of one" in capsys.readouterr().err
         assert _app.run(["report", f"{tmp_path}/none", "--json"]) == 3
 
-    def test_a_run_by_name(self, uri, tmp_path, capsys):
+    def test_a_run_by_name(self, uri, tmp_path):
         world = World("eks", {"monday": [DONE, FAILED]}, logs={1: ["first", "last\x1b[2J"]})
         file = tmp_path / "page.html"
-        given = {"file": str(file), "force": False, "prices": None, "as_json": True}
-        assert report(uri, "monday", command(world).session, **given) == 0
-        facts = json.loads(capsys.readouterr().out)
+        given = {"file": str(file), "force": False, "prices": None}
+        made = command(world, as_json=True)
+        assert report(made.session, "monday", store=uri, **given) == 0
+        facts = json.loads(made.out())
         assert facts["backend"]["replicas"][1]["last_lines"] == ["first", "last\\x1b[2J"]
         assert len(facts["incarnations"]) == 2
         text = Page(file.read_text()).text
@@ -393,16 +394,18 @@ class TestVerb:
 
     def test_the_store_of_another_run(self, uri):
         world = World("eks", {"tuesday": [DONE]})
-        given = {"file": None, "force": False, "prices": None, "as_json": True}
+        given = {"file": None, "force": False, "prices": None}
+        made = command(world, as_json=True)
         with pytest.raises(InvalidRequestError, match=r"is not that of run tuesday.*'monday'"):
-            report(uri, "tuesday", command(world).session, **given)
+            report(made.session, "tuesday", store=uri, **given)
 
-    def test_a_run_by_name_without_its_store(self, tmp_path, capsys):
+    def test_a_run_by_name_without_its_store(self):
         world = World("eks", {"monday": [DONE, None]}, logs={1: ReplicaNotFoundError("gone")})
-        given = {"file": None, "force": False, "prices": None, "as_json": True}
-        assert report(None, "monday", command(world).session, **given) == 0
-        facts = json.loads(capsys.readouterr().out)
+        given = {"file": None, "force": False, "prices": None}
+        made = command(world, as_json=True)
+        assert report(made.session, "monday", store=None, **given) == 0
+        facts = json.loads(made.out())
         assert (facts["world_size"], facts["incarnations"], facts["uri"]) == (2, [], None)
         assert "--store" in facts["missing"][0]
         with pytest.raises(ReplicaNotFoundError):
-            report(None, "tuesday", command(world).session, **given)
+            report(made.session, "tuesday", store=None, **given)

@@ -219,7 +219,7 @@ class TestCommand:
         assert not is_uri("monday")
 
     def test_no_backend_is_asked(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr("diloco_cli._session.make_session", None)
+        monkeypatch.setattr("diloco_cli._session.read_choice", None)
         monkeypatch.chdir(
             write(tmp_path, {f"runs/a/{key}": b for key, b in run_of(live(0)).items()})
         )

@@ -6,11 +6,11 @@ rich.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -18,8 +18,6 @@ from .__about__ import __version__
 
 if TYPE_CHECKING:
     from ._session import Session
-
-Verb = TypeVar("Verb", bound=Callable[..., int])
 
 ALIASES = {"ps": "ls"}
 EXTRA = {
@@ -72,8 +70,17 @@ def cli() -> None:
     """See, follow and end runs on every backend that is installed here."""
 
 
-def _shared(verb: Verb) -> Verb:
-    """Add the options that all verbs on backends share."""
+def _on_backends(verb: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that all verbs on backends share; the verb is called with a session."""
+
+    @functools.wraps(verb)
+    def call(backend: str | None, options: Sequence[str], as_json: bool, **given: Any) -> int:
+        from . import _session, _store
+
+        needed = not _store.is_uri(given.get("run", ""))
+        session = _session.make_session(backend, options, as_json=as_json, needed=needed)
+        return verb(session, **given)
+
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
@@ -86,48 +93,37 @@ def _shared(verb: Verb) -> Verb:
         ),
         click.option("--backend", metavar="NAME", help="The backend; all of them if left out."),
     ):
-        verb = decorate(verb)
-    return verb
-
-
-def _session(backend: str | None, options: Sequence[str], as_json: bool) -> Session:
-    from ._session import make_session
-
-    return make_session(backend, options, as_json=as_json)
-
-
-def _only_for_names(backend: str | None, options: Sequence[str]) -> None:
-    if backend is not None or options:
-        raise click.UsageError("--backend and --option are for runs by name: a URI asks no backend")
+        call = decorate(call)
+    return call
 
 
 @cli.command()
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs of each backend."
 )
-@_shared
-def ls(limit: int, **shared: Any) -> int:
+@_on_backends
+def ls(session: Session, limit: int) -> int:
     """List the newest runs (also: ps)."""
     from . import _look
 
-    return _look.ls(_session(**shared), limit)
+    return _look.ls(session, limit)
 
 
 @cli.command()
 @click.argument("run", metavar="RUN|URI")
-@_shared
-def status(run: str, backend: str | None, options: Sequence[str], as_json: bool) -> int:
+@_on_backends
+def status(session: Session, run: str) -> int:
     """Show the state of every replica of a run.
 
     RUN is its name, or the URI of its store (s3://..., or a folder with a slash in it): then it is
     what the replicas themselves tell, and no backend is asked.
     """
-    from . import _look, _screen, _store, _told
+    from . import _look, _store, _told
 
     if not _store.is_uri(run):
-        return _look.status(_session(backend, options, as_json), run)
-    _only_for_names(backend, options)
-    return _told.status(_screen.Screen(), run, as_json=as_json, clock=time.time)
+        return _look.status(session, run)
+    session.ask_no_backend()
+    return _told.status(session.screen, run, as_json=session.as_json, clock=session.clock)
 
 
 @cli.command()
@@ -136,36 +132,29 @@ def status(run: str, backend: str | None, options: Sequence[str], as_json: bool)
 @click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Such as 0,2,5-7.")
 @click.option("--since", metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09.")
 @click.option("--grep", metavar="REGEX", help="Only lines in which this is found.")
-@_shared
-def logs(
-    run: str,
-    follow: bool,
-    ranks: tuple[str, ...],
-    since: str | None,
-    grep: str | None,
-    **shared: Any,
-) -> int:
+@_on_backends
+def logs(session: Session, run: str, **query: Any) -> int:
     """Print the logs of all ranks of a run.
 
     With the URI of its store, these are the last lines that the journal there keeps, if any.
     """
     from . import _logs, _store
 
-    query = _logs.Query(ranks, follow, since, grep)
+    asked = _logs.Query(**query)
     if not _store.is_uri(run):
-        return _logs.logs(_session(**shared), run, query)
-    _only_for_names(shared["backend"], shared["options"])
-    return _logs.logs_in_store(run, query, as_json=shared["as_json"])
+        return _logs.logs(session, run, asked)
+    session.ask_no_backend()
+    return _logs.logs_in_store(run, asked, as_json=session.as_json)
 
 
 @cli.command()
 @click.argument("run")
-@_shared
-def wait(run: str, **shared: Any) -> int:
+@_on_backends
+def wait(session: Session, run: str) -> int:
     """Wait until a run has ended, and show how."""
     from . import _wait
 
-    return _wait.wait(_session(**shared), run)
+    return _wait.wait(session, run)
 
 
 @cli.command()
@@ -177,40 +166,38 @@ def wait(run: str, **shared: Any) -> int:
     show_default=True,
     help="Seconds between two looks.",
 )
-@_shared
-def watch(run: str, every: int, backend: str | None, options: Sequence[str], as_json: bool) -> int:
+@_on_backends
+def watch(session: Session, run: str, every: int) -> int:
     """Follow a run until all replicas have ended; Ctrl-C leaves it alone.
 
     With the URI of its store (s3://..., or a folder with a slash in it), this is what the replicas
     tell and what their backends say, if these are installed here. With its name, only the latter.
     """
-    from . import _session, _store, _watch
+    from . import _watch
 
-    needed = not _store.is_uri(run)
-    session = _session.make_session(backend, options, as_json=as_json, needed=needed)
     return _watch.watch(session, run, every)
 
 
 @cli.command()
 @click.argument("run")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_shared
-def cancel(run: str, yes: bool, **shared: Any) -> int:
+@_on_backends
+def cancel(session: Session, run: str, yes: bool) -> int:
     """End all replicas of a run; their records stay."""
     from . import _end
 
-    return _end.end(_session(**shared), "cancel", run, yes=yes)
+    return _end.end(session, "cancel", run, yes=yes)
 
 
 @cli.command()
 @click.argument("run")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_shared
-def purge(run: str, yes: bool, **shared: Any) -> int:
+@_on_backends
+def purge(session: Session, run: str, yes: bool) -> int:
     """Remove the backend's records of a run that has ended."""
     from . import _end
 
-    return _end.end(_session(**shared), "purge", run, yes=yes)
+    return _end.end(session, "purge", run, yes=yes)
 
 
 @cli.command()
@@ -219,33 +206,24 @@ def purge(run: str, yes: bool, **shared: Any) -> int:
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 @click.option("--prices", metavar="FILE", help="A price table in JSON.")
 @click.option("--store", metavar="URI", help="Where the replicas of RUN meet.")
-@_shared
-def report(
-    run: str, store: str | None, backend: str | None, options: Sequence[str], **given: Any
-) -> int:
+@_on_backends
+def report(session: Session, run: str, **given: Any) -> int:
     """Make a page about a run: what happened, where the time went, what it cost.
 
     RUN is its name: its backend is asked, and --store adds what the replicas tell. URI is that of
     its store: no backend is asked.
     """
-    from . import _store
     from ._report import _verb
 
-    if not _store.is_uri(run):
-        return _verb.report(store, run, _session(backend, options, given["as_json"]), **given)
-    if backend is not None or options or store is not None:
-        raise click.UsageError(
-            "--backend, --option and --store are for runs by name: a URI asks no backend"
-        )
-    return _verb.report(run, **given)
+    return _verb.report(session, run, **given)
 
 
 @cli.command()
 @click.argument("uri", required=False)
 @click.option("--replicas", type=int, default=1, show_default=True, help="Of the launch.")
 @click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8.")
-@_shared
-def check(uri: str | None, replicas: int, gpu: str | None, **shared: Any) -> int:
+@_on_backends
+def check(session: Session, uri: str | None, **launch: Any) -> int:
     """Say what is installed here and what stands in the way.
 
     With the URI of a store, it is tried as a run would use it (needs diloco-core). With --backend,
@@ -253,7 +231,7 @@ def check(uri: str | None, replicas: int, gpu: str | None, **shared: Any) -> int
     """
     from . import _check
 
-    return _check.check(_session(**shared), uri, _check.Launch(replicas, gpu))
+    return _check.check(session, uri, _check.Launch(**launch))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

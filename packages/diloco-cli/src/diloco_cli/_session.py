@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from diloco_protocol import executor_names
+from diloco_protocol import InvalidRequestError, executor_names
 
 from ._backends import Backends, Run
 from ._choice import Choice, read_choice
@@ -26,19 +27,43 @@ class LeftError(Exception):
 class Session:
     """One call of the command.
 
+    Args:
+        read: Reads which backends may be used; not called by verbs that ask none.
+
     Attributes:
-        choice: The backends that may be used.
         as_json: Whether data is printed as JSON.
         screen: Standard output and standard error.
         clock: Returns the time in Unix seconds.
         backends: Makes the backends.
+        named: Whether a backend or an option of one was given.
     """
 
-    choice: Choice
+    read: Callable[[], Choice]
     as_json: bool = False
     screen: Screen = field(default_factory=Screen)
     clock: Callable[[], float] = time.time
     backends: Callable[[Choice], Backends] = Backends
+    named: bool = False
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The backends that may be used.
+
+        Raises:
+            InvalidRequestError: What was given does not say which.
+        """
+        return self.read()
+
+    def ask_no_backend(self) -> None:
+        """Refuse the options of backends.
+
+        Raises:
+            InvalidRequestError: Some were given.
+        """
+        if self.named:
+            raise InvalidRequestError(
+                "--backend and --option are for runs by name: a URI asks no backend"
+            )
 
     @contextlib.contextmanager
     def run(self, run_id: str) -> Iterator[Run]:
@@ -73,12 +98,7 @@ class Session:
 
 
 def make_session(
-    backend: str | None,
-    given: Sequence[str],
-    *,
-    as_json: bool,
-    needed: bool = True,
-    environ: Mapping[str, str] = os.environ,
+    backend: str | None, given: Sequence[str], *, as_json: bool, needed: bool = True
 ) -> Session:
     """Return a session for the options that all verbs share.
 
@@ -87,11 +107,12 @@ def make_session(
         given: ``--option``.
         as_json: ``--json``.
         needed: Whether a backend has to be installed, also where none is named.
-        environ: Environment variables.
-
-    Raises:
-        InvalidRequestError: One of them is not allowed.
     """
-    if not (needed or backend or given or executor_names()):
-        return Session(Choice(None, (), {}, ()), as_json)
-    return Session(read_choice(backend, given, environ), as_json)
+    named = bool(backend or given)
+
+    def read() -> Choice:
+        if not (needed or named or executor_names()):
+            return Choice(None, (), {}, ())
+        return read_choice(backend, given, os.environ)
+
+    return Session(read, as_json, named=named)

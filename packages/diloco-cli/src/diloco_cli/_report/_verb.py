@@ -19,12 +19,11 @@ from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Told
 
 from ..__about__ import __version__
-from .._backends import Run
 from .._exits import SUCCEEDED
 from .._facts import place_of, replica_facts
 from .._journal import Recorded
-from .._screen import Screen
 from .._session import Session
+from .._store import is_uri
 from .._texts import clean
 from .._told import read_run
 from ._page import page
@@ -39,64 +38,67 @@ _NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0
 
 
 def report(
-    uri: str | None,
-    run_id: str | None = None,
-    session: Session | None = None,
+    session: Session,
+    run: str,
     *,
+    store: str | None,
     file: str | None,
     force: bool,
     prices: str | None,
-    as_json: bool,
 ) -> int:
     """Make the report of a run, and return the exit code.
 
     Args:
-        uri: Where the replicas meet; None if only the backend is asked.
-        run_id: Name of the run, if its backend is asked.
-        session: For that.
+        session: The backends, of which only that of a run by name is asked.
+        run: Its name, or the URI of its store.
+        store: Where the replicas of a run by name meet; None if only the backend is asked.
         file: Where the page goes; None for no page.
         force: Whether a file that is there is replaced.
         prices: The file of a price table; None for the one that comes with the command.
-        as_json: Whether the numbers are printed as JSON.
 
     Raises:
         InvalidRequestError: The file cannot be written, the prices are not allowed, or nothing was
             asked for.
     """
-    if file is None and not as_json:
+    if file is None and not session.as_json:
         raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
     if file is not None:
         _check_file(Path(file), force=force)
     table = DEFAULT if prices is None else _read_prices(prices)
+    run_id = "" if is_uri(run) else run
+    if not run_id:
+        session.ask_no_backend()
+        if store is not None:
+            raise InvalidRequestError(f"--store is for runs by name: {run} is that of a store")
+    uri = store if run_id else run
     told, recorded = (_NOTHING, None) if uri is None else read_run(uri)
+    ended = recorded is not None and bool(recorded.ends)
     backend = None
-    if run_id is not None and session is not None:
+    if run_id:
         try:
-            with session.run(run_id) as run:
-                backend = _backend_facts(run, recorded)
+            backend = _ask_backend(session, run_id, recorded)
         except ReplicaNotFoundError:
-            if recorded is None or not recorded.ends:
+            if not ended:
                 raise
-    if backend is None and recorded is not None and recorded.ends:
+    if backend is None and recorded is not None and ended:
         backend = _recorded_facts(recorded)
-        run_id = run_id or (None if told.live else next(iter(recorded.ends)).run_id)
+        run_id = run_id or ("" if told.live else next(iter(recorded.ends)).run_id)
     named = sorted({live.run for live in told.live.values()})
-    if run_id is not None and named and run_id not in named:
+    if run_id and named and run_id not in named:
         raise InvalidRequestError(
             f"--store {uri} is not that of run {run_id}: its replicas tell of {shown(named)}"
         )
     summary = summarise(
-        told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id or "",
-        backend=backend,
-    )  # fmt: skip
-    if recorded is not None and recorded.ends:
+        told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id, backend=backend
+    )
+    if ended:
         summary = replace(summary, missing=(*summary.missing, _BY_JOURNAL))
     if file is not None:
         _write(Path(file), page(summary), force=force)
-    if as_json:
-        Screen().json(summary.to_json())
+    if session.as_json:
+        session.screen.json(summary.to_json())
     else:
-        Screen().line(clean(str(file)))
+        session.screen.line(clean(str(file)))
     return SUCCEEDED
 
 
@@ -129,19 +131,20 @@ def _read_prices(name: str) -> Prices:
     return read_prices(data)
 
 
-def _backend_facts(run: Run, recorded: Recorded | None) -> dict[str, Any]:
+def _ask_backend(session: Session, run_id: str, recorded: Recorded | None) -> dict[str, Any]:
     """Return what a backend says about a run, with the ends of the logs of what failed."""
-    seen = run.executor.describe_run(run.handles)
     ends = {} if recorded is None else recorded.ends
+    with session.run(run_id) as run:
+        seen = run.executor.describe_run(run.handles)
 
-    def log(handle: ReplicaHandle) -> str:
-        try:
-            return run.executor.stream_logs(handle, n_lines=_LINES)
-        except DilocoError as error:
-            kept = None if recorded is None else recorded.log(handle)
-            return kept or f"(its log cannot be read: {error})"
+        def log(handle: ReplicaHandle) -> str:
+            try:
+                return run.executor.stream_logs(handle, n_lines=_LINES)
+            except DilocoError as error:
+                kept = None if recorded is None else recorded.log(handle)
+                return kept or f"(its log cannot be read: {error})"
 
-    return _facts_of(run.backend, run.handles, {**ends, **seen}, log)
+        return _facts_of(run.backend, run.handles, {**ends, **seen}, log)
 
 
 def _recorded_facts(recorded: Recorded) -> dict[str, Any]:
