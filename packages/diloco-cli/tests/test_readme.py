@@ -151,7 +151,7 @@ def test_the_json_of_the_verbs(monday):
 
 def test_the_price_table_is_one():
     table = re.search(r"^```json\n(.*?\"date\".*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert read_prices(table[1].encode()).by_part["replica_hour"]["*"] == 0.0
+    assert read_prices(table[1].encode())["replica_hour"]["*"] == 0.0
 
 
 def test_every_exit_code_is_there():

@@ -20,6 +20,7 @@ from diloco_protocol.telemetry import History, HistoryKey, Live, SyncLine, Told,
 
 START = 1.8e9
 HOUR = 3600.0
+PRICES = read_prices(DEFAULT.read_bytes())
 LOST = '<script>alert("x")</script>\x1b[2J & password=hunter2'
 
 
@@ -54,7 +55,7 @@ def told(lives, histories):
     return Told(live=lives, history=history, skipped=0, of_another_version=0, left_out=0)
 
 
-def of(lives, histories=None, prices=DEFAULT, uri="s3://bucket/run", **more):
+def of(lives, histories=None, prices=PRICES, uri="s3://bucket/run", **more):
     records = told(lives, histories or {})
     return summarise(records, prices, uri=uri, now=START + 90, made_by="0.1.0", **more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from diloco_protocol.backend import is_run_id, shown
 from ._choice import Choice
 from ._options import UnsetError, read_options
 from ._texts import clean
-from ._threads import in_thread
 
 T = TypeVar("T")
 
@@ -55,6 +55,23 @@ class Run:
     executor: BaseExecutor
     handles: list[ReplicaHandle]
     notes: tuple[str, ...] = ()
+
+
+def in_thread(question: Callable[[], T]) -> Future[T]:
+    """Ask in a thread, and return what will hold the answer, or the error that was raised.
+
+    The thread ends with this process if nobody answers.
+    """
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:  # noqa: BLE001 - it is the answer, also a SystemExit
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answer
 
 
 def make_executor(name: str, given: Mapping[str, str]) -> BaseExecutor:

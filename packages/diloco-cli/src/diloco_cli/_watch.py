@@ -21,13 +21,12 @@ from diloco_protocol import (
 )
 
 from . import _view
-from ._backends import PATIENCE, Run
+from ._backends import PATIENCE, Run, in_thread
 from ._exits import exit_of_states
 from ._session import Session
 from ._store import Store, is_uri
 from ._table import Cell
 from ._texts import clean
-from ._threads import in_thread
 from ._told import UNREAD, run_facts
 
 T = TypeVar("T")

@@ -6,13 +6,12 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import shown
 
-from .._texts import clean
 from ._replicas import Incarnation
 
 MOST_BYTES = 1 << 20
@@ -26,22 +25,12 @@ PARTS = {
 _HIGHEST = 1e9
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Prices in US dollars by part and by name: of a backend and place, or of the kind of store.
-
-    Attributes:
-        date: The day on which they were true.
-        by_part: For each part, a price by name; ``"*"`` is for all others.
-    """
-
-    date: str
-    by_part: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-# What these stores list for data that comes in. Nothing else follows from what replicas tell: not
+Prices = Mapping[str, Any]
+"""The day on which prices were true (``date``), and by part a price in US dollars by name: of a
+backend and place, or of the kind of store. ``"*"`` is for all others."""
+# It has what stores list for data that comes in. Nothing else follows from what replicas tell: not
 # which machine one has, and not whether it is in the region of its store.
-DEFAULT = Prices("2026-11-01", by_part={"sent_gb": {"s3": 0.0, "gs": 0.0, "az": 0.0}})
+DEFAULT = Path(__file__).with_name("prices.json")
 
 
 def read_prices(data: bytes) -> Prices:
@@ -56,11 +45,7 @@ def read_prices(data: bytes) -> Prices:
         raise InvalidRequestError(f"--prices: it is not JSON: {error}") from None
     if problem := _problem(table):
         raise InvalidRequestError(f"--prices: {problem}")
-    by_part = {
-        part: {clean(name): float(price) for name, price in table.get(part, {}).items()}
-        for part in PARTS
-    }
-    return Prices(table["date"], by_part)
+    return {"date": table["date"], **{part: table.get(part, {}) for part in PARTS}}
 
 
 def _problem(table: Any) -> str:
@@ -94,10 +79,10 @@ def cost_of(incarnations: Sequence[Incarnation], uri: str | None, prices: Prices
     parts: list[dict[str, Any]] = []
     total: float | None = None
     for (part, name), amount in sorted(amounts.items()):
-        known = prices.by_part.get(part, {})
+        known = prices[part]
         names = (name, name.partition("/")[0], "*")
-        price = next((known[each] for each in names if each in known), None)
+        price = next((float(known[each]) for each in names if each in known), None)
         cost = None if price is None else price * amount
         total = total if cost is None else (total or 0.0) + cost
         parts.append({"part": part, "name": name, "amount": amount, "price": price, "cost": cost})
-    return {"date": prices.date, "known": total, "parts": parts}
+    return {"date": prices["date"], "known": total, "parts": parts}

@@ -34,7 +34,7 @@ class Incarnation:
         epoch: Which incarnation of the rank it is, from 1.
         attempt: The attempt of the launch, if that is known.
         host: Name of the machine; empty if that is not known.
-        where: Its backend and place, as far as they are known, such as ``"eks/us-east-1"``.
+        where: Its backend and place, as far as they are known, such as ``"eks/training"``.
         first: When it gave its first sign; the training that its first line covers counts as one.
         last: When it gave its last sign.
         clock_offset: How many seconds its clock is ahead of the others, by the syncs that they
@@ -147,7 +147,7 @@ def _incarnation(
         epoch=key[1],
         attempt=next((each.attempt for each in records if each.attempt is not None), None),
         host=clean(next((each.host for each in records if each.host), "")),
-        where=clean(f"{live.backend}/{live.place}".strip("/")) if live else "",
+        where=clean(f"{live.backend}/{live.place}".replace("//", "/").strip("/")) if live else "",
         first=max(0.0, min([each.time for each in records] + begun)) - ahead,
         last=max(each.time for each in records) - ahead,
         clock_offset=offset,

@@ -64,7 +64,7 @@ def report(
         raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
     if file is not None:
         _check_file(Path(file), force=force)
-    table = DEFAULT if prices is None else _read_prices(prices)
+    table = _read_prices(DEFAULT if prices is None else Path(prices))
     run_id = "" if is_uri(run) else run
     if not run_id:
         session.ask_no_backend()
@@ -120,14 +120,14 @@ def _write(file: Path, text: str, *, force: bool) -> None:
         raise InvalidRequestError(f"-o {file} cannot be written: {error.strerror}") from None
 
 
-def _read_prices(name: str) -> Prices:
+def _read_prices(path: Path) -> Prices:
     try:
-        with Path(name).open("rb") as file:
+        with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise InvalidRequestError(f"--prices {name} cannot be read: {error.strerror}") from None
+        raise InvalidRequestError(f"--prices {path} cannot be read: {error.strerror}") from None
     if len(data) > MOST_BYTES:
-        raise InvalidRequestError(f"--prices {name} is larger than {MOST_BYTES} bytes")
+        raise InvalidRequestError(f"--prices {path} is larger than {MOST_BYTES} bytes")
     return read_prices(data)
 
 
