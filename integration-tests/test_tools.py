@@ -3,10 +3,12 @@
 import importlib
 import inspect
 import io
+import re
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -230,6 +232,27 @@ def test_pages_have_what_the_docstrings_say():
     for name in ("connect", "DiLoCo", "SyncReport"):
         assert f"\n<!-- {name} -->\n|  |" in texts[0]
     assert "\n<!-- keys -->\n```\nbeginning.json" in texts[1]
+
+
+def test_pictures_show_what_the_command_shows(tmp_path):
+    pictures = tool("docs", "pictures")
+    pictures.main(tmp_path)
+    docs = TOP / "packages/diloco-cli/docs"
+    for name in ("watch.svg", "report.svg"):
+        drawn, kept = (texts(folder / name) for folder in (tmp_path, docs))
+        assert drawn == kept, "run `hatch run pictures`"
+        assert (docs / name).stat().st_size < 200_000
+    assert {"waiting for 2", "demo laptop"} <= {" ".join(text.split()) for text in kept_cells(docs)}
+
+
+def texts(picture):
+    """The texts of a picture."""
+    return [text.replace("\xa0", " ") for text in ET.parse(picture).getroot().itertext()]
+
+
+def kept_cells(docs):
+    """The cells of the table of ``watch``."""
+    return [cell for text in texts(docs / "watch.svg") for cell in re.split("  +", text)]
 
 
 @pytest.mark.parametrize(

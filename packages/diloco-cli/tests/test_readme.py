@@ -27,7 +27,7 @@ def monday(laptop):
     """A machine on which the run of the README has ended."""
     laptop.launch("steps", {"count": 2, "fails": 1}, "monday", n=2, wait=True)
     live = Live(
-        run="monday", rank=0, world_size=2, epoch=1, attempt=1, host="node-7", time=1.8e9,
+        run="monday", rank=0, world_size=2, epoch=1, host="node-7", time=1.8e9,
         step=250, sync=2, phase="waiting", waits_for=[1], missing=1, seconds_per_step=0.5,
         training_share=0.93, metrics={"loss": 2.31},
     )  # fmt: skip

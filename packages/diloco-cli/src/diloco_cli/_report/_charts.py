@@ -154,8 +154,6 @@ def row_chart(rows: Sequence[tuple[str, Iterable[Bar]]], below: Texts) -> str:
 
 def legend(entries: Iterable[tuple[str, str]]) -> str:
     """Return what the classes of a chart mean."""
-    items = [
-        f'<li><svg viewBox="0 0 9 9"><path class="{name}" d="M0 0h9v9H0z"/></svg>{escape(text)}'
-        for name, text in entries
-    ]
+    square = '<svg viewBox="0 0 9 9"><path class="{}" d="M0 0h9v9H0z"/></svg>'
+    items = [f"<li>{square.format(name)}{escape(text)}</li>" for name, text in entries]
     return f'<ul class="legend">{"".join(items)}</ul>'
