@@ -16,8 +16,8 @@ from ._facts import (
     ENDS,
     NAMES,
     REPLICA_COLUMNS,
-    STYLES,
     VERSION,
+    counts,
     counts_in_words,
     replica_lines,
     replica_row,
@@ -29,7 +29,7 @@ from ._table import table
 from ._texts import clean, in_ranges
 from ._view import COLUMNS, rank_facts, row_cells, see
 
-UNREAD = {
+_UNREAD = {
     "skipped": "are not what a replica tells",
     "of_another_version": "are of another version",
     "left_out": "were not read: there are too many",
@@ -47,8 +47,7 @@ def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float
         SpecVersionError: They are of another version.
         UnavailableError: The store cannot be read.
     """
-    store = Store(uri)
-    runs = find_runs(store.names)
+    store, runs = _open(uri)
     if runs != [""]:
         return _show_runs(screen, uri, runs, as_json=as_json)
     told, recorded = _read(store, uri, history=False)
@@ -73,10 +72,7 @@ def read_run(uri: str, *, history: bool = True) -> tuple[Told, Recorded]:
         SpecVersionError: See there.
         UnavailableError: See there.
     """
-    store = Store(uri)
-    runs = find_runs(store.names)
-    if not runs:
-        raise ReplicaNotFoundError(f"there is no run in {uri}, nor directly below it")
+    store, runs = _open(uri)
     if runs != [""]:
         raise InvalidRequestError(
             f"there are runs below {uri}, such as {', '.join(runs[:10])}: give the URI of one"
@@ -84,13 +80,32 @@ def read_run(uri: str, *, history: bool = True) -> tuple[Told, Recorded]:
     return _read(store, uri, history=history)
 
 
-def _read(store: Store, uri: str, *, history: bool) -> tuple[Told, Recorded]:
-    told = RunReader(store.list_keys, store.read).look(history=history)
-    recorded = read_journal(store, told.live)
-    if not told.live and not recorded.handles and told.of_another_version:
+def _open(uri: str) -> tuple[Store, list[str]]:
+    """Return a store and the names of the runs in it; that of a run itself is empty."""
+    store = Store(uri)
+    runs = find_runs(store.names)
+    if not runs:
+        raise ReplicaNotFoundError(f"there is no run in {uri}, nor directly below it")
+    return store, runs
+
+
+def check_version(uri: str, told: Told) -> None:
+    """Check that a replica, if any has told something, is of this version.
+
+    Raises:
+        SpecVersionError: All that have told something are of another version.
+    """
+    if not told.live and told.of_another_version:
         raise SpecVersionError(
             f"the replicas of {uri} are of another version of diloco: use the diloco-cli of theirs"
         )
+
+
+def _read(store: Store, uri: str, *, history: bool) -> tuple[Told, Recorded]:
+    told = RunReader(store.list_keys, store.read).look(history=history)
+    recorded = read_journal(store, told.live)
+    if not recorded.handles:
+        check_version(uri, told)
     if not told.live and not recorded.handles:
         raise ReplicaNotFoundError(
             f"the replicas of {uri} have told nothing: they have not begun, or are connected with "
@@ -101,8 +116,6 @@ def _read(store: Store, uri: str, *, history: bool) -> tuple[Told, Recorded]:
 
 def _show_runs(screen: Screen, uri: str, runs: Iterable[str], *, as_json: bool) -> int:
     uris = [clean(f"{uri.rstrip('/')}/{name}") for name in runs]
-    if not uris:
-        raise ReplicaNotFoundError(f"there is no run in {uri}, nor directly below it")
     if as_json:
         screen.json({"version": VERSION, "uri": clean(uri), "runs": uris})
         return SUCCEEDED
@@ -159,22 +172,19 @@ def _states(facts: dict[str, Any]) -> list[str]:
 
 
 def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
-    replicas, silent = facts["replicas"], facts["silent"]
-    states = Counter(_states(facts))
-    known = {state: states[state] for state in STYLES if states[state]}
-    run = f"run {facts['run_id']}, " if facts["run_id"] else ""
-    screen.line(f"{facts['uri']}: {run}{counts_in_words(known)}, sync {facts['sync']}")
-    seen = see({}, replicas, now, None)
+    silent = facts["silent"]
     rows = [
         {**rank_facts(rank, each, None, now, math.inf), "state": _state(each.said)}
-        for rank, each in seen.items()
+        for rank, each in see({}, facts["replicas"], now, None).items()
     ]
+    states = counts([{"state": state} for state in _states(facts)])
+    run = f"run {facts['run_id']}, " if facts["run_id"] else ""
+    screen.line(f"{facts['uri']}: {run}{counts_in_words(states)}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, [row_cells(row, now) for row in rows], screen.width))
     if silent:
         screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
-    for name, text in UNREAD.items():
-        if facts[name]:
-            screen.say(f"objects that {text}: {facts[name]}")
+    for note in unread(facts):
+        screen.say(note)
     if journal := facts["journal"]:
         _show_journal(screen, journal, now)
 
@@ -189,3 +199,8 @@ def _show_journal(screen: Screen, journal: dict[str, Any], now: float) -> None:
         screen.say(f"ended by the journal, and have told something since: {in_ranges(ranks)}")
     if count := journal["skipped"] + journal["left_out"]:
         screen.say(f"objects of the journal that are no records, or too many: {count}")
+
+
+def unread(facts: Mapping[str, Any]) -> list[str]:
+    """Return what was not read of a run, in sentences."""
+    return [f"objects that {text}: {facts[name]}" for name, text in _UNREAD.items() if facts[name]]

@@ -15,7 +15,6 @@ from diloco_protocol import (
     DilocoError,
     ReplicaNotFoundError,
     ReplicaStatus,
-    SpecVersionError,
     UnavailableError,
     telemetry,
 )
@@ -27,7 +26,7 @@ from ._session import Session
 from ._store import Store, is_uri
 from ._table import Cell
 from ._texts import clean
-from ._told import UNREAD, run_facts
+from ._told import check_version, run_facts, unread
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
@@ -215,11 +214,7 @@ class Watcher:
         told, error = self._live.value, self._live.error
         if told is None:
             raise error or UnavailableError(f"{self._name} does not answer")
-        if not told.live and told.of_another_version:
-            raise SpecVersionError(
-                f"the replicas of {self._name} are of another version of diloco: use the "
-                "diloco-cli of theirs"
-            )
+        check_version(self._name, told)
         if error is None and told.live:
             self._told = run_facts(self._name, told)
             self._size = self._told["world_size"]
@@ -273,9 +268,7 @@ class Watcher:
             if source.error is not None:
                 since = time.strftime("%H:%M:%S", time.localtime(source.since))
                 yield clean(f"{name} since {since}: {source.error}")
-        for name, text in UNREAD.items():
-            if self._told.get(name):
-                yield f"objects that {text}: {self._told[name]}"
+        yield from unread(self._told) if self._told else ()
 
 
 def watch(

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
 from statistics import median
+from string import Template
 from typing import Any
 
 from ._charts import number, seconds
 from ._pictures import (
-    Ranks,
     lives_chart,
     loss_chart,
     members_chart,
@@ -25,7 +25,6 @@ from ._summary import Summary
 
 _MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
-_NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'"
 _EPOCH, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), 253_402_300_799.0
 _EXPLAINED = (
     "Exposed exchange and wait are the time in which a replica did not train because of a sync. "
@@ -38,20 +37,19 @@ _NOT_IN_IT = (
 
 def page(summary: Summary) -> str:
     """Return the page, which needs neither a network nor a script."""
-    name = escape(summary.run_id or "without a name")
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    parts = [
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Run {name}</title>',
-        f'<meta http-equiv="Content-Security-Policy" content="{_NO_SCRIPT}">',
-        '<meta name="viewport" content="width=device-width,initial-scale=1">',
-        f"<style>{style}</style></head>\n<body><h1>Run {name}</h1>",
-        _head(summary),
-    ]
-    if summary.incarnations:
-        parts += _telemetry(summary, ranks_with_a_row(summary.incarnations))
-    parts += ["<h2>Failures</h2>", _failures(summary), _cost(summary.cost)]
-    missing = "".join(f"<li>{escape(each)}</li>" for each in summary.missing)
-    return "\n".join([*parts, f"<h2>Missing or odd</h2><ul>{missing}</ul></body></html>\n"])
+    page, style = (
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("page.html", "style.css")
+    )
+    return Template(page).substitute(
+        name=escape(summary.run_id or "without a name"),
+        style=style,
+        head=_head(summary),
+        telemetry=_telemetry(summary) if summary.incarnations else "",
+        failures=_failures(summary),
+        cost=_cost(summary.cost),
+        missing="".join(f"<li>{escape(each)}</li>" for each in summary.missing),
+    )
 
 
 def moment(time: float | None) -> str:
@@ -110,7 +108,8 @@ def _head(summary: Summary) -> str:
     return f"{_soft(lines)}<dl>{''.join(tiles)}</dl>"
 
 
-def _telemetry(summary: Summary, ranks: Ranks) -> list[str]:
+def _telemetry(summary: Summary) -> str:
+    ranks = ranks_with_a_row(summary.incarnations)
     every = len({each.rank for each in summary.incarnations})
     some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
     shown = sum(map(len, ranks.values()))
@@ -118,16 +117,15 @@ def _telemetry(summary: Summary, ranks: Ranks) -> list[str]:
     note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary.incarnations)))
     loss = escape(summary.loss or "loss")
     syncs = members_chart(summary, ranks) if summary.syncs else "<p>No outer step was told of.</p>"
-    return [
-        f"<h2>Loss</h2><h3>{loss} against inner steps</h3>{loss_chart(summary, by_time=False)}",
-        f"<h3>{loss} against time</h3>{loss_chart(summary, by_time=True)}",
-        f"<h2>Where the time went</h2>{note}{split_chart(ranks)}{_soft([_EXPLAINED])}",
-        f"<h2>Incarnations</h2>{note}{lives_chart(summary, ranks)}",
-        f"<details{' open' * (len(ranks) <= _OPEN)}><summary>All of these in a table</summary>",
-        _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], 5),
-        "</details>",
-        f"<h2>Who was in which sync</h2>{note}{syncs}",
-    ]
+    lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], 5)
+    return f"""<h2>Loss</h2>
+<h3>{loss} against inner steps</h3>{loss_chart(summary, by_time=False)}
+<h3>{loss} against time</h3>{loss_chart(summary, by_time=True)}
+<h2>Where the time went</h2>{note}{split_chart(ranks)}{_soft([_EXPLAINED])}
+<h2>Incarnations</h2>{note}{lives_chart(summary, ranks)}
+<details{" open" * (len(ranks) <= _OPEN)}><summary>All of these in a table</summary>
+{lives}</details>
+<h2>Who was in which sync</h2>{note}{syncs}"""
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> str:
@@ -193,4 +191,4 @@ def _cost(cost: Mapping[str, Any]) -> str:
     if cost["known"] is None:
         known = "No price is known for any part: give your own (--prices)."
     table = _table(("part", "where", "amount", "price", "cost"), rows, 2)
-    return f"<h2>Cost</h2>{table}{_soft([known, _NOT_IN_IT + '.'])}"
+    return f"{table}{_soft([known, _NOT_IN_IT + '.'])}"
