@@ -11,21 +11,9 @@ from diloco_protocol import (
     UnavailableError,
 )
 
+from . import _facts
 from ._backends import Run, problems
 from ._exits import SUCCEEDED, UNREACHABLE, exit_of_states
-from ._facts import (
-    REPLICA_COLUMNS,
-    RUN_COLUMNS,
-    VERSION,
-    counts,
-    counts_in_words,
-    place_in_words,
-    place_of,
-    replica_facts,
-    replica_lines,
-    replica_row,
-    run_row,
-)
 from ._session import Session
 from ._table import table
 from ._texts import clean
@@ -58,10 +46,10 @@ def ls(session: Session, limit: int) -> int:
             {"name": name, "asked": answer.error is None, "problem": {**unset, **failed}.get(name)}
             for name, answer in answers.items()
         ]
-        screen.json({"version": VERSION, "runs": runs, "backends": backends_facts})
+        screen.json({"version": _facts.VERSION, "runs": runs, "backends": backends_facts})
     else:
-        rows = [run_row(facts, session.clock()) for facts in runs]
-        screen.lines(table(RUN_COLUMNS, rows, screen.width))
+        rows = [_facts.run_row(facts, session.clock()) for facts in runs]
+        screen.lines(table(_facts.RUN_COLUMNS, rows, screen.width))
     for name, text in failed.items():
         screen.say(f"{name} could not be asked: {text}")
     for name, text in unset.items():
@@ -80,44 +68,34 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
     names = executor.list_runs()
     found = []
     for run_id in names[: -limit - 1 : -1]:
+        handles, replicas, problem = [], [], None
         try:
-            found.append(_run_facts(executor, run_id))
+            handles = executor.attach(run_id)
+            seen = executor.describe_run(handles)
+            replicas = [_facts.replica_facts(handle, seen.get(handle)) for handle in handles]
         except ReplicaNotFoundError:
             continue  # it was removed since the list was made
         except DilocoError as error:  # also a record of another version
-            found.append(
-                {
-                    "run_id": clean(run_id),
-                    "replicas": 0,
-                    "world_size": 0,
-                    "states": {},
-                    "started_at": None,
-                    "problem": clean(str(error)),
-                }
-            )
+            problem = clean(str(error))
+        started = [facts["started_at"] for facts in replicas if facts["started_at"] is not None]
+        found.append(
+            {
+                "run_id": clean(run_id),
+                "replicas": len(replicas),
+                "world_size": handles[0].world_size if replicas else 0,
+                "states": _facts.counts(replicas),
+                "started_at": min(started, default=None),
+                "problem": problem,
+            }
+        )
     return found, max(0, len(names) - limit)
-
-
-def _run_facts(executor: BaseExecutor, run_id: str) -> dict[str, Any]:
-    handles = executor.attach(run_id)
-    seen = executor.describe_run(handles)
-    replicas = [replica_facts(handle, seen.get(handle)) for handle in handles]
-    started = [facts["started_at"] for facts in replicas if facts["started_at"] is not None]
-    return {
-        "run_id": clean(run_id),
-        "replicas": len(handles),
-        "world_size": handles[0].world_size,
-        "states": counts(replicas),
-        "started_at": min(started, default=None),
-        "problem": None,
-    }
 
 
 def status(session: Session, run_id: str) -> int:
     """Print the state of every replica of a run, and return the exit code."""
     with session.run(run_id) as run:
         seen = run.executor.describe_run(run.handles)
-        replicas = [replica_facts(handle, seen.get(handle)) for handle in run.handles]
+        replicas = [_facts.replica_facts(handle, seen.get(handle)) for handle in run.handles]
         missing = [handle for handle in run.handles if handle not in seen]
         if missing:
             try:
@@ -130,12 +108,12 @@ def status(session: Session, run_id: str) -> int:
 
 def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
     """Print the facts about the replicas of a run."""
-    place, states = place_of(run.handles), counts(replicas)
+    place, states = _facts.place_of(run.handles), _facts.counts(replicas)
     screen = session.screen
     if session.as_json:
         screen.json(
             {
-                "version": VERSION,
+                "version": _facts.VERSION,
                 "run_id": run.run_id,
                 "backend": run.backend,
                 "place": place,
@@ -145,9 +123,9 @@ def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) ->
             }
         )
         return
-    where = place_in_words(run.backend, place)
-    screen.line(f"{run.run_id}: {counts_in_words(states)}, on {where}")
-    rows = [replica_row(facts, session.clock()) for facts in replicas]
-    screen.lines(table(REPLICA_COLUMNS, rows, screen.width))
-    for line in replica_lines(replicas):
+    where = _facts.place_in_words(run.backend, place)
+    screen.line(f"{run.run_id}: {_facts.counts_in_words(states)}, on {where}")
+    rows = [_facts.replica_row(facts, session.clock()) for facts in replicas]
+    screen.lines(table(_facts.REPLICA_COLUMNS, rows, screen.width))
+    for line in _facts.replica_lines(replicas):
         screen.line(line)

@@ -10,15 +10,8 @@ from statistics import median
 from string import Template
 from typing import Any
 
+from . import _pictures
 from ._charts import number, seconds
-from ._pictures import (
-    lives_chart,
-    loss_chart,
-    members_chart,
-    ranks_with_a_row,
-    split_chart,
-    time_split,
-)
 from ._prices import PARTS
 from ._replicas import Incarnation
 from ._summary import Summary
@@ -86,7 +79,7 @@ def _head(summary: Summary) -> str:
         "outer steps": str(summary.sync),
         "first to last sign": "unknown" if first is None or last is None else seconds(last - first),
         f"last {summary.loss or 'loss'}, middle": number(median(losses)) if losses else "unknown",
-        "time spent training": _share(time_split(lives)),
+        "time spent training": _share(_pictures.time_split(lives)),
         "sent": _in_bytes(sum(each.bytes["sent"] for each in lives)),
         "received": _in_bytes(sum(each.bytes["received"] for each in lives)),
         "cost, as far as known": _money(summary.cost["known"]),
@@ -109,20 +102,24 @@ def _head(summary: Summary) -> str:
 
 
 def _telemetry(summary: Summary) -> str:
-    ranks = ranks_with_a_row(summary.incarnations)
+    ranks = _pictures.ranks_with_a_row(summary.incarnations)
     every = len({each.rank for each in summary.incarnations})
     some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
     shown = sum(map(len, ranks.values()))
     newest = f"{shown} of {len(summary.incarnations)} incarnations are shown, the newest ones."
     note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary.incarnations)))
     loss = escape(summary.loss or "loss")
-    syncs = members_chart(summary, ranks) if summary.syncs else "<p>No outer step was told of.</p>"
+    syncs = (
+        _pictures.members_chart(summary, ranks)
+        if summary.syncs
+        else "<p>No outer step was told of.</p>"
+    )
     lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], 5)
     return f"""<h2>Loss</h2>
-<h3>{loss} against inner steps</h3>{loss_chart(summary, by_time=False)}
-<h3>{loss} against time</h3>{loss_chart(summary, by_time=True)}
-<h2>Where the time went</h2>{note}{split_chart(ranks)}{_soft([_EXPLAINED])}
-<h2>Incarnations</h2>{note}{lives_chart(summary, ranks)}
+<h3>{loss} against inner steps</h3>{_pictures.loss_chart(summary, by_time=False)}
+<h3>{loss} against time</h3>{_pictures.loss_chart(summary, by_time=True)}
+<h2>Where the time went</h2>{note}{_pictures.split_chart(ranks)}{_soft([_EXPLAINED])}
+<h2>Incarnations</h2>{note}{_pictures.lives_chart(summary, ranks)}
 <details{" open" * (len(ranks) <= _OPEN)}><summary>All of these in a table</summary>
 {lives}</details>
 <h2>Who was in which sync</h2>{note}{syncs}"""
