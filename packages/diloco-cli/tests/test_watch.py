@@ -382,13 +382,17 @@ class TestCommand:
     def test_every_has_limits(self, every):
         assert _app.run(["watch", "./run", "--every", every]) == 2
 
-    def test_a_fault_is_not_swallowed(self, told, monkeypatch):
+    @pytest.mark.parametrize(
+        ("fault", "said"),
+        [(RuntimeError("a bug"), "a bug"), (SystemExit("no licence"), "it raised SystemExit")],
+    )
+    def test_a_fault_is_not_swallowed(self, told, monkeypatch, fault, said):
         told.live(0)
         world = World("a", {"one": [RUNNING, RUNNING]})
 
-        def fault(handles):
-            raise RuntimeError("a bug")
+        def observe(handles):
+            raise fault
 
-        monkeypatch.setattr(world, "_observe_run", fault)
-        with pytest.raises(RuntimeError, match="a bug"):
+        monkeypatch.setattr(world, "_observe_run", observe)
+        with pytest.raises(RuntimeError, match=said):
             follow(command(world), told.uri)

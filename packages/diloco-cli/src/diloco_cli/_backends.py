@@ -67,8 +67,10 @@ def in_thread(question: Callable[[], T]) -> Future[T]:
     def ask() -> None:
         try:
             answer.set_result(question())
-        except BaseException as error:  # noqa: BLE001 - it is the answer, also a SystemExit
+        except Exception as error:  # noqa: BLE001 - it is the answer
             answer.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it wants to leave, which is not its to say
+            answer.set_exception(RuntimeError(f"it raised {error!r}"))
 
     threading.Thread(target=ask, daemon=True).start()
     return answer
@@ -132,15 +134,13 @@ class Backends:
         return {name: self._answer(each) for name, each in asked.items()}
 
     def _answer(self, asked: Future[Answer[T]]) -> Answer[T]:
-        """Return an answer; whatever a client library raises is that of its backend alone."""
+        """Return an answer; an error is that of its backend alone."""
         if not asked.done():
             return Answer(error=UnavailableError(f"there was no answer in {self._patience:g} s"))
-        error = asked.exception()
-        if isinstance(error, Exception):
+        try:
+            return asked.result()
+        except Exception as error:  # noqa: BLE001 - whatever a client library raises
             return Answer(error=error)
-        if error is not None:  # it wants to leave
-            return Answer(error=RuntimeError(f"it raised {error!r}"))
-        return asked.result()
 
     def find(self, run_id: str) -> Run:
         """Return the run of a name; exactly one backend must have it.

@@ -66,7 +66,7 @@ class Source(Generic[T]):
         There is no waiting for a source that was late before.
 
         Raises:
-            BaseException: What the question raised, if it is no error of the protocol.
+            Exception: What the question raised, if it is no error of the protocol.
         """
         if self._asked is None:
             self._asked = in_thread(self._question)
