@@ -141,14 +141,15 @@ class TestStatus:
 
 
 class TestReport:
-    def facts(self, capsys, target, session=None, **options):
-        report(
-            target, session=session, file=None, force=False, prices=None, as_json=True, **options
-        )
-        return json.loads(capsys.readouterr().out)
+    def facts(self, uri, *worlds, run_id=None):
+        made = command(*worlds, as_json=True)
+        store = uri if run_id else None
+        options = {"file": None, "force": False, "prices": None}
+        report(made.session, run_id or uri, store=store, **options)
+        return json.loads(made.out())
 
-    def test_of_a_store(self, uri, capsys):
-        facts = self.facts(capsys, uri)
+    def test_of_a_store(self, uri):
+        facts = self.facts(uri, World("eks", {}))
         assert facts["backend"]["name"] == "eks"
         by_rank = {each["rank"]: each for each in facts["backend"]["replicas"]}
         assert [each["state"] for each in by_rank.values()] == ["succeeded", "failed"]
@@ -159,33 +160,32 @@ class TestReport:
         ]
         assert "the journal in the store says" in facts["missing"][-1]
 
-    def test_of_a_run_that_the_backend_has_forgotten(self, uri, world, capsys):
+    def test_of_a_run_that_the_backend_has_forgotten(self, uri, world):
         world = World("eks", dict(world.runs), logs=dict(world.logs))  # without a journal
-        made = command(world)
-        before = self.facts(capsys, uri, made.session, run_id="monday")
+        before = self.facts(uri, world, run_id="monday")
         world.runs["monday"] = [None, None, RUNNING]
         world.logs[1] = GONE
-        partly = self.facts(capsys, uri, made.session, run_id="monday")
+        partly = self.facts(uri, world, run_id="monday")
         del world.runs["monday"]
-        after = self.facts(capsys, uri, made.session, run_id="monday")
+        after = self.facts(uri, world, run_id="monday")
         for facts in (partly, after):
             ends = {each["rank"]: each for each in facts["backend"]["replicas"]}
             for each in before["backend"]["replicas"][:2]:
                 assert {**ends[each["rank"]], "last_lines": each["last_lines"]} == each
 
-    def test_what_the_backend_says_comes_first(self, uri, world, folder, capsys):
+    def test_what_the_backend_says_comes_first(self, uri, world, folder):
         journal_in(folder).record_end(world.handles("monday")[2], DONE, "forged")
-        facts = self.facts(capsys, uri, command(world).session, run_id="monday")
+        facts = self.facts(uri, world, run_id="monday")
         assert facts["backend"]["replicas"][2]["state"] == "running"
 
-    def test_nothing_but_a_journal(self, folder, world, capsys):
-        facts = self.facts(capsys, str(folder))
+    def test_nothing_but_a_journal(self, folder, world):
+        facts = self.facts(str(folder), World("eks", {}))
         assert (facts["run_id"], facts["world_size"]) == ("monday", 3)
 
-    def test_of_a_run_of_which_nobody_knows(self, folder, capsys):
+    def test_of_a_run_of_which_nobody_knows(self, folder):
         write(folder, run_of(live(0)))
         with pytest.raises(ReplicaNotFoundError):
-            self.facts(capsys, str(folder), command(World("eks", {})).session, run_id="monday")
+            self.facts(str(folder), World("eks", {}), run_id="monday")
 
 
 class TestLogs:

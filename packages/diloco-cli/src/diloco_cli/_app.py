@@ -140,11 +140,11 @@ def logs(session: Session, run: str, **query: Any) -> int:
     """
     from . import _logs, _store
 
-    asked = _logs.Query(**query)
+    wanted = _logs.Query(**query)
     if not _store.is_uri(run):
-        return _logs.logs(session, run, asked)
+        return _logs.logs(session, run, wanted)
     session.ask_no_backend()
-    return _logs.logs_in_store(run, asked, as_json=session.as_json)
+    return _logs.logs_in_store(session, run, wanted)
 
 
 @cli.command()

@@ -19,7 +19,6 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut, redact_text
 
-from ._choice import Choice
 from ._exits import SUCCEEDED, UNKNOWN, exit_of_error
 from ._session import Session
 from ._table import Cell
@@ -118,7 +117,7 @@ def _read(
         yield Line(handle.rank, None)
 
 
-def logs_in_store(uri: str, query: Query, *, as_json: bool) -> int:
+def logs_in_store(session: Session, uri: str, query: Query) -> int:
     """Print the ends of logs that the journal in a store keeps, and return the exit code.
 
     Raises:
@@ -129,7 +128,6 @@ def logs_in_store(uri: str, query: Query, *, as_json: bool) -> int:
             "-f and --since are for runs by name: a store has only the last lines of a log, as the "
             "journal there keeps them"
         )
-    session = Session(Choice(None, (), {}, ()), as_json)
     told, recorded = read_run(uri, history=False)
     wanted = read_ranks(query.ranks, told.live.keys() | recorded.handles.keys())
     kept = {rank: recorded.log(recorded.handles.get(rank)) for rank in wanted}

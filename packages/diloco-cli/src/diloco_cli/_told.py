@@ -16,8 +16,8 @@ from ._facts import (
     ENDS,
     NAMES,
     REPLICA_COLUMNS,
+    STYLES,
     VERSION,
-    counts,
     counts_in_words,
     replica_lines,
     replica_row,
@@ -177,7 +177,8 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         {**rank_facts(rank, each, None, now, math.inf), "state": _state(each.said)}
         for rank, each in see({}, facts["replicas"], now, None).items()
     ]
-    states = counts([{"state": state} for state in _states(facts)])
+    found = Counter(_states(facts))
+    states = {state: found[state] for state in STYLES if found[state]}
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
     screen.line(f"{facts['uri']}: {run}{counts_in_words(states)}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, [row_cells(row, now) for row in rows], screen.width))

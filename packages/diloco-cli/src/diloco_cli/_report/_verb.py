@@ -19,6 +19,7 @@ from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Told
 
 from ..__about__ import __version__
+from .._backends import Run
 from .._exits import SUCCEEDED
 from .._facts import place_of, replica_facts
 from .._journal import Recorded
@@ -72,15 +73,8 @@ def report(
             raise InvalidRequestError(f"--store is for runs by name: {run} is that of a store")
     uri = store if run_id else run
     told, recorded = (_NOTHING, None) if uri is None else read_run(uri)
-    ended = recorded is not None and bool(recorded.ends)
-    backend = None
-    if run_id:
-        try:
-            backend = _ask_backend(session, run_id, recorded)
-        except ReplicaNotFoundError:
-            if not ended:
-                raise
-    if backend is None and recorded is not None and ended:
+    backend = _ask_backend(session, run_id, recorded) if run_id else None
+    if backend is None and recorded is not None and recorded.ends:
         backend = _recorded_facts(recorded)
         run_id = run_id or ("" if told.live else next(iter(recorded.ends)).run_id)
     named = sorted({live.run for live in told.live.values()})
@@ -91,7 +85,7 @@ def report(
     summary = summarise(
         told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id, backend=backend
     )
-    if ended:
+    if recorded is not None and recorded.ends:
         summary = replace(summary, missing=(*summary.missing, _BY_JOURNAL))
     if file is not None:
         _write(Path(file), page(summary), force=force)
@@ -131,20 +125,34 @@ def _read_prices(path: Path) -> Prices:
     return read_prices(data)
 
 
-def _ask_backend(session: Session, run_id: str, recorded: Recorded | None) -> dict[str, Any]:
+def _ask_backend(session: Session, run_id: str, recorded: Recorded | None) -> dict[str, Any] | None:
+    """Return what a backend says about a run; None if only the journal in the store has it.
+
+    Raises:
+        ReplicaNotFoundError: There is no run, here or in the journal.
+    """
+    try:
+        with session.run(run_id) as run:
+            return _backend_facts(run, recorded)
+    except ReplicaNotFoundError:
+        if recorded is None or not recorded.ends:
+            raise
+    return None
+
+
+def _backend_facts(run: Run, recorded: Recorded | None) -> dict[str, Any]:
     """Return what a backend says about a run, with the ends of the logs of what failed."""
+    seen = run.executor.describe_run(run.handles)
     ends = {} if recorded is None else recorded.ends
-    with session.run(run_id) as run:
-        seen = run.executor.describe_run(run.handles)
 
-        def log(handle: ReplicaHandle) -> str:
-            try:
-                return run.executor.stream_logs(handle, n_lines=_LINES)
-            except DilocoError as error:
-                kept = None if recorded is None else recorded.log(handle)
-                return kept or f"(its log cannot be read: {error})"
+    def log(handle: ReplicaHandle) -> str:
+        try:
+            return run.executor.stream_logs(handle, n_lines=_LINES)
+        except DilocoError as error:
+            kept = None if recorded is None else recorded.log(handle)
+            return kept or f"(its log cannot be read: {error})"
 
-        return _facts_of(run.backend, run.handles, {**ends, **seen}, log)
+    return _facts_of(run.backend, run.handles, {**ends, **seen}, log)
 
 
 def _recorded_facts(recorded: Recorded) -> dict[str, Any]:
@@ -160,17 +168,18 @@ def _facts_of(
     seen: Mapping[ReplicaHandle, ReplicaStatus],
     log: Callable[[ReplicaHandle], str],
 ) -> dict[str, Any]:
-    replicas, logs = [], 0
-    for handle in handles:
-        facts = replica_facts(handle, seen.get(handle))
-        lines: list[str] = []
-        if facts["state"] == "failed" and logs < _MOST_LOGS:
-            logs += 1
-            lines = [clean(line) for line in log(handle).splitlines()[-_LINES:]]
-        replicas.append({**facts, "last_lines": lines})
+    """Return the facts about a run, with the last lines of those that failed."""
+    replicas = {
+        handle: {**replica_facts(handle, seen.get(handle)), "last_lines": []} for handle in handles
+    }
+    failed = [handle for handle, facts in replicas.items() if facts["state"] == "failed"]
+    for handle in failed[:_MOST_LOGS]:
+        replicas[handle]["last_lines"] = [
+            clean(line) for line in log(handle).splitlines()[-_LINES:]
+        ]
     return {
         "name": backend,
         "place": place_of(handles),
         "world_size": handles[0].world_size,
-        "replicas": replicas,
+        "replicas": list(replicas.values()),
     }
