@@ -24,6 +24,17 @@ def lab():
     return training_lab
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_waits_for_the_disk():
+    """No test cuts the power, and a hundred thousand waits for the disk take minutes.
+
+    A file that is not open is refused all the same. Processes that tests start do wait.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nobody_is_waited_for(monkeypatch):
     """A rank that has failed is not started again in most tests, so nobody waits for it."""
