@@ -4,6 +4,7 @@ from pathlib import Path
 import boto3
 import botocore.session
 import pytest
+from botocore.client import ClientCreator
 
 from diloco_protocol import Backoff
 from diloco_sagemaker import SageMakerExecutor
@@ -15,6 +16,20 @@ from small_aws import SmallAWS
 # the time.
 LOADER = botocore.session.create_loader()
 botocore.session.create_loader = lambda *_: LOADER
+
+# Nor are the methods of clients made anew, of which SageMaker's have 409. A method keeps nothing of
+# its client, and each client has a class of its own all the same: executors put bounds into it.
+METHODS = {}
+_make_methods = ClientCreator._create_methods
+
+
+def _methods_of(creator, model):
+    if model.service_name not in METHODS:
+        METHODS[model.service_name] = _make_methods(creator, model)
+    return dict(METHODS[model.service_name])
+
+
+ClientCreator._create_methods = _methods_of
 
 REQUIRED = {
     "role_arn": "arn:aws:iam::123456789012:role/trainer",
