@@ -7,13 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_core import (
-    ConfigurationError,
-    ObjectStoreAllReduce,
-    StoreExchange,
-    connect,
-    in_process,
-)
+from diloco_core import ConfigurationError, ObjectStoreAllReduce, StoreExchange, connect, in_process
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 

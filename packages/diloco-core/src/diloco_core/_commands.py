@@ -71,11 +71,7 @@ def export(options: ExportOptions) -> Answer:
     dtype = options.dtype and getattr(torch, one_of("dtype", options.dtype, DTYPES))
     with _reachable():
         steps = export_model(
-            options.uri,
-            options.file,
-            dtype=dtype,
-            at=options.at,
-            synced_only=options.synced_only,
+            options.uri, options.file, dtype=dtype, at=options.at, synced_only=options.synced_only
         )
     return Answer(
         {"uri": options.uri, "file": options.file, "outer_steps": steps},

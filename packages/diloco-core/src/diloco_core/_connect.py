@@ -190,8 +190,7 @@ def connect(
     place = uri_of(uri, environ)
     told = rank is not None and world_size is not None
     rank, world_size = check_identity(
-        number_of(rank, "rank", "REPLICA_RANK", environ),
-        world_size_of(world_size, environ),
+        number_of(rank, "rank", "REPLICA_RANK", environ), world_size_of(world_size, environ)
     )
     if run_id is None:  # launchers by hand may set only the second
         run_id = environ.get("DILOCO_COHORT") or environ.get("DILOCO_RUN_ID", "")

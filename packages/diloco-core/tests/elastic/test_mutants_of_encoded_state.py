@@ -6,15 +6,7 @@ from functools import partial
 import pytest
 from faults_lab import HARMFUL, assert_caught
 from fixed_lab import LATE, LOST_AFTER
-from simulated import (
-    CheckedStore,
-    Fault,
-    Fixed,
-    Schedule,
-    SimulatedTraining,
-    simulate,
-    violations,
-)
+from simulated import CheckedStore, Fault, Fixed, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic
 from diloco_core._arithmetic._coded import Encoded, encode_update

@@ -5,15 +5,7 @@ import itertools
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulated import (
-    KINDS,
-    CheckedStore,
-    Fault,
-    Schedule,
-    SimulatedTraining,
-    simulate,
-    violations,
-)
+from simulated import KINDS, CheckedStore, Fault, Schedule, SimulatedTraining, simulate, violations
 
 from diloco_core import Elastic, Seconds
 

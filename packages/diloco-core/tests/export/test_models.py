@@ -25,13 +25,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from diloco_core import (
-    ConfigurationError,
-    CorruptedObjectError,
-    DiLoCo,
-    export,
-    in_process,
-)
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, export, in_process
 
 
 @pytest.fixture

@@ -113,12 +113,7 @@ def test_it_is_caught(mutant, first):
 
 
 @pytest.mark.parametrize(
-    ("mutant", "first"),
-    [
-        (records_are_put, 5),
-        (ends_are_put, 5),
-        (nobody_obeys_an_end, 1),
-    ],
+    ("mutant", "first"), [(records_are_put, 5), (ends_are_put, 5), (nobody_obeys_an_end, 1)]
 )
 def test_it_is_caught_where_a_run_ends(mutant, first):
     assert_caught(random_ended_run, mutant, first=first, runs=MOST)

@@ -7,14 +7,7 @@ import torch
 from torch import nn
 from training_lab import fill, push
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    ManagerExchange,
-    MockManager,
-    StoreExchange,
-    in_process,
-)
+from diloco_core import DiLoCo, Elastic, ManagerExchange, MockManager, StoreExchange, in_process
 from diloco_core._codecs._named import CODECS
 from diloco_core._store._open import open_store
 

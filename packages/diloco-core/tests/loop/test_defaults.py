@@ -29,10 +29,7 @@ class Elsewhere:
         torch.set_default_dtype(torch.float32)
 
 
-PLACES = {
-    "meta": ("meta", torch.float32),
-    "float64": ("cpu", torch.float64),
-}
+PLACES = {"meta": ("meta", torch.float32), "float64": ("cpu", torch.float64)}
 
 
 def live(lab, exchange, syncs, **options):

@@ -133,7 +133,7 @@ def test_what_was_sent_is_what_counts_where_the_block_is_left_meanwhile(
     assert committed == 1
     assert "error feedback" not in caplog.text
     assert {path.name for path in (tmp_path / "inner" / "00000").iterdir()} == {
-        "0001.00000001.safetensors",  # after the sync that counted it
+        "0001.00000001.safetensors"  # after the sync that counted it
     }
 
 

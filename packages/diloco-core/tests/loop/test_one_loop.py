@@ -10,13 +10,7 @@ import torch
 from loop_lab import Net, loop
 from torch import nn
 
-from diloco_core import (
-    ConfigurationError,
-    ModelChangedError,
-    SyncError,
-    connect,
-    in_process,
-)
+from diloco_core import ConfigurationError, ModelChangedError, SyncError, connect, in_process
 
 
 class TestTensors:

@@ -9,14 +9,7 @@ from safetensors.torch import load_file
 from simulated import Schedule, simulate
 from torch import nn
 
-from diloco_core import (
-    DiLoCo,
-    Elastic,
-    ModelChangedError,
-    StoreExchange,
-    export,
-    in_process,
-)
+from diloco_core import DiLoCo, Elastic, ModelChangedError, StoreExchange, export, in_process
 
 
 class Net(nn.Module):

@@ -8,13 +8,7 @@ from loop_lab import live, loop
 from safetensors.torch import load_file
 from torch import nn
 
-from diloco_core import (
-    ConfigurationError,
-    ModelChangedError,
-    connect,
-    export,
-    in_process,
-)
+from diloco_core import ConfigurationError, ModelChangedError, connect, export, in_process
 
 
 def refused(message, model, inner=None, **options):

@@ -9,13 +9,7 @@ from safetensors.torch import load_file
 from training_lab import fill, identical, train, until
 from training_lab import run as run_all
 
-from diloco_core import (
-    ConfigurationError,
-    Elastic,
-    ObjectStoreAllReduce,
-    StoreExchange,
-    export,
-)
+from diloco_core import ConfigurationError, Elastic, ObjectStoreAllReduce, StoreExchange, export
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 

@@ -116,10 +116,7 @@ def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
 def _compared(
     mine: Schema, theirs: Schema
 ) -> list[tuple[str, Mapping[str, str], Mapping[str, str]]]:
-    return [
-        ("setting", mine.settings, theirs.settings),
-        ("tensor", mine.tensors, theirs.tensors),
-    ]
+    return [("setting", mine.settings, theirs.settings), ("tensor", mine.tensors, theirs.tensors)]
 
 
 def _groups_of(settings: Mapping[str, str]) -> str:

@@ -132,9 +132,7 @@ class InProcessExchange(ExchangeInMemory):
         super().__init__(rank, hub.world_size, timing, chunk_bytes)
         self._hub = hub
         self.support = replace(
-            EVERYTHING_SENT,
-            in_background=timing.in_background,
-            clock=timing.clock,
+            EVERYTHING_SENT, in_background=timing.in_background, clock=timing.clock
         )
 
     def _schemas(self, schema: Schema) -> tuple[Schema, list[Schema]]:

@@ -23,14 +23,7 @@ from .._errors import (
 )
 from .._model._unsynced import unsynced_header, unsynced_key, unsynced_seed
 from .._run._incarnation._progress import published_shard
-from .._run._records._keys import (
-    MANIFEST,
-    Delta,
-    commit_key,
-    commit_sync,
-    done_key,
-    shard_key,
-)
+from .._run._records._keys import MANIFEST, Delta, commit_key, commit_sync, done_key, shard_key
 from .._run._records._manifest import Manifest
 from .._run._records._records import Commit, Done, Rollback, of_run, read_record
 from .._run._records._rules import done_states, made_of

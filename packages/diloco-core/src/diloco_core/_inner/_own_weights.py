@@ -118,9 +118,7 @@ class _Place(NamedTuple):
         return list(_tensors(vars(optimizer)[self.name]))
 
 
-def _places(
-    optimizer: torch.optim.Optimizer,
-) -> Iterator[tuple[_Place, list[torch.Tensor]]]:
+def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Place, list[torch.Tensor]]]:
     """Return where an optimizer keeps what may be weights, and of which parameters."""
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     held = [p for p in parameters if optimizer.state.get(p)]

@@ -84,9 +84,7 @@ def check_same_run(
         may_change = MAY_CHANGE if settings.resume else {"committed"}
         kept = {name: manifest.settings[name] for name in may_change if name in manifest.settings}
         schema = replace(
-            schema,
-            tensors=_without_values(schema.tensors),
-            settings={**schema.settings, **kept},
+            schema, tensors=_without_values(schema.tensors), settings={**schema.settings, **kept}
         )
         begun = replace(begun, tensors=_without_values(begun.tensors))
     _check_schema(uri, rank, schema, begun, f"the run (begun by rank {manifest.writer})")

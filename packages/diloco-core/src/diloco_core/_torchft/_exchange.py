@@ -368,14 +368,10 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
     rates = ", ".join(map(repr, job.rate.values))
     return [
         Compared(
-            "fragment that is synced",
-            f"{place} (digest of its tensors: {job.fingerprint})",
-            advice,
+            "fragment that is synced", f"{place} (digest of its tensors: {job.fingerprint})", advice
         ),
         Compared(
-            "values from which they have trained",
-            f"{place}: digest {digest.hexdigest()}",
-            advice,
+            "values from which they have trained", f"{place}: digest {digest.hexdigest()}", advice
         ),
         Compared(
             "outer learning rate",

@@ -6,14 +6,7 @@ What it knows is divided into parts, each of which says which code may change it
 from __future__ import annotations
 
 import logging
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 

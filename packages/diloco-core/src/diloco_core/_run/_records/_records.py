@@ -73,11 +73,7 @@ class Commit:
             "positions": _pairs(self.positions),
             "outer_steps": self.outer_steps,
             "outer_lr": [digits([value]) for value in self.rate.values],
-            "lr_wish": {
-                "n": self.rate.number,
-                "rank": self.rate.rank,
-                "epoch": self.rate.epoch,
-            },
+            "lr_wish": {"n": self.rate.number, "rank": self.rate.rank, "epoch": self.rate.epoch},
         }
 
     @classmethod

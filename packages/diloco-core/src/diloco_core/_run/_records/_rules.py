@@ -175,12 +175,7 @@ def newest_whole(
 
 
 def states_kept_from(
-    listing: Iterable[str],
-    fragments: int,
-    kept: Sequence[int],
-    *,
-    every: int,
-    rollback: int = 0,
+    listing: Iterable[str], fragments: int, kept: Sequence[int], *, every: int, rollback: int = 0
 ) -> list[int]:
     """Return for every fragment the newest complete and whole state up to the one that must stay.
 

@@ -370,10 +370,7 @@ def _is_whole(incarnation: Incarnation, index: int, sync: int, recorded: set[int
         raise
     except CorruptedObjectError as error:
         incarnation.say.error(
-            "the state of fragment %d after sync %d is damaged: %s",
-            index,
-            sync,
-            error,
+            "the state of fragment %d after sync %d is damaged: %s", index, sync, error
         )
         return False
     return True

@@ -67,8 +67,7 @@ def start_again(incarnation: Incarnation, reload: ReloadError) -> None:
         incarnation.handover.differed = True
     elif reload.damage is not None:
         incarnation.say.warning(
-            "%s. Reloading the published state.",
-            str(reload.damage).rstrip("."),
+            "%s. Reloading the published state.", str(reload.damage).rstrip(".")
         )
     last_rollback = incarnation.rollback
     catch_up(incarnation)
