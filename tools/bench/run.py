@@ -68,7 +68,8 @@ def main() -> int:
         "< 50)\n",
         flush=True,
     )
-    command = [sys.executable, str(HERE / "processes.py"), f"--parameters={arguments.parameters}"]
+    command = [sys.executable, str(HERE / "processes.py")]
+    command += [f"--parameters={arguments.parameters}", f"--rounds={arguments.rounds}"]
     return subprocess.run(command, check=False).returncode
 
 
