@@ -28,6 +28,7 @@ for name in "replica_entrypoint", "probe":
         runpy.run_module(f"diloco_core.{name}", run_name="__main__")
     except SystemExit as end:
         assert not end.code
+assert "torch.distributed.fsdp" not in sys.modules, "which takes half a second"
 """
 
 

@@ -41,7 +41,6 @@ from ._journal import open_journal
 from ._loop._diloco import DiLoCo, make_diloco_outer_loop
 from ._planner._costs import StoreModel
 from ._planner._plan import ExchangePlan, plan_exchange
-from ._processes import _loop as _loop_of_several  # noqa: F401 - which it makes known
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
 from ._seconds import Seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, Self
 
 import torch
@@ -13,6 +14,7 @@ from .._codecs._codec import Codec
 from .._connect import connect
 from .._errors import ConfigurationError
 from .._exchange._base import Exchange
+from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
 from .._inner._state import Stateful
 from .._inner._steps import optimizers_of
@@ -220,6 +222,9 @@ class DiLoCo(OuterLoop):
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Make the loop of one process among several, if the exchange is that of one."""
         exchange = options.get("exchange", arguments[2] if len(arguments) > 2 else None)
+        if isinstance(exchange, ReplicaExchange):
+            # The layer above, which is slow to import, since that takes all of torch's DTensor.
+            import_module("diloco_core._processes._loop")
         kind = KINDS.get(type(exchange), cls)
         if cls not in (DiLoCo, kind):
             raise ConfigurationError(
