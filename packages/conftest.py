@@ -1,11 +1,15 @@
 """Shared by the tests of all packages: other cases on request, and how to run a failure again."""
 
 import gc
+import os
 import shlex
 import signal
 
 import pytest
 from hypothesis import settings
+
+# Before torch is imported: several tests run at a time, and threads of theirs only wait for cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def hear_signals():

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: several tests run at a time, and threads of theirs only wait for cores.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "labs"))
 
