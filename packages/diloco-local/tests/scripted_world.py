@@ -50,7 +50,7 @@ def gpus_of(environment):
 
 
 #: Passes the check of the entrypoint, so that no interpreter has to start.
-INTERPRETER = '#!/bin/sh\necho "{}" > "$6"\n'
+INTERPRETER = '#!/bin/sh\necho "{}" > "$7"\n'
 
 
 class Life:

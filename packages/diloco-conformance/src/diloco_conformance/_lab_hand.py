@@ -9,6 +9,7 @@ from signal import Signals
 from typing import Any
 
 from diloco_protocol import Reason, ReplicaState
+from diloco_protocol.backend import FINAL_CODE
 
 from . import _model
 from ._blame import fault
@@ -123,9 +124,11 @@ class Hand(Verbs):
         size = len(json.dumps(value, separators=(",", ":")))
         self.note(f"{replica} returns {size} bytes of JSON", "drive")
         self.harness.drive(replica.handle, Step.SUCCEED, value)
-        replica.end(ReplicaState.FAILED, Reason.ERROR, 1)
-        _model.failed(replica, self.capabilities)
         truth = self.harness.truth(replica.handle)
+        # The runner ends with this code, since another attempt would return as much.
+        code = 1 if truth.exit_code == 1 else FINAL_CODE
+        replica.end(ReplicaState.FAILED, Reason.ERROR, code)
+        _model.failed(replica, self.capabilities)
         if truth.state is not ReplicaState.FAILED:
             most = self.capabilities.max_result_bytes
             self.broken("R11", f"max_result_bytes={most}", f"with {size} it is {truth.state}")
