@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -127,7 +128,7 @@ def _call(
             raise AfterRunError(
                 f"the trainer failed after its replica had left the run: {as_text(error)}. The "
                 "replica has done its part of the run, and is not started again: what comes after "
-                "the block is not repeated."
+                "the block is not repeated. The model is in the store: export() takes it out."
             ) from error
         exchange.abort(error)
         raise
@@ -161,13 +162,18 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
     """Import a trainer.
 
     Raises:
-        ConfigurationError: There is no such module or function.
+        ConfigurationError: There is no such module or function, or importing it fails.
     """
     try:
         imported = importlib.import_module(module)
-    except (ModuleNotFoundError, SyntaxError) as error:
-        why = str(error)
-        if isinstance(error, ModuleNotFoundError):
+    except OSError:
+        raise  # such as a download, which the next attempt may carry out
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        if isinstance(error, SyntaxError):
+            why = str(error)
+        elif isinstance(error, ModuleNotFoundError):
             why = f"no module {error.name!r} on this replica's path ({', '.join(sys.path)})"
         hint = f". Did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
         raise ConfigurationError(

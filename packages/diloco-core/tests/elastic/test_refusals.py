@@ -70,6 +70,7 @@ class TestRefusals:
         errors = self._errors(SimulatedStore(), Elastic(1, grace=5.0, resume=True))
         assert {type(error) for error in errors} == {RendezvousError}
         assert "holds no run to resume" in str(errors[0])
+        assert errors[0].final
 
     def test_a_store_that_ignores_conditions(self):
         errors = self._errors(SimulatedStore(exclusive=False), Elastic(1, grace=5.0))

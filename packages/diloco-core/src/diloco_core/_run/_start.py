@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .._arithmetic._rate import NO_RATE
-from .._errors import CorruptedObjectError, RendezvousError, RendezvousTimeoutError, RunExistsError
+from .._errors import CorruptedObjectError, RendezvousTimeoutError, RunExistsError
 from .._exchange._base import Schema
 from .._exchange._resumable import ResumableJob
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
@@ -26,6 +26,7 @@ from .._store._reread import copy_key, read_again
 from ._claims import newest_epoch
 from ._compare import check_same_run
 from ._incarnation._progress import layout_bytes
+from ._policy._ends import nothing_to_resume
 from ._policy._meeting import check_failures, sums_of_all, upload, upload_own
 from ._records._keys import BEGINNING, MANIFEST, commit_sync, is_claim
 from ._records._manifest import Manifest
@@ -81,10 +82,7 @@ class Opening:
         manifest = _read_or_restore(store)
         if manifest is None and settings.resume:
             _check_unused(store)
-            raise RendezvousError(
-                f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or "
-                "leave resume out to begin a new run."
-            )
+            raise nothing_to_resume(store, f": there is no {MANIFEST}")
         if manifest is None:
             # Before anybody waits: replicas with the same settings are refused at the same time.
             topology = self._topology()

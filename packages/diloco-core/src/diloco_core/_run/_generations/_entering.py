@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ..._errors import ConfigurationError, CorruptedObjectError, RendezvousError, RunExistsError
+from ..._errors import ConfigurationError, CorruptedObjectError, RunExistsError
 from ..._exchange._base import Schema
 from ..._exchange._endings import named_ranks
 from ..._exchange._resumable import ResumableJob
@@ -18,6 +18,7 @@ from ..._store._patient import Patient
 from ..._store._reread import copy_key, read_again, read_or_copy
 from .._compare import check_same_run
 from .._incarnation._incarnation import Incarnation
+from .._policy._ends import nothing_to_resume
 from .._policy._meeting import await_ranks, check_failures
 from .._records._keys import MANIFEST
 from .._records._manifest import Manifest
@@ -66,10 +67,7 @@ class Entrance:
                 "prefix, or delete everything under this one."
             )
         if joiner.settings.resume and not self._begun:
-            raise RendezvousError(
-                f"{store.uri} holds no run to resume. Check the URI, or leave resume out to begin "
-                "a new run."
-            )
+            raise nothing_to_resume(store)
         if self._begun:
             self._manifest = self._readable_manifest()
             check_same_run(self._manifest, schema, joiner, uri=store.uri, first=False)

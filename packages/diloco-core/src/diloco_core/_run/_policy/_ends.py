@@ -7,7 +7,13 @@ that an incarnation saw before it claimed its epoch.
 
 from __future__ import annotations
 
-from ..._errors import CorruptedObjectError, DivergedError, ReplicaLostError, RunExistsError
+from ..._errors import (
+    CorruptedObjectError,
+    DivergedError,
+    RendezvousError,
+    ReplicaLostError,
+    RunExistsError,
+)
 from ..._store._patient import Patient
 from .._claims import check_claim, newest_epoch
 from .._incarnation._incarnation import Incarnation
@@ -49,6 +55,16 @@ def refuse_again(incarnation: Incarnation) -> None:
         )
 
 
+def nothing_to_resume(store: Patient, why: str = "") -> RendezvousError:
+    """Return the error for a run that is to be resumed and is not there. It would come again."""
+    error = RendezvousError(
+        f"{store.uri} holds no run to resume{why}. Check the URI, or leave resume out to begin a "
+        "new run."
+    )
+    error.final = True
+    return error
+
+
 def refuse_left(store: Patient, rank: int) -> None:
     """Refuse to come back, without being told to resume, to a run that this rank has left.
 
@@ -61,10 +77,11 @@ def refuse_left(store: Patient, rank: int) -> None:
         is_newest = hint.rank == rank and hint.epoch >= epoch
         if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
-                f"rank {rank} has left the run at {store.uri} after its last sync. If this is "
-                "another attempt, the one before failed after its block had ended: its log has "
-                "that error. To continue that run, start all of its ranks again with resume=True. "
-                "To begin another run, use another prefix, or delete everything under this one."
+                f"the run at {store.uri} has ended for rank {rank}, which has left it after its "
+                "last sync. To continue that run, start all of its ranks again with resume=True. "
+                "To begin another run, use another prefix, or delete everything under this one. If "
+                "this replica was started again in the same run, it failed after its block had "
+                "ended, and the log before has that error."
             )
 
 

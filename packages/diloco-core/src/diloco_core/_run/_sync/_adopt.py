@@ -99,7 +99,7 @@ class Adoption:
             return (
                 f"rank {incarnation.rank}: sync {self._commit.sync} is decided, and has been "
                 f"waiting for the shards of {owners} for {seconds:.0f} s, and gives up after "
-                f"{incarnation.timing.sync_timeout:g} s"
+                f"{incarnation.timing.sync_timeout:g} s at the latest (sync_timeout)"
             )
 
         incarnation.handover.absent = set()

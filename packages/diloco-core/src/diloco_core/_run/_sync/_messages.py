@@ -116,8 +116,8 @@ def notice(
         ranks = named_ranks(folder.missing)
         return (
             f"rank {incarnation.rank}: sync {sync} of fragment {name} has been waiting for {ranks} "
-            f"for {seconds:.0f} s, and gives up after {incarnation.timing.sync_timeout:g} s in all "
-            "(sync_timeout)"
+            f"for {seconds:.0f} s, and gives up after {incarnation.timing.sync_timeout:g} s at the "
+            "latest (sync_timeout)"
         )
     if len(folder.chosen) >= quorum and seconds < 2 * incarnation.settings.grace:
         return ""  # one of the incarnations that have contributed is about to decide the sync
