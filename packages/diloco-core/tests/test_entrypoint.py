@@ -187,10 +187,7 @@ def test_a_trainer_that_is_not_there_is_named(trainer, module, function, told):
     [
         ("import some_package_that_is_not_installed", "'some_package_that_is_not_installed'"),
         ("def train(:", "invalid syntax"),
-        (
-            "settings = {}\nWIDTH = settings['width']",
-            r"KeyError: 'width' \(.*needs_more.py, line 2",
-        ),
+        ("a = {}\nWIDTH = a['width']", r"KeyError: 'width' \(.*needs_more.py, line 2"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why_and_is_not_tried_again(
