@@ -256,7 +256,7 @@ class Journaled(KeptLogs):
             try:
                 return self._result(handle)
             except (ReplicaNotFoundError, ResultLostError):
-                if not believed and not self._is_known(handle):
+                if self._journal is not None and not believed and not self._is_known(handle):
                     recorded = self._recorded(handle)
                 if recorded is None:
                     raise
