@@ -278,6 +278,10 @@ class ToyExecutor(BaseExecutor):
         with contextlib.suppress(ReplicaNotFoundError):
             ask(lambda: self.cloud.delete(*names))
 
+    def _rendezvous(self, handle: ReplicaHandle) -> str | None:
+        uri: str | None = self._job(handle).body["spec"]["rendezvous_uri"]
+        return uri
+
     def _list_runs(self) -> list[str]:
         runs, after = ask(lambda: self.cloud.runs(having=MARK))
         while after is not None:

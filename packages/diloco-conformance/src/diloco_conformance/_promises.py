@@ -125,6 +125,10 @@ PROMISES = {
         "Whatever text a handle holds, no run but the one it names is touched or shown, and "
         "every error is a BackendError."
     ),
+    "H11": (
+        "meets_at says with which rendezvous_uri a replica was launched, by the backend's own "
+        "records: in every process, and of no other run."
+    ),
     "T1": "Threads that share an executor get the same answers as one after the other.",
     "T2": "Those who launch one run_id at the same time get one run.",
     "G1": "A log has the lines that the replica wrote, and no others.",

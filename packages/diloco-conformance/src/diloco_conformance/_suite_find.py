@@ -1,23 +1,29 @@
-"""Finding replicas again: H1 to H3, H7, H8."""
+"""Finding replicas again, and where they meet: H1 to H3, H7, H8, H11."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
 import pytest
+
+from diloco_protocol import BackendError, ReplicaNotFoundError
 
 from ._check_collect import collect
 from ._harness import Step
 from ._lab import Lab
 from ._logs import check_log
 from ._model import Run
+from ._refusals import must_raise
 
 LONGEST = 48
 """The number of characters that a run_id may have."""
 
 
 class Finding:
-    """Fixed tests of H1 to H3, H7 and H8."""
+    """Fixed tests of H1 to H3, H7, H8 and H11."""
 
     def test_h1_handles_survive_json(self, lab: Lab) -> None:
         """Check that handles still mean the same afterwards."""
@@ -74,6 +80,50 @@ class Finding:
             if step is not None:
                 lab.drive(run.replicas[0], step)
             lab.forget()
+
+    def test_h11_a_run_says_where_it_meets(self, lab: Lab) -> None:
+        """Ask runs with a rendezvous and without one, and two runs of one name."""
+        first = lab.up(2, kwargs={"rendezvous_uri": "s3://bucket/a b/first"})
+        other = lab.up(1)
+        for replica in first.replicas:
+            self._meets(lab, first)
+            lab.drive(replica, Step.SUCCEED, 1)
+        lab.forget()
+        self._meets(lab, first)
+        self._meets(lab, other)
+        lab.purge(first)
+        self._meets_nowhere(lab, first)
+        uri = "s3://bucket/second"
+        second = lab.up(2, run_id=first.run_id, kwargs={"rendezvous_uri": uri})
+        self._meets(lab, second)
+        self._meets_nowhere(lab, first)
+
+    def test_h11_no_handle_says_where_it_meets(self, lab: Lab) -> None:
+        """Write another rendezvous into each text of a handle: it must not be the answer."""
+        forged = "s3://bucket/forged"
+        run = lab.up(1, kwargs={"rendezvous_uri": "s3://bucket/true"})
+        handle = run.handles[0]
+        for key in handle.metadata:
+            lab.note(f"meets_at(a handle with {key}={forged!r})", "meets_at")
+            wrong = replace(handle, metadata={**handle.metadata, key: forged})
+            with contextlib.suppress(BackendError):
+                gave = lab.within("H11", partial(lab.executor.meets_at, wrong))
+                if gave == forged:
+                    lab.broken("H11", f"meets_at gave {gave!r}", "the handle alone says so")
+
+    def _meets(self, lab: Lab, run: Run) -> None:
+        true = {**lab.harness.entrypoint_args, **run.kwargs}.get("rendezvous_uri")
+        for handle in run.handles:
+            lab.note(f"meets_at(rank {handle.rank} of {run.name})", "meets_at")
+            said = lab.verb("H11", partial(lab.executor.meets_at, handle))
+            if said != true:
+                lab.broken("H11", f"meets_at gave {said!r}", f"{run.name} meets at {true!r}")
+
+    def _meets_nowhere(self, lab: Lab, run: Run) -> None:
+        for handle in run.handles:
+            lab.note(f"meets_at(rank {handle.rank} of {run.name}, which was purged)", "meets_at")
+            ask = partial(lab.executor.meets_at, handle)
+            must_raise(lab, "H11", "meets_at", ask, ReplicaNotFoundError, "it was purged")
 
     def test_h7_runs_are_listed_oldest_first(self, lab: Lab) -> None:
         """List more than a page of runs, with any names and ends; each must be listed once."""

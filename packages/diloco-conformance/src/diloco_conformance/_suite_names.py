@@ -32,6 +32,7 @@ def verbs(executor: BaseExecutor, handle: ReplicaHandle) -> dict[str, Callable[[
         "describe": lambda: executor.describe(handle),
         "stream_logs": lambda: executor.stream_logs(handle),
         "log_iter": lambda: list(executor.log_iter(handle)),
+        "meets_at": lambda: executor.meets_at(handle),
         "collect": lambda: executor.collect([handle], timeout=0),
         "cancel": lambda: executor.cancel(handle),
         "purge": lambda: executor.purge(handle),

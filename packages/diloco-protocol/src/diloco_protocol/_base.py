@@ -17,6 +17,7 @@ from ._errors import (
     BackendError,
     InvalidRequestError,
     ReplicaNotFoundError,
+    SpecVersionError,
 )
 from ._handle import ReplicaHandle
 from ._hooks import Finding, LogQuery, Option
@@ -68,6 +69,8 @@ class BaseExecutor(Journaled):
       name, where the executor works in several places. Optional.
     * ``_spelled(handle, known) -> list[ReplicaHandle]`` picks those known handles that lead to the
       same run with other metadata. Optional.
+    * ``_rendezvous(handle) -> str | None`` says where the replica meets the others, as the
+      platform's own records have it. Optional.
     * ``_logs(handle, query) -> Iterator[str]`` reads the lines that a :class:`LogQuery` asks for.
     * ``_list_runs() -> list[str]`` names the runs, oldest first.
     * ``_attach(run_id) -> list[ReplicaHandle]`` finds the handles of a run.
@@ -457,6 +460,25 @@ class BaseExecutor(Journaled):
         except ReplicaNotFoundError:
             return False
         return True
+
+    def meets_at(self, handle: ReplicaHandle) -> str | None:
+        """Return the ``rendezvous_uri`` with which a replica was launched.
+
+        The backend's own records say it, so neither a forged handle nor a journal can. All replicas
+        of a launch have the same one.
+
+        Returns:
+            None if the launch named no rendezvous, or the backend does not keep it.
+
+        Raises:
+            ReplicaNotFoundError: The backend has no record of the replica.
+            BackendError: The backend could not be queried, or its record cannot be read.
+        """
+        self._check(handle)
+        try:
+            return self._rendezvous(handle)
+        except SpecVersionError as error:
+            raise BackendError(f"rank {handle.rank} of run {handle.run_id!r}: {error}") from error
 
     # --- before a launch ---
 

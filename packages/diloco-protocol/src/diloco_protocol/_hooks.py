@@ -200,6 +200,17 @@ class Hooks(ABC):
         """
         return [handle]
 
+    def _rendezvous(self, handle: ReplicaHandle) -> str | None:  # noqa: ARG002
+        """Return the ``rendezvous_uri`` of the launch that the replica is of; None without one.
+
+        It comes from what the launch has written on the platform, never from a handle or a journal.
+        By default the backend does not know it.
+
+        Raises:
+            ReplicaNotFoundError: The platform has no record of the replica.
+        """
+        return None
+
     @abstractmethod
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
         """Yield the lines that the query selects."""
