@@ -253,3 +253,17 @@ def test_a_replica_runs_nothing_that_was_put_in_their_place(tmp_path, monkeypatc
         (result,) = executor.collect(handles, timeout=PATIENCE)
     assert (result["status"], result["reason"]) == ("failed", "start_failed")
     assert "is not the one that was launched" in result["error"]
+
+
+def test_they_say_where_the_run_meets(bench):
+    uri = "s3://bucket/run"
+    run = bench.launch(1, kwargs={**LARGE, "rendezvous_uri": uri})
+    assert bench.executor().meets_at(run.handles[0]) == uri
+    (ours,) = maps(bench)
+    path = f"/api/v1/namespaces/default/configmaps/{ours['metadata']['name']}"
+    bench.create(path, {}, "DELETE")
+    spec = ReplicaSpec("trainer:train", {}, 0, 1, rendezvous_uri="s3://bucket/forged")
+    forged = {"metadata": ours["metadata"], "data": spec_to_environment(spec)}
+    bench.create(path.rpartition("/")[0], forged)
+    with pytest.raises(InvalidRequestError, match="not the one that was launched"):
+        bench.executor().meets_at(run.handles[0])

@@ -33,7 +33,7 @@ from ._client import Client
 from ._cluster import Cluster
 from ._errors import ConflictError, warn
 from ._facts import JobFacts
-from ._handles import check_handle, find_job, make_handles
+from ._handles import check_handle, find_job, handles_of, make_handles
 from ._kubeconfig import DEFAULT, namespace_of
 from ._launch import (
     StrandedError,
@@ -308,16 +308,7 @@ class EKSExecutor(LogVerbs):
             )
 
     def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
-        space = self._namespace
-        return make_handles(
-            facts.run_id,
-            facts.uid,
-            facts.first_rank,
-            facts.completions,
-            facts.world_size,
-            space,
-            server,
-        )
+        return handles_of(facts, self._namespace, server)
 
     # --- watching ---
 
@@ -405,6 +396,9 @@ class EKSExecutor(LogVerbs):
             return [handle]
         first = facts.first_rank
         return [replace(handle, rank=rank) for rank in range(first, first + facts.completions)]
+
+    def _rendezvous(self, handle: ReplicaHandle) -> str | None:
+        return self._patiently(lambda: self._runs.rendezvous(handle))
 
     def _list_runs(self) -> list[str]:
         selector = f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"

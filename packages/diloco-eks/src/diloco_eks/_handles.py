@@ -45,6 +45,12 @@ def make_handles(
     ]
 
 
+def handles_of(facts: JobFacts, namespace: str, server: str) -> list[ReplicaHandle]:
+    """Return the handles of the replicas of a Job, in rank order."""
+    ranks = facts.first_rank, facts.completions, facts.world_size
+    return make_handles(facts.run_id, facts.uid, *ranks, namespace, server)
+
+
 def check_handle(handle: ReplicaHandle, namespaces: Collection[str]) -> None:
     """Refuse a handle that no launch made, or that leads out of the executor's namespaces.
 

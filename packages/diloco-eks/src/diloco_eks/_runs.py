@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +15,21 @@ from diloco_protocol import (
     ReplicaStatus,
     ResultLostError,
     UnavailableError,
+    spec_from_environment,
 )
 from diloco_protocol.backend import read_whole, shown
 
+from ._arguments import map_name
 from ._cancel import cancel_job, purge_job
 from ._client import Client
 from ._cluster import Cluster
 from ._errors import MissingError, NoLogError
 from ._events import is_stuck
 from ._facts import JobFacts, PodFacts, pods_by_index
-from ._handles import index_of, make_handles, orphaned, same_run
+from ._handles import handles_of, index_of, orphaned, same_run
 from ._memory import Memory
-from ._names import CONTROLLER_UID, RUN, is_label_value
-from ._reading import read_job
+from ._names import CONTAINER, CONTROLLER_UID, RUN, is_label_value
+from ._reading import mapping, mappings, read_job
 from ._results import read_result
 from ._states import map_states
 from ._warnings import Warnings
@@ -53,14 +55,34 @@ class Runs:
             BackendError: The Job was deleted, and its pods were not; or another program has changed
                 it.
         """
+        return read_job(self._whole(handle))
+
+    def _whole(self, handle: ReplicaHandle) -> Mapping[str, Any]:
         place = handle.metadata
         try:
-            facts = read_job(self._cluster.read_job(place["namespace"], place["job_name"]))
+            job = self._cluster.read_job(place["namespace"], place["job_name"])
         except MissingError as error:
             raise self._not_here(handle) from error
-        if not same_run(handle, facts):
+        if not same_run(handle, read_job(job)):
             raise self._not_here(handle)
-        return facts
+        return job
+
+    def rendezvous(self, handle: ReplicaHandle) -> str | None:
+        """Return where a replica meets the others, by its Job; raises as :meth:`job`.
+
+        If the spec is in a ConfigMap, only the one counts whose digest the Job names.
+        """
+        job = self._whole(handle)
+        index_of(handle, read_job(job))  # refuses a rank that the Job does not have
+        containers = mappings(job["spec"]["template"]["spec"].get("containers"))
+        ours = next((each for each in containers if each.get("name") == CONTAINER), {})
+        arguments = dict(each.partition("=")[::2] for each in ours.get("args") or [])
+        pieces = {each["name"]: each.get("value", "") for each in mappings(ours.get("env"))}
+        if digest := arguments.get("--spec-sha256"):
+            name = map_name(handle.metadata["job_name"], digest)
+            found = self._cluster.read_config_map(handle.metadata["namespace"], name)
+            pieces = dict(mapping(found.get("data")))
+        return spec_from_environment(pieces, sha256=digest).rendezvous_uri
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """Return the statuses of replicas of one run.
@@ -117,15 +139,7 @@ class Runs:
         except ReplicaNotFoundError:
             return
         space, server = handle.metadata["namespace"], handle.metadata["server"]
-        run = make_handles(
-            facts.run_id,
-            facts.uid,
-            facts.first_rank,
-            facts.completions,
-            facts.world_size,
-            space,
-            server,
-        )
+        run = handles_of(facts, space, server)
         try:
             seen = self._look(run)
         except ReplicaNotFoundError:  # it was removed meanwhile, such as by another purge
