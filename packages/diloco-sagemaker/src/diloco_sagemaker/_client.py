@@ -157,11 +157,16 @@ class Client:
 
     def describe(self, name: str) -> JobFacts:
         """Return the facts about a training job; MissingError if there is no such job."""
+        return self.describe_whole(name)[0]
+
+    def describe_whole(self, name: str) -> tuple[JobFacts, Mapping[str, str]]:
+        """Do the same as :meth:`describe`, and also return all hyperparameters of the job."""
         what = f"describe the training job {name}"
         answer = self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
         _check_same(name, answer["TrainingJobName"], what)
         _check_same(name, answer["TrainingJobArn"], what)
-        return next(_bounded([read_job(answer)], what, _KEPT_OF_JOB))
+        facts = next(_bounded([read_job(answer)], what, _KEPT_OF_JOB))
+        return facts, answer.get("HyperParameters") or {}
 
     def job_arn(self, name: str, account: str) -> str:
         """Return the ARN of a training job with this name."""

@@ -367,6 +367,9 @@ class SageMakerExecutor(BaseExecutor):
         cancel_all(handles, lambda handle: self._runs.cancel(handle, seen=True))
         self._patiently(lambda: self._runs.check_met(handles))
 
+    def _rendezvous(self, handle: ReplicaHandle) -> str | None:
+        return self._patiently(lambda: self._runs.rendezvous(handle))
+
     def _list_runs(self) -> list[str]:
         return self._patiently(self._runs.all)
 

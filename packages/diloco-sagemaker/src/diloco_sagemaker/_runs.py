@@ -21,6 +21,7 @@ from diloco_protocol import (
     ResultLostError,
     UnavailableError,
     retry,
+    spec_from_environment,
 )
 from diloco_protocol.backend import shown
 
@@ -86,6 +87,17 @@ class Runs:
         if not is_of(handle, job):
             raise _gone(handle)
         return job
+
+    def rendezvous(self, handle: ReplicaHandle) -> str | None:
+        """Return where a replica meets the others, by its job; raises as :meth:`job`."""
+        created = self.job(handle).created
+        try:
+            job, strings = self._client.describe_whole(handle.metadata["job_name"])
+        except MissingError as error:
+            raise _gone(handle) from error
+        if job.created != created:
+            raise _gone(handle)
+        return spec_from_environment(strings).rendezvous_uri
 
     def check_account(self, handle: ReplicaHandle, job: JobFacts | None) -> None:
         """Refuse a handle of another account, for which "not found" would mean nothing.
