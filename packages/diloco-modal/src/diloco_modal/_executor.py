@@ -234,7 +234,8 @@ class ModalSpawnExecutor(BaseExecutor):
             raise kind(f"rank {handle.rank} of run {handle.run_id!r}: {result.why}")
         return copy.deepcopy(result)  # callers may change it
 
-    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+    def _launch_of(self, handle: ReplicaHandle) -> Mapping[str, Any]:
+        """Return the entry of a handle's launch; ReplicaNotFoundError if there is none any more."""
         self._patiently(lambda: self._call_looks.check_place([handle]))
         _, entries = self._patiently(lambda: self._call_looks.of(handle))
         launch = launch_of(entries)
@@ -242,6 +243,14 @@ class ModalSpawnExecutor(BaseExecutor):
             raise ReplicaNotFoundError(
                 f"there is no record of rank {handle.rank} of run {handle.run_id!r}"
             )
+        return launch
+
+    def _rendezvous(self, handle: ReplicaHandle) -> str | None:
+        uri: str | None = self._launch_of(handle).get("rendezvous")
+        return uri
+
+    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+        launch = self._launch_of(handle)
 
         def terminal() -> bool:
             try:

@@ -21,6 +21,7 @@ from diloco_protocol import (
     RunRequest,
     retry,
 )
+from diloco_protocol.backend import redact_text
 
 from . import _many as many
 from ._client import Client
@@ -255,7 +256,7 @@ class Launcher:
         return launch
 
     def _entry(self, request: RunRequest) -> dict[str, Any]:
-        options = self._options
+        options, uri = self._options, request.rendezvous_uri
         return {
             "id": uuid.uuid4().hex,
             "fingerprint": _fingerprint(request, options),
@@ -265,6 +266,8 @@ class Launcher:
             "function": options.function,
             "environment": self._client.environment(),
             "labels": dict(request.labels),
+            # A password in it is not kept, and then it is equal to no URI.
+            "rendezvous": uri and redact_text(uri),
             "grace": options.grace,
             "at": options.clock(),
         }

@@ -26,6 +26,10 @@ def _text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _uri(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
 def _call(value: object) -> bool:
     return isinstance(value, str) and (value == "" or _CALL_ID.fullmatch(value) is not None)
 
@@ -78,6 +82,7 @@ _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "launch": {
         "id": _text, "fingerprint": _text, "ranks": _ranks, "world_size": _world_size,
         "app": _text, "function": _text, "environment": _text, "grace": _grace, "at": _number,
+        "rendezvous": _uri,
     },
     "call": {"call": _call},
     "cancel": {"by": _text, "at": _number},
