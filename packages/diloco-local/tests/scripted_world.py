@@ -114,6 +114,9 @@ class ScriptedHarness(Harness):
         self.runs[run.path] = {order.rank: Life(order) for order in orders}
         self.requests += show_orders(run, orders, inherited(os.environ, ["PATH"]))
         for order in orders:
+            files = run.replica(order.rank).attempt(1)
+            files.path.mkdir(mode=0o700)
+            write_json(files.spec, order.spec.to_dict())
             self.save(run, order.rank)
         run.started.touch()
 

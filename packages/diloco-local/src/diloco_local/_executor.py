@@ -37,7 +37,7 @@ from ._options import LocalOptions
 from ._order import Order
 from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
 from ._own import check_own_folder
-from ._record import RunRecord, read_record
+from ._record import RunRecord, read_record, rendezvous_of
 from ._rundir import Root, default_root
 
 
@@ -204,6 +204,13 @@ class LocalProcessExecutor(BaseExecutor):
     def _result(self, handle: ReplicaHandle) -> Any:
         run, record = _runs.locate(handle, self._roots)
         return _runs.result_of(run, handle.rank, observe_replica(run, record, handle.rank))
+
+    @system_errors()
+    def _rendezvous(self, handle: ReplicaHandle) -> str | None:
+        run, _ = _runs.locate(handle, self._roots)
+        uri = rendezvous_of(run.replica(handle.rank).attempt(1))
+        _runs.locate(handle, self._roots)  # if purged meanwhile, a missing file says nothing
+        return uri
 
     @system_errors()
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:

@@ -9,6 +9,7 @@ from diloco_protocol import (
     BackendError,
     DilocoError,
     Outcome,
+    ReplicaSpec,
     SpecVersionError,
 )
 from diloco_protocol.backend import MAX_REPLICAS, OUTCOME_BYTES, is_run_id, shown
@@ -126,6 +127,13 @@ def _checked(record: RunRecord) -> RunRecord:
     if any(type(text) is not str for pair in record.labels.items() for text in pair):
         raise ValueError(f"labels is {shown(record.labels)}")
     return record
+
+
+def rendezvous_of(attempt: AttemptDir) -> str | None:
+    """Return where the replica of an attempt meets the others, by its spec; None without one."""
+    data = read_json(attempt.spec)
+    with reading(attempt.spec):
+        return None if data is None else ReplicaSpec.from_dict(data).rendezvous_uri
 
 
 def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
