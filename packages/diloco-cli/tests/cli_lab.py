@@ -47,7 +47,7 @@ class World(BaseExecutor):
         self.backend_name = name
         self.capabilities = Capabilities(cancel_scope=scope)
         self.runs, self.logs, self.results = runs, logs or {}, results or {}
-        self.calls = []
+        self.calls, self.meets = [], {}
 
     def handles(self, run_id):
         count = len(self.runs[run_id])
@@ -86,6 +86,10 @@ class World(BaseExecutor):
         if isinstance(found, Exception):
             raise found
         return iter(found)
+
+    def _rendezvous(self, handle):
+        self.calls.append(("rendezvous", handle.run_id))
+        return self.meets.get(handle.run_id)
 
     def _list_runs(self):
         return list(self.runs)

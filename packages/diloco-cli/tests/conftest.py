@@ -44,7 +44,7 @@ def says(text):
     print(text, flush=True)
 
 
-def waits(folder):
+def waits(folder, rendezvous_uri=None):
     print("waiting", flush=True)
     while not Path(folder, "go").exists():
         time.sleep(0.01)

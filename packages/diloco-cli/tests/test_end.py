@@ -4,16 +4,24 @@ import io
 import json
 
 import pytest
-from cli_lab import DONE, RUNNING, Terminal, World, command
+from cli_lab import DONE, PATIENCE, RUNNING, Broken, Terminal, World, command
+from test_journal import journal_in
+from test_told import live, run_of, write
 
-from diloco_cli._end import end
-from diloco_protocol import InvalidRequestError
+from diloco_cli import _app
+from diloco_cli._end import _spelling, end
+from diloco_protocol import (
+    ForbiddenError,
+    InvalidRequestError,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
 
 SAID = "this ends 2 replicas of run one, on a (zone z1)\n"
 
 
 def acted(world):
-    return sorted(call for call in world.calls if call[0] != "observe")
+    return sorted(call for call in world.calls if call[0] in {"stop", "purge"})
 
 
 def answering(made, text, monkeypatch):
@@ -90,3 +98,146 @@ def test_json():
         "place": {"zone": "z1"},
         "replicas": 2,
     }
+
+
+class TestMeeting:
+    """By URI: the store says for which names to look, and the backends say which of them meet."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        """A store in which two runs tell of themselves, and a journal has a third."""
+        folder = tmp_path / "run"
+        write(folder, run_of(live(0, run="one"), live(1, run="two"), live(2, run="no name!")))
+        journal_in(folder).record_launch(World("c", {"three": [DONE]}).handles("three"))
+        return folder
+
+    @pytest.fixture
+    def worlds(self, folder):
+        """Two backends with runs of these names, of which two meet there."""
+        a = World("a", {"one": [RUNNING, RUNNING], "two": [RUNNING], "other": [RUNNING]})
+        b = World("b", {"one": [RUNNING], "three": [RUNNING] * 3}, scope="gang")
+        a.meets = {"one": f"{folder}/", "two": f"{folder}-2", "other": str(folder)}
+        b.meets = {"three": f"file://{folder}"}
+        return a, b
+
+    def test_those_that_meet_there_are_ended(self, folder, worlds):
+        a, b = worlds
+        made = command(a, b)
+        assert end(made.session, "cancel", str(folder), yes=True) == 0
+        assert (acted(a), acted(b)) == ([("stop", 0), ("stop", 1)], [("stop", 0)])
+        assert made.err().splitlines() == [
+            f"run two on a meets at {folder}-2",
+            "run one on b meets at no place",
+            SAID.strip(),
+            "this ends 3 replicas of run three, on b (zone z1)",
+        ]
+        assert made.out().splitlines() == [
+            "a was asked to end 2 replicas. To wait until they have:",
+            "  diloco wait one --backend a",
+            "b was asked to end 3 replicas. To wait until they have:",
+            "  diloco wait three --backend b",
+        ]
+
+    def test_a_backend_can_be_named(self, folder, worlds):
+        a, b = worlds
+        made = command(a, b, backend="b", as_json=True)
+        assert end(made.session, "cancel", str(folder), yes=True) == 0
+        assert (a.calls, acted(b)) == ([], [("stop", 0)])
+        assert json.loads(made.out()) == {
+            "version": 1,
+            "verb": "cancel",
+            "uri": str(folder),
+            "runs": [{"run_id": "three", "backend": "b", "place": {"zone": "z1"}, "replicas": 3}],
+        }
+
+    def test_it_asks(self, folder, worlds, monkeypatch):
+        a, b = worlds
+        made = command(a, b)
+        said = answering(made, "n\n", monkeypatch)
+        assert end(made.session, "cancel", str(folder), yes=False) == 2
+        assert said().endswith(f"cancel {folder}? [y/N]: nothing was done\n")
+        assert (acted(a), acted(b)) == ([], [])
+
+    def test_one_that_cannot_be_purged_keeps_no_other(self, folder, worlds):
+        a, b = worlds
+        b.runs["three"] = [DONE]
+        made = command(a, b, as_json=True)
+        with pytest.raises(InvalidRequestError, match="it has not ended"):
+            end(made.session, "purge", str(folder), yes=True)
+        assert (acted(a), acted(b)) == ([], [("purge", 0)])
+        assert [run["run_id"] for run in json.loads(made.out())["runs"]] == ["three"]
+
+    def test_forged_names_end_nothing(self, folder, worlds):
+        """A stranger may name every run there is: where it meets is not his to say."""
+        forged = {"live/00003.json": live(3, run="prod", backend="c", world_size=4)}
+        write(folder, forged)
+        c = World("c", {"prod": [RUNNING], "three": [RUNNING]}, journal=journal_in(folder))
+        c._journal.record_launch(c.handles("prod"), {"rendezvous_uri": str(folder)})
+        c.meets = {"prod": "s3://bucket/prod", "three": folder.name}
+        made = command(c)
+        said = (
+            rf"no run meets at {folder} by its own record: looked on c for one, prod, three, two\. "
+            rf"run prod on c meets at s3://bucket/prod\. run three on c meets at {folder.name}$"
+        )
+        with pytest.raises(ReplicaNotFoundError, match=said):
+            end(made.session, "cancel", str(folder), yes=True)
+        assert acted(c) == []
+
+    def test_a_backend_that_does_not_answer(self, folder, worlds):
+        a, _ = worlds
+        made = command(a, Broken("b", ForbiddenError("no right to list")))
+        assert end(made.session, "cancel", str(folder), yes=True) == 0
+        assert "b could not be searched: no right to list" in made.err()
+        made = command(World("a", {}), Broken("b", ForbiddenError("no right to list")))
+        with pytest.raises(UnavailableError, match=r"looked on a for .*\. b could not be searched"):
+            end(made.session, "cancel", str(folder), yes=True)
+
+    def test_where_nothing_is_told_nothing_is_known(self, tmp_path, worlds):
+        uri = write(tmp_path / "silent", {"manifest.json": b"{}"})
+        with pytest.raises(ReplicaNotFoundError, match="have told nothing"):
+            end(command(*worlds).session, "cancel", uri, yes=True)
+
+    @pytest.mark.parametrize("verb", ["cancel", "purge"])
+    def test_a_backend_is_needed(self, verb, folder, monkeypatch, capsys):
+        monkeypatch.setattr("diloco_cli._choice.executor_names", list)
+        monkeypatch.setattr("diloco_cli._session.executor_names", list)
+        assert _app.run([verb, str(folder), "--yes"]) == 2
+        assert "no backend is installed here" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_runs_of_a_real_backend(laptop):
+    """Two runs that the store names are launched, and the one that meets there is ended."""
+    store = laptop.folder / "store"
+    write(store, run_of(live(0, run="here"), live(1, run="elsewhere")))
+    folder, states = str(laptop.folder), {}
+    for run_id, uri in (("here", str(store)), ("elsewhere", f"{store}-2")):
+        laptop.launch("waits", {"folder": folder, "rendezvous_uri": uri}, run_id)
+    ended = laptop.diloco("cancel", f"file://{store}/", "--yes")
+    assert (ended.returncode, "this ends 1 replica of run here" in ended.stderr) == (0, True), ended
+    (laptop.folder / "go").touch()
+    for run_id in ("here", "elsewhere"):
+        (result,) = laptop.executor.collect(laptop.executor.attach(run_id), timeout=PATIENCE)
+        states[run_id] = result["status"]
+    assert states == {"here": "cancelled", "elsewhere": "succeeded"}
+    assert laptop.diloco("purge", str(store), "--yes").returncode == 0
+    assert laptop.executor.list_runs() == ["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("s3://bucket/run-1", "s3://bucket/run-1/", True),
+        ("s3://bucket/run-1", "obstore+s3://bucket/run-1", True),
+        ("/a/run 1", "file:///a/run%201/", True),
+        ("s3://bucket/run-1", "s3://bucket/run-10", False),
+        ("s3://bucket/run-1", "gs://bucket/run-1", False),
+        ("s3://bucket/run-1", "s3://bucket/x/../run-1", False),
+    ],
+)
+def test_spellings_of_a_place(one, other, same):
+    assert (_spelling(one) == _spelling(other)) is same
+
+
+def test_a_relative_path_is_no_place():
+    assert [_spelling(path) for path in ("run", "./run", "~/run", "", "file://host")] == [None] * 5

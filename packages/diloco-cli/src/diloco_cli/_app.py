@@ -77,7 +77,8 @@ def _on_backends(verb: Callable[..., int]) -> Callable[..., int]:
     def call(backend: str | None, options: Sequence[str], as_json: bool, **given: Any) -> int:
         from . import _session, _store
 
-        needed = not _store.is_uri(given.get("run", ""))
+        # Given a store, only these two need backends: they act on what these say.
+        needed = verb.__name__ in {"cancel", "purge"} or not _store.is_uri(given.get("run", ""))
         session = _session.make_session(backend, options, as_json=as_json, needed=needed)
         return verb(session, **given)
 
@@ -179,22 +180,30 @@ def watch(session: Session, run: str, every: int) -> int:
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", metavar="RUN|URI")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_on_backends
 def cancel(session: Session, run: str, yes: bool) -> int:
-    """End all replicas of a run; their records stay."""
+    """End all replicas of a run; their records stay.
+
+    With the URI of its store, these are all runs that were launched to meet there, as their
+    backends say.
+    """
     from . import _end
 
     return _end.end(session, "cancel", run, yes=yes)
 
 
 @cli.command()
-@click.argument("run")
+@click.argument("run", metavar="RUN|URI")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_on_backends
 def purge(session: Session, run: str, yes: bool) -> int:
-    """Remove the backend's records of a run that has ended."""
+    """Remove the backend's records of a run that has ended.
+
+    With the URI of its store, these are all runs that were launched to meet there, as their
+    backends say; what is in the store stays.
+    """
     from . import _end
 
     return _end.end(session, "purge", run, yes=yes)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
-from diloco_protocol.backend import cancel_all
+from diloco_protocol import BaseExecutor, DilocoError, ReplicaNotFoundError, UnavailableError
+from diloco_protocol.backend import cancel_all, is_run_id
 
+from ._backends import Run, problems
 from ._exits import BAD_USE, SUCCEEDED
 from ._facts import VERSION, place_in_words, place_of
 from ._session import Session
+from ._store import is_uri
+from ._texts import clean
+from ._told import read_run
 
 _SCOPES = {
     "cancel": "ends {count} of run {run_id}",
@@ -16,32 +24,124 @@ _SCOPES = {
 }
 
 
-def end(session: Session, verb: Literal["cancel", "purge"], run_id: str, *, yes: bool) -> int:
-    """End a run, or remove the records of one that has ended, and return the exit code.
+def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes: bool) -> int:
+    """End runs, or remove the records of those that have ended, and return the exit code.
 
     Acts on the replicas that were shown, and not on a run that has taken the name since.
+
+    Args:
+        session: The backends, and where to say what is done.
+        verb: What to do.
+        target: The name of a run, or the URI of a store for all runs that meet there.
+        yes: Whether not to ask.
+
+    Raises:
+        ReplicaNotFoundError: There is no such run.
+        UnavailableError: No such run was found, and a backend could not be searched.
+        DilocoError: It could not be done; the others of several runs were acted on all the same.
     """
-    with session.run(run_id) as run:
-        place = place_of(run.handles)
-        count = f"{len(run.handles)} replica{'s' * (len(run.handles) > 1)}"
-        scope = _SCOPES[verb].format(count=count, run_id=run_id)
-        screen = session.screen
-        screen.say(f"this {scope}, on {place_in_words(run.backend, place)}")
-        if not (yes or screen.confirm(f"{verb} {run_id}?")):
+    screen = session.screen
+    with contextlib.ExitStack() as opened:
+        if is_uri(target):
+            runs = _meeting(session, opened, target)
+        else:
+            runs = [opened.enter_context(session.run(target))]
+        for run in runs:
+            scope = _SCOPES[verb].format(count=_count(run), run_id=run.run_id)
+            screen.say(f"this {scope}, on {place_in_words(run.backend, place_of(run.handles))}")
+        if not (yes or screen.confirm(f"{verb} {target}?")):
             screen.say("nothing was done")
             return BAD_USE
-        if verb == "purge":
-            run.executor.purge(run.handles[0])
-        elif run.executor.capabilities.cancel_scope == "gang":
+        done: list[dict[str, Any]] = []
+        errors: list[DilocoError] = []
+        for run in runs:
+            try:
+                done.append(_act(session, verb, run))
+            except DilocoError as error:  # the other runs may cost money
+                errors.append(error)
+    if session.as_json and done:
+        facts = {"uri": clean(target), "runs": done} if is_uri(target) else done[0]
+        screen.json({"version": VERSION, "verb": verb, **facts})
+    for other in errors[1:]:
+        errors[0].add_note(f"diloco: {other}")
+    if errors:
+        raise errors[0]
+    return SUCCEEDED
+
+
+def _count(run: Run) -> str:
+    return f"{len(run.handles)} replica{'s' * (len(run.handles) > 1)}"
+
+
+def _act(session: Session, verb: str, run: Run) -> dict[str, Any]:
+    """Do it to one run, and return the facts about that."""
+    if verb == "purge":
+        run.executor.purge(run.handles[0])
+        text = f"{run.backend} has removed what it had of {_count(run)}"
+    else:
+        if run.executor.capabilities.cancel_scope == "gang":
             run.executor.cancel(run.handles[0])
         else:
             cancel_all(run.handles, run.executor.cancel)
-    facts = {"run_id": run_id, "backend": run.backend, "place": place, "replicas": len(run.handles)}
-    if session.as_json:
-        screen.json({"version": VERSION, "verb": verb, **facts})
-    elif verb == "cancel":
-        again = session.choice.again("wait", run_id, run.backend)
-        screen.line(f"{run.backend} was asked to end {count}. To wait until they have:\n  {again}")
-    else:
-        screen.line(f"{run.backend} has removed what it had of {count}")
-    return SUCCEEDED
+        again = session.choice.again("wait", run.run_id, run.backend)
+        text = f"{run.backend} was asked to end {_count(run)}. To wait until they have:\n  {again}"
+    if not session.as_json:
+        session.screen.line(text)
+    place, count = place_of(run.handles), len(run.handles)
+    return {"run_id": run.run_id, "backend": run.backend, "place": place, "replicas": count}
+
+
+def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[Run]:
+    """Return the runs that meet at a store, as their backends say.
+
+    The replicas and a journal there only say for which names to look: anyone may have written them.
+
+    Raises:
+        ReplicaNotFoundError: There are none.
+        UnavailableError: There are none, and a backend could not be searched.
+    """
+    told, recorded = read_run(uri, history=False)
+    known = {live.run for live in told.live.values()} | {run.run_id for run in recorded.runs}
+    names = sorted(filter(is_run_id, known))
+    place = _spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))
+    backends = opened.enter_context(session.backends(session.choice))
+    answers = backends.ask(lambda executor: _look(executor, names, place))
+    unset, failed = problems(answers)
+    runs = [run for answer in answers.values() for run in answer.value or ()]
+    notes = [f"{name} could not be searched: {text}" for name, text in {**unset, **failed}.items()]
+    notes += [note for run in runs for note in run.notes]
+    if not (meeting := [run for run in runs if not run.notes]):
+        searched = ", ".join(name for name, answer in answers.items() if answer.error is None)
+        looked = f"looked on {searched or 'no backend'} for {', '.join(names) or 'no name'}"
+        kind = UnavailableError if failed or not searched else ReplicaNotFoundError
+        raise kind(". ".join([f"no run meets at {clean(uri)} by its own record: {looked}", *notes]))
+    for note in notes:
+        session.screen.say(note)
+    return meeting
+
+
+def _look(executor: BaseExecutor, names: list[str], place: str | None) -> list[Run]:
+    """Return the runs of these names that a backend has; those with notes do not meet there."""
+    runs = []
+    for name in names:
+        with contextlib.suppress(ReplicaNotFoundError):
+            handles = executor.attach(name)
+            uri = executor.meets_at(handles[0])  # as all of its launch
+            own = uri and _spelling(uri)
+            note = f"run {name} on {executor.backend_name} meets at {clean(uri or 'no place')}"
+            notes = () if own and own == place else (note,)
+            runs.append(Run(name, executor.backend_name, executor, handles, notes))
+    return runs
+
+
+def _spelling(uri: str) -> str | None:
+    """Return a place in one spelling, as diloco-core compares them; None for a relative path.
+
+    >>> _spelling("fsspec+s3://bucket/run-1/"), _spelling("file:///a/b/"), _spelling("b")
+    ('s3://bucket/run-1', '/a/b', None)
+    """
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme != "file":
+        return f"{scheme.rpartition('+')[2]}://{rest.rstrip('/')}"
+    path = Path(unquote(urlsplit(uri).path) if separator else uri)
+    return str(path) if path.is_absolute() else None
