@@ -78,6 +78,21 @@ def test_keys_with_numbers_that_no_replica_has_are_nobodys():
     assert held_calls({**texts, "call-7": written({"call": "fc-7"})}) == [(7, "fc-7")]
 
 
+def test_where_a_run_meets_is_text_or_not_known():
+    for uri in (None, "s3://bucket/run"):
+        assert entry({"launch": json.dumps({**RIGHT["launch"], "rendezvous": uri})}, "launch")
+    with pytest.raises(DamagedRecordError, match="has to have .*rendezvous"):
+        entry({"launch": json.dumps({**RIGHT["launch"], "rendezvous": 7})}, "launch")
+
+
+def test_no_password_of_a_rendezvous_is_kept(lab):
+    uri = "s3://user:hunter2@bucket/run"
+    (handle,) = lab.executor().launch_replicas(1, "trainer:train", {"rendezvous_uri": uri})
+    where = lab.executor().meets_at(handle)
+    assert "bucket/run" in where
+    assert "hunter2" not in where
+
+
 @pytest.mark.parametrize("key", [key for key in RIGHT if key != "launch"])
 def test_a_damaged_entry_is_named_and_the_replica_can_be_cancelled_all_the_same(lab, key):
     executor = lab.executor()

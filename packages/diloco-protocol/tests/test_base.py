@@ -6,6 +6,7 @@ import pytest
 from memory_lab import DONE, Asked, Memory, unavailable
 
 from diloco_protocol import (
+    BackendError,
     Capabilities,
     Finding,
     FolderJournal,
@@ -15,6 +16,7 @@ from diloco_protocol import (
     ReplicaSpec,
     ReplicaState,
     ServerlessExecutor,
+    SpecVersionError,
     UnavailableError,
 )
 
@@ -71,6 +73,22 @@ def test_replicas_of_several_runs_are_described(executor, monkeypatch):
     assert set(executor.describe_run([*one, *other])) == set(other), "the others are still told"
     with pytest.raises(InvalidRequestError, match="describe_run takes a list of handles, not 5"):
         executor.describe_run(5)
+
+
+def test_where_replicas_meet_is_not_known_unless_the_backend_says_it(executor):
+    (handle,) = executor.launch_replicas(1, "m:f", {"rendezvous_uri": "s3://bucket/run"})
+    assert executor.meets_at(handle) is None
+
+
+def test_a_record_of_another_version_is_an_error_of_the_backend(executor, monkeypatch):
+    (handle,) = executor.launch_replicas(1, "m:f", run_id="one")
+
+    def refuse(handle):
+        raise SpecVersionError("this replica's spec has version 99")
+
+    monkeypatch.setattr(executor, "_rendezvous", refuse)
+    with pytest.raises(BackendError, match=r"rank 0 of run 'one': .* has version 99"):
+        executor.meets_at(handle)
 
 
 def test_the_options_of_a_class_are_known_without_an_executor():
