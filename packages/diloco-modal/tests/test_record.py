@@ -81,7 +81,7 @@ def test_keys_with_numbers_that_no_replica_has_are_nobodys():
 def test_where_a_run_meets_is_text_or_not_known():
     for uri in (None, "s3://bucket/run"):
         assert entry({"launch": json.dumps({**RIGHT["launch"], "rendezvous": uri})}, "launch")
-    with pytest.raises(DamagedRecordError, match="has to have .*rendezvous"):
+    with pytest.raises(DamagedRecordError, match=r"has to have .*rendezvous"):
         entry({"launch": json.dumps({**RIGHT["launch"], "rendezvous": 7})}, "launch")
 
 
