@@ -4,15 +4,20 @@ import pytest
 
 from diloco_cli._table import Cell, Column, table
 
-COLUMNS = (Column("RANK", right=True), Column("STATE"), Column("WHY", dropped=1), Column("NONE", 2))
+COLUMNS = (
+    Column("RANK", right=True),
+    Column("STATE"),
+    Column("WHY", dropped=1),
+    Column("NONE", dropped=2),
+)
 ROWS = [
-    [Cell("0"), Cell("running", "cyan"), Cell(""), Cell("")],
-    [Cell("10"), Cell("failed"), Cell("evicted"), Cell("")],
+    {"rank": 0, "state": Cell("running", "cyan"), "why": None, "none": ""},
+    {"rank": 10, "state": "failed", "why": "evicted", "none": ""},
 ]
 
 
 def texts(width):
-    return ["".join(cell.text for cell in line) for line in table(COLUMNS, ROWS, width)]
+    return ["".join(cell.text for cell in line) for line in table(COLUMNS, ROWS, 0.0, width)]
 
 
 def test_without_a_terminal_all_columns_are_there():
@@ -29,9 +34,9 @@ def test_what_fits_nowhere_is_stacked():
 
 
 def test_styles_stay():
-    assert [cell.style for cell in table(COLUMNS, ROWS, None)[1]] == ["", "cyan", ""]
+    assert [cell.style for cell in table(COLUMNS, ROWS, 0.0, None)[1]] == ["", "cyan", ""]
 
 
 @pytest.mark.parametrize("width", [None, 1, 80])
 def test_no_rows_no_table(width):
-    assert table(COLUMNS, [], width) == []
+    assert table(COLUMNS, [], 0.0, width) == []

@@ -7,6 +7,7 @@ from cli_lab import DONE, FAILED, NOW, RUNNING
 
 from diloco_cli._told import run_facts
 from diloco_cli._view import (
+    COLUMNS,
     View,
     Word,
     changes,
@@ -14,7 +15,6 @@ from diloco_cli._view import (
     fold,
     is_over,
     rank_facts,
-    row_cells,
     screenful,
     see,
     sparkline,
@@ -60,7 +60,7 @@ def facts(*looks, word=None, looked=NOW):
 def cells(row, now=NOW):
     names = ("rank", "state", "reason", "attempt", "sync", "phase", "loss", "speed", "trains", "mb")
     return dict(
-        zip((*names, "sign", "place"), (each.text for each in row_cells(row, now)), strict=True)
+        zip((*names, "sign", "place"), (each.show(row, now).text for each in COLUMNS), strict=True)
     )
 
 

@@ -11,7 +11,7 @@ from diloco_protocol import ReplicaHandle, ReplicaStatus
 from diloco_protocol.backend import redact, redact_json
 from diloco_protocol.telemetry import Live, Metric
 
-from ._table import Cell, Column
+from ._table import Cell, Column, Facts
 from ._texts import clean, duration, in_ranges
 
 VERSION = 1
@@ -28,24 +28,11 @@ ENDS = {"left": "succeeded", "failed": "failed"}
 """The states that the words of replicas on their end mean."""
 NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
 """What is told of a rank."""
+_STATUS = (
+    "state", "reason", "stopping", "attempt", "exit_code", "signal", "message", "started_at",
+    "finished_at", "url", "native",
+)  # fmt: skip
 _RESULT = 200  # characters of a result that people see
-
-REPLICA_COLUMNS = (
-    Column("RANK", right=True),
-    Column("STATE"),
-    Column("REASON", dropped=2),
-    Column("ATTEMPT", dropped=4, right=True),
-    Column("EXIT", dropped=3),
-    Column("STARTED", dropped=6),
-    Column("TOOK", dropped=5),
-)
-RUN_COLUMNS = (
-    Column("RUN"),
-    Column("STATE"),
-    Column("BACKEND", dropped=2),
-    Column("REPLICAS", dropped=4, right=True),
-    Column("STARTED", dropped=3),
-)
 
 
 def place_of(handles: Sequence[ReplicaHandle]) -> dict[str, str]:
@@ -64,43 +51,34 @@ def place_in_words(backend: str, place: Mapping[str, str]) -> str:
 
 def replica_facts(handle: ReplicaHandle, status: ReplicaStatus | None) -> dict[str, Any]:
     """Return the facts about one replica; None stands for a replica without a record."""
-    status_facts: dict[str, Any] = {
-        "state": "unknown",
-        "reason": None,
-        "stopping": False,
-        "attempt": None,
-        "exit_code": None,
-        "signal": None,
-        "message": "there is no record of it",
-        "started_at": None,
-        "finished_at": None,
-        "url": None,
-        "native": "",
-    }
-    if status is not None:
-        status_facts = {name: getattr(status, name) for name in status_facts}
-    return {"rank": handle.rank, **{name: _plain(value) for name, value in status_facts.items()}}
+    facts = dict.fromkeys(_STATUS)
+    if status is None:
+        facts |= {"state": "unknown", "stopping": False, "native": ""}
+        facts["message"] = "there is no record of it"
+    else:
+        facts = {name: getattr(status, name) for name in _STATUS}
+    return {"rank": handle.rank, **plain(facts)}
 
 
 def result_facts(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about one entry of what ``collect`` returns; lost replicas are unknown."""
-    state = "unknown" if result["reason"] == "lost" else result["status"]
     names = ("reason", "attempt", "exit_code", "signal", "error")
+    state = "unknown" if result["reason"] == "lost" else result["status"]
+    facts = plain({"state": state, **{name: result[name] for name in names}})
+    return {"rank": result["rank"], **facts, "result": redact_json(result["result"])}
+
+
+def plain(facts: Facts) -> dict[str, Any]:
+    """Return facts with texts that are safe to print."""
     return {
-        "rank": result["rank"],
-        "state": _plain(state),
-        **{name: _plain(result[name]) for name in names},
-        "result": redact_json(result["result"]),
+        name: clean(str(value)) if isinstance(value, str) else value
+        for name, value in facts.items()
     }
 
 
-def _plain(value: Any) -> Any:
-    return clean(str(value)) if isinstance(value, str) else value
-
-
-def counts(replicas: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def counts(states: Iterable[str | None]) -> dict[str, int]:
     """Return how many replicas are in each state, in the order of a replica's life."""
-    found = Counter(facts["state"] for facts in replicas)
+    found = Counter(states)
     return {state: found[state] for state in STYLES if found[state]}
 
 
@@ -113,20 +91,32 @@ def counts_in_words(states: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
-def replica_row(facts: Mapping[str, Any], now: float) -> list[Cell]:
-    """Return the cells of :data:`REPLICA_COLUMNS` for one replica."""
-    state, started = facts["state"], facts.get("started_at")
-    ended = facts.get("finished_at")
-    signal, code = facts["signal"], facts["exit_code"]
-    return [
-        Cell(str(facts["rank"])),
-        Cell(f"{state}, stopping" if facts.get("stopping") else state, STYLES.get(state, "")),
-        Cell(facts["reason"] or ""),
-        Cell("" if facts["attempt"] is None else str(facts["attempt"])),
-        Cell(signal or ("" if code is None else str(code))),
-        Cell("" if started is None else f"{duration(now - started)} ago"),
-        Cell("" if started is None else duration((ended or now) - started)),
-    ]
+def ago(facts: Facts, now: float) -> str:
+    """Return since when something runs."""
+    started = facts.get("started_at")
+    return "" if started is None else f"{duration(now - started)} ago"
+
+
+def _took(facts: Facts, now: float) -> str:
+    started = facts.get("started_at")
+    return "" if started is None else duration((facts.get("finished_at") or now) - started)
+
+
+def _state(facts: Facts, _: float) -> Cell:
+    state = facts["state"]
+    words = f"{state}, stopping" if facts.get("stopping") else state
+    return Cell(words, STYLES.get(state, ""))
+
+
+REPLICA_COLUMNS = (
+    Column("RANK", right=True),
+    Column("STATE", _state),
+    Column("REASON", dropped=2),
+    Column("ATTEMPT", dropped=4, right=True),
+    Column("EXIT", lambda facts, _: facts["signal"] or facts["exit_code"], dropped=3),
+    Column("STARTED", ago, dropped=6),
+    Column("TOOK", _took, dropped=5),
+)
 
 
 def replica_lines(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -144,18 +134,24 @@ def replica_lines(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def run_row(facts: Mapping[str, Any], now: float) -> list[Cell]:
-    """Return the cells of :data:`RUN_COLUMNS` for one run."""
-    states, started = facts["states"], facts["started_at"]
+def _run_state(facts: Facts, _: float) -> Cell:
+    states = facts["states"]
     only = next(iter(states)) if len(states) == 1 else ""
+    return Cell(counts_in_words(states) or "unknown", STYLES.get(only, ""))
+
+
+def _replicas(facts: Facts, _: float) -> str:
     count, whole = facts["replicas"], facts["world_size"]
-    return [
-        Cell(facts["run_id"]),
-        Cell(counts_in_words(states) or "unknown", STYLES.get(only, "")),
-        Cell(facts["backend"]),
-        Cell(str(count) if count == whole else f"{count} of {whole}"),
-        Cell("" if started is None else f"{duration(now - started)} ago"),
-    ]
+    return str(count) if count == whole else f"{count} of {whole}"
+
+
+RUN_COLUMNS = (
+    Column("RUN", lambda facts, _: facts["run_id"]),
+    Column("STATE", _run_state),
+    Column("BACKEND", dropped=2),
+    Column("REPLICAS", _replicas, dropped=4, right=True),
+    Column("STARTED", ago, dropped=3),
+)
 
 
 def shown_value(value: Metric) -> str:

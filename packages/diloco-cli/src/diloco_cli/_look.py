@@ -48,8 +48,7 @@ def ls(session: Session, limit: int) -> int:
         ]
         screen.json({"version": _facts.VERSION, "runs": runs, "backends": backends_facts})
     else:
-        rows = [_facts.run_row(facts, session.clock()) for facts in runs]
-        screen.lines(table(_facts.RUN_COLUMNS, rows, screen.width))
+        screen.lines(table(_facts.RUN_COLUMNS, runs, session.clock(), screen.width))
     for name, text in failed.items():
         screen.say(f"{name} could not be asked: {text}")
     for name, text in unset.items():
@@ -83,7 +82,7 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
                 "run_id": clean(run_id),
                 "replicas": len(replicas),
                 "world_size": handles[0].world_size if replicas else 0,
-                "states": _facts.counts(replicas),
+                "states": _facts.counts(facts["state"] for facts in replicas),
                 "started_at": min(started, default=None),
                 "problem": problem,
             }
@@ -108,7 +107,8 @@ def status(session: Session, run_id: str) -> int:
 
 def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
     """Print the facts about the replicas of a run."""
-    place, states = _facts.place_of(run.handles), _facts.counts(replicas)
+    place = _facts.place_of(run.handles)
+    states = _facts.counts(facts["state"] for facts in replicas)
     screen = session.screen
     if session.as_json:
         screen.json(
@@ -125,7 +125,6 @@ def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) ->
         return
     where = _facts.place_in_words(run.backend, place)
     screen.line(f"{run.run_id}: {_facts.counts_in_words(states)}, on {where}")
-    rows = [_facts.replica_row(facts, session.clock()) for facts in replicas]
-    screen.lines(table(_facts.REPLICA_COLUMNS, rows, screen.width))
+    screen.lines(table(_facts.REPLICA_COLUMNS, replicas, session.clock(), screen.width))
     for line in _facts.replica_lines(replicas):
         screen.line(line)

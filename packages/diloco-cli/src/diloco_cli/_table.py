@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Facts = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
@@ -18,18 +20,26 @@ class Column(NamedTuple):
 
     Attributes:
         name: Its heading.
+        cell: Returns what it shows of the facts of a row at a moment; by default, the fact that has
+            its name.
         dropped: Where there is too little room, columns with a larger number are left out first;
             0: never.
         right: Whether its cells are aligned to the right.
     """
 
     name: str
+    cell: Callable[[Facts, float], Any] | None = None
     dropped: int = 0
     right: bool = False
 
+    def show(self, facts: Facts, now: float) -> Cell:
+        """Return its cell in a row; what is not known is empty."""
+        value = self.cell(facts, now) if self.cell else facts[self.name.lower()]
+        return value if isinstance(value, Cell) else Cell("" if value is None else str(value))
+
 
 def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None
+    columns: Sequence[Column], every: Sequence[Facts], now: float, width: int | None
 ) -> list[list[Cell]]:
     """Return the lines of a table, each as pieces of text.
 
@@ -38,38 +48,26 @@ def table(
 
     Args:
         columns: The columns.
-        rows: One cell per column each.
+        every: The facts of each row.
+        now: The time in Unix seconds.
         width: Columns of the terminal; None for any width.
     """
-    if not rows:
+    if not every:
         return []
-    kept = [
-        number
-        for number, column in enumerate(columns)
-        if not column.dropped or any(row[number].text for row in rows)
-    ]
-    widths = {
-        number: max(len(columns[number].name), *(len(row[number].text) for row in rows))
-        for number in kept
-    }
-    while width is not None and sum(widths[number] + 2 for number in kept) - 2 > width:
-        last = max(kept, key=lambda number: columns[number].dropped)
-        if not columns[last].dropped:
-            return [line for row in rows for line in _stacked([row[number] for number in kept])]
+    cells = {column: [column.show(facts, now) for facts in every] for column in columns}
+    kept = [each for each in columns if not each.dropped or any(cell.text for cell in cells[each])]
+    room = {each: max(len(text) for text, _ in [(each.name, ""), *cells[each]]) for each in kept}
+    while width is not None and sum(room[each] + 2 for each in kept) - 2 > width:
+        last = max(kept, key=lambda column: column.dropped)
+        if not last.dropped:
+            rows = zip(*(cells[each] for each in kept), strict=True)
+            return [line for first, *more in rows for line in ([first], [Cell("  "), *more])]
         kept.remove(last)
 
-    def line(cells: Sequence[Cell]) -> list[Cell]:
-        pieces = []
-        for place, number in enumerate(kept):
-            text, style = cells[number]
-            room = widths[number]
-            padded = text.rjust(room) if columns[number].right else text.ljust(room)
-            pieces.append(Cell(padded.rstrip() if place == len(kept) - 1 else f"{padded}  ", style))
-        return pieces
+    def pad(column: Column, cell: Cell) -> Cell:
+        align = str.rjust if column.right else str.ljust
+        text = align(cell.text, room[column])
+        return Cell(text.rstrip() if column is kept[-1] else f"{text}  ", cell.style)
 
-    return [line([Cell(column.name, "bold") for column in columns]), *map(line, rows)]
-
-
-def _stacked(cells: Sequence[Cell]) -> list[list[Cell]]:
-    first, *others = cells
-    return [[first], [Cell("  "), *others]]
+    lines = zip(*([Cell(each.name, "bold"), *cells[each]] for each in kept), strict=True)
+    return [list(map(pad, kept, line)) for line in lines]

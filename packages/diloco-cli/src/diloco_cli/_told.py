@@ -9,25 +9,25 @@ from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, SpecVersionError
 from diloco_protocol.backend import redact_json
-from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
+from diloco_protocol.telemetry import RunReader, Told, find_runs
 
 from ._exits import SUCCEEDED, exit_of_states
 from ._facts import (
     ENDS,
     NAMES,
     REPLICA_COLUMNS,
-    STYLES,
     VERSION,
+    counts,
     counts_in_words,
+    plain,
     replica_lines,
-    replica_row,
 )
 from ._journal import Recorded, read_journal
 from ._screen import Screen
 from ._store import Store
 from ._table import table
 from ._texts import clean, in_ranges
-from ._view import COLUMNS, rank_facts, row_cells, see
+from ._view import COLUMNS, rank_facts, see
 
 _UNREAD = {
     "skipped": "are not what a replica tells",
@@ -132,7 +132,11 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     """
     lives = [told.live[rank] for rank in sorted(told.live)]
     world_size = _most(live.world_size for live in lives) or 0
-    replicas = [_replica_facts(live) for live in lives if live.rank < world_size]
+    replicas = [
+        plain(redact_json({name: getattr(live, name) for name in NAMES}))
+        for live in lives
+        if live.rank < world_size
+    ]
     return {
         "version": VERSION,
         "uri": clean(uri),
@@ -149,13 +153,6 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
 
 def _most(values: Iterable[Any]) -> Any:
     return next(iter(Counter(values).most_common(1)), (None,))[0]
-
-
-def _replica_facts(live: Live) -> dict[str, Any]:
-    facts = redact_json({name: getattr(live, name) for name in NAMES})
-    return {
-        name: clean(value) if isinstance(value, str) else value for name, value in facts.items()
-    }
 
 
 def _state(replica: Mapping[str, Any]) -> str:
@@ -177,11 +174,10 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         {**rank_facts(rank, each, None, now, math.inf), "state": _state(each.said)}
         for rank, each in see({}, facts["replicas"], now, None).items()
     ]
-    found = Counter(_states(facts))
-    states = {state: found[state] for state in STYLES if found[state]}
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
-    screen.line(f"{facts['uri']}: {run}{counts_in_words(states)}, sync {facts['sync']}")
-    screen.lines(table(COLUMNS, [row_cells(row, now) for row in rows], screen.width))
+    states = counts_in_words(counts(_states(facts)))
+    screen.line(f"{facts['uri']}: {run}{states}, sync {facts['sync']}")
+    screen.lines(table(COLUMNS, rows, now, screen.width))
     if silent:
         screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
     for note in unread(facts):
@@ -193,7 +189,7 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
 def _show_journal(screen: Screen, journal: dict[str, Any], now: float) -> None:
     if ends := journal["ends"]:
         screen.line("ended, as the journal in the store says:")
-        screen.lines(table(REPLICA_COLUMNS, [replica_row(end, now) for end in ends], screen.width))
+        screen.lines(table(REPLICA_COLUMNS, ends, now, screen.width))
         for text in replica_lines(ends):
             screen.line(text)
     if ranks := journal["disproved"]:

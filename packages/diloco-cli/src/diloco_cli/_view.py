@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,23 +14,9 @@ from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Metric, SyncLine
 
 from ._facts import ENDS, NAMES, STYLES, VERSION, counts, counts_in_words, shown_value
-from ._table import Cell, Column, table
+from ._table import Cell, Column, Facts, table
 from ._texts import clean, duration, in_ranges
 
-COLUMNS = (
-    Column("RANK", right=True),
-    Column("STATE", dropped=1),
-    Column("REASON", dropped=6),
-    Column("ATTEMPT", dropped=9, right=True),
-    Column("SYNC", dropped=3, right=True),
-    Column("PHASE", dropped=2),
-    Column("LOSS", dropped=4, right=True),
-    Column("STEPS/S", dropped=7, right=True),
-    Column("TRAINS", dropped=8, right=True),
-    Column("MB/SYNC", dropped=10, right=True),
-    Column("LAST SIGN", dropped=5),
-    Column("PLACE", dropped=11),
-)
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 LOSS, TOTAL_STEPS, DOLLARS = "loss", "total_steps", "dollars"
 """The metrics that are shown by what their names mean."""
@@ -43,8 +29,6 @@ _RECENT = 50  # syncs whose pace is shown
 _CLOCK = 60.0  # seconds by which clocks may differ without a word
 _MOST_BLOCKS = 60
 _LEAST_ROWS = 3
-
-Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -165,6 +149,11 @@ class View:
         """Whether all ranks have ended."""
         return bool(self.rows) and all(map(is_over, self.rows))
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many ranks are in each state."""
+        return counts(row["state"] for row in self.rows)
+
 
 def choose_rank(rows: Sequence[Facts], before: int | None) -> int | None:
     """Return the rank whose syncs are shown: the same one as before, as long as it goes on."""
@@ -178,7 +167,7 @@ def choose_rank(rows: Sequence[Facts], before: int | None) -> int | None:
 def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> list[list[Cell]]:
     """Return the lines that a terminal of this size shows."""
     silent = sum(row["silent_since"] is not None for row in view.rows)
-    parts = [counts_in_words(counts(view.rows)), f"{silent} silent" * bool(silent)]
+    parts = [counts_in_words(view.counts), f"{silent} silent" * bool(silent)]
     known = ", ".join(filter(None, parts))
     count = f"{len(view.rows)} replicas" if view.rows else "no replica has told anything yet"
     head = f"{view.name}: {count}" + f" ({known})" * bool(known)
@@ -188,30 +177,8 @@ def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> li
     rows = fold(view.rows, max(_LEAST_ROWS, height - len(above) - len(below) - 2))
     return [
         *([Cell(text, "bold")] for text in above),
-        *table(COLUMNS, [row_cells(row, view.now) for row in rows], columns),
+        *table(COLUMNS, rows, view.now, columns),
         *([Cell(text)] for text in below),
-    ]
-
-
-def row_cells(facts: Facts, now: float) -> list[Cell]:
-    """Return the cells of :data:`COLUMNS` for one row."""
-    state, share, step = facts["state"] or "", facts["training_share"], facts["seconds_per_step"]
-    if state and facts["state_since"] is not None:
-        state += f" {duration(now - facts['state_since'])} ago"
-    sent, place = facts["bytes_per_sync"], filter(None, (facts["place"], facts["host"]))
-    return [
-        Cell(str(facts["rank"])),
-        Cell(state, STYLES.get(facts["state"], "")),
-        Cell(facts["reason"] or ""),
-        Cell("" if facts["attempt"] is None else str(facts["attempt"])),
-        Cell("" if facts["sync"] is None else str(facts["sync"])),
-        Cell(_phase(facts, now), "red" if facts["silent_since"] else ""),
-        Cell(clean(shown_value(loss_of(facts["metrics"] or {})[1]), 16)),
-        Cell(amount(1 / step) if step else ""),
-        Cell("" if share is None else f"{share:.0%}"),
-        Cell("" if sent is None else amount(sent / 1e6)),
-        Cell(_last_sign(facts, now)),
-        Cell(" ".join(place) or facts["backend"] or ""),
     ]
 
 
@@ -224,18 +191,26 @@ def amount(number: float) -> str:
     return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
-def _phase(facts: Facts, now: float) -> str:
+def _state(facts: Facts, now: float) -> Cell:
+    words, since = facts["state"] or "", facts["state_since"]
+    if words and since is not None:
+        words += f" {duration(now - since)} ago"
+    return Cell(words, STYLES.get(facts["state"], ""))
+
+
+def _phase(facts: Facts, now: float) -> Cell:
     if facts["time"] is None:
-        return "" if facts["state"] else "has told nothing"
+        return Cell("" if facts["state"] else "has told nothing")
     if facts["silent_since"]:
-        return f"silent {duration(now - facts['silent_since'])}, was {facts['phase']}"
+        words = f"silent {duration(now - facts['silent_since'])}, was {facts['phase']}"
+        return Cell(words, "red")
     if facts["ended"] or facts["past"]:
-        return str(facts["ended"] or f"was {facts['phase']}")
+        return Cell(facts["ended"] or f"was {facts['phase']}")
     if not (facts["phase"] == "waiting" and facts["missing"]):
-        return str(facts["phase"])
+        return Cell(facts["phase"])
     ranks = in_ranges(facts["waits_for"])
     is_short = len(ranks) <= _RANKS and len(facts["waits_for"]) == facts["missing"]
-    return f"waiting for {ranks if is_short else str(facts['missing']) + ' ranks'}"
+    return Cell(f"waiting for {ranks if is_short else str(facts['missing']) + ' ranks'}")
 
 
 def _last_sign(facts: Facts, now: float) -> str:
@@ -249,6 +224,35 @@ def _last_sign(facts: Facts, now: float) -> str:
 def loss_of(metrics: Mapping[str, Metric]) -> tuple[str, Metric]:
     """Return the name and the value that stand for the loss: ``loss``, or the first metric."""
     return (LOSS, metrics[LOSS]) if LOSS in metrics else next(iter(metrics.items()), ("", ""))
+
+
+def _of(name: str, show: Callable[[Any], str]) -> Callable[[Facts, float], str]:
+    """Return a cell of a fact, which is empty if that is not known."""
+    return lambda facts, _: "" if facts[name] is None else show(facts[name])
+
+
+def _loss(metrics: Mapping[str, Metric]) -> str:
+    return clean(shown_value(loss_of(metrics)[1]), 16)
+
+
+def _place(facts: Facts, _: float) -> str:
+    return " ".join(filter(None, (facts["place"], facts["host"]))) or facts["backend"] or ""
+
+
+COLUMNS = (
+    Column("RANK", right=True),
+    Column("STATE", _state, dropped=1),
+    Column("REASON", dropped=6),
+    Column("ATTEMPT", dropped=9, right=True),
+    Column("SYNC", dropped=3, right=True),
+    Column("PHASE", _phase, dropped=2),
+    Column("LOSS", _of("metrics", _loss), dropped=4, right=True),
+    Column("STEPS/S", _of("seconds_per_step", lambda step: amount(1 / step)), 7, right=True),
+    Column("TRAINS", _of("training_share", "{:.0%}".format), dropped=8, right=True),
+    Column("MB/SYNC", _of("bytes_per_sync", lambda sent: amount(sent / 1e6)), 10, right=True),
+    Column("LAST SIGN", _last_sign, dropped=5),
+    Column("PLACE", _place, dropped=11),
+)
 
 
 def fold(rows: Sequence[Facts], room: int) -> list[Facts]:
@@ -387,9 +391,8 @@ def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], s
         if before is None or note not in before.notes:
             yield (_named("note", {"text": note}), note)
     if view.is_over:
-        states = counts(view.rows)
-        words = f"{view.name}: {counts_in_words(states)}"
-        yield (_named("end", {"run": view.name, "states": states}), words)
+        words = f"{view.name}: {counts_in_words(view.counts)}"
+        yield (_named("end", {"run": view.name, "states": view.counts}), words)
 
 
 def _named(change: str, facts: Facts) -> dict[str, Any]:
@@ -409,9 +412,9 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
     names = ("state", "reason", "attempt", "epoch", "silent_since", "state_since")
     if was and all(was[name] == row[name] for name in names):
         return ""
-    _, state, reason, _, _, phase, *_ = (cell.text for cell in row_cells(row, now))
     attempt = f"attempt {row['attempt']}" if row["attempt"] else ""
-    return f"rank {row['rank']}: " + ", ".join(filter(None, (state, reason, phase, attempt)))
+    parts = (_state(row, now).text, row["reason"], _phase(row, now).text, attempt)
+    return f"rank {row['rank']}: " + ", ".join(filter(None, parts))
 
 
 def _sync_in_words(line: SyncLine, world_size: int) -> str:

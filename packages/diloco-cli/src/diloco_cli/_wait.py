@@ -18,10 +18,10 @@ def wait(session: Session, run_id: str) -> int:
         shown: list[str] = []
 
         def progress(known: Mapping[ReplicaHandle, ReplicaStatus]) -> None:
-            states = [
-                {"state": "unknown" if status.reason == "lost" else status.state.value}
+            states = (
+                "unknown" if status.reason == "lost" else status.state.value
                 for status in known.values()
-            ]
+            )
             text = counts_in_words(counts(states))
             if text and text not in shown[-1:]:
                 session.screen.say(f"{run_id}: {text}")

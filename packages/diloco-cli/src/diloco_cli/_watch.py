@@ -24,7 +24,7 @@ from ._backends import PATIENCE, Run, in_thread
 from ._exits import exit_of_states
 from ._session import Session
 from ._store import Store, is_uri
-from ._table import Cell
+from ._table import Cell, Facts
 from ._texts import clean
 from ._told import check_version, run_facts, unread
 
@@ -180,7 +180,7 @@ class Watcher:
         self._syncs_at = 0.0
         self._seen: dict[int, _view.Seen] = {}
         self._looked: float | None = None
-        self._told: _view.Facts = {}
+        self._told: Facts = {}
         self._size = 0
         if isinstance(found, Run):
             self._size = found.handles[0].world_size
