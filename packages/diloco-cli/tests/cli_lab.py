@@ -124,12 +124,14 @@ def command(*worlds, backend=None, given=(), as_json=False, patience=60.0, out=N
 
     out, err = out or io.StringIO(), io.StringIO()
     session = Session(
-        lambda: choice,
+        backend,
+        given,
         as_json,
-        Screen(out, err, {}),
+        screen=Screen(out, err, {}),
         clock=lambda: NOW,
         backends=lambda choice: Backends(choice, patience=patience, make=make),
     )
+    session.__dict__["choice"] = choice
     return SimpleNamespace(session=session, out=out.getvalue, err=err.getvalue)
 
 

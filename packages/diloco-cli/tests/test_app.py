@@ -37,12 +37,12 @@ def test_the_help_names_every_verb():
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [
-        (["ls"], [20, {}]),
-        (["ps", "--limit", "3"], [3, {}]),
-        (["logs", "a"], ["a", _logs.Query((), False, None, None), {}]),
+        (["ls"], [{"limit": 20}]),
+        (["ps", "--limit", "3"], [{"limit": 3}]),
+        (["logs", "a"], ["a", {"follow": False, "ranks": (), "since": None, "grep": None}]),
         (
             ["logs", "-f", "a", "--rank", "1", "--rank", "2", "--since", "1h", "--grep", "x"],
-            ["a", _logs.Query(("1", "2"), True, "1h", "x"), {}],
+            ["a", {"follow": True, "ranks": ("1", "2"), "since": "1h", "grep": "x"}],
         ),
         (["cancel", "a"], ["cancel", "a", {"yes": False}]),
         (["purge", "a", "--yes"], ["purge", "a", {"yes": True}]),
@@ -56,8 +56,8 @@ def test_what_a_verb_is_called_with(calls, arguments, call):
 def test_what_watch_is_called_with(monkeypatch):
     seen = []
 
-    def noted(session, *given):
-        seen.append((*given, session.choice.backend, session.choice.given, session.as_json))
+    def noted(session, *given, every):
+        seen.append((*given, every, session.choice.backend, session.choice.given, session.as_json))
         return 0
 
     monkeypatch.setattr(_watch, "watch", noted)

@@ -5,8 +5,8 @@ import json
 import pytest
 from cli_lab import RUNNING, Broken, World, command
 
-from diloco_cli import _check
-from diloco_cli._check import Launch, check
+from diloco_cli import _extra
+from diloco_cli._check import check
 from diloco_protocol import AuthError, Finding, InvalidRequestError, UnavailableError
 from diloco_protocol.backend import Answer
 
@@ -21,14 +21,14 @@ class Quota(World):
 @pytest.fixture
 def probe(monkeypatch):
     """The probe of diloco-core, as it answers; None: not installed."""
-    monkeypatch.setattr(_check, "get_command", lambda name: probed.get(name))
+    monkeypatch.setattr(_extra, "get_command", lambda name: probed.get(name))
     probed = {}
     return lambda answer: probed.update(probe=answer)
 
 
 def test_every_backend_is_asked():
     made = command(World("a", {"one": [RUNNING]}), Broken("b", AuthError("no credentials\x1b")))
-    assert check(made.session, None, Launch()) == 1
+    assert check(made.session, None) == 1
     versions, *others = made.out().splitlines()
     assert "diloco-protocol 0.1.0" in versions
     assert others == [
@@ -44,14 +44,14 @@ def test_what_removed_packages_have_left_is_no_matter(tmp_path, monkeypatch):
             (tmp_path / f"{folder}-1.dist-info" / "METADATA").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     made = command(World("a", {}))
-    assert check(made.session, None, Launch()) == 0
+    assert check(made.session, None) == 0
     assert "diloco-protocol 0.1.0" in made.out()
 
 
 def test_a_launch_is_looked_at_by_the_backend_that_is_named():
     world = Quota("a", {})
     made = command(world, backend="a", as_json=True)
-    assert check(made.session, None, Launch(4, "H100:8")) == 1
+    assert check(made.session, None, 4, "H100:8") == 1
     printed = json.loads(made.out())
     assert (printed["version"], printed["ok"]) == (1, False)
     assert printed["findings"][1:] == [
@@ -62,15 +62,15 @@ def test_a_launch_is_looked_at_by_the_backend_that_is_named():
         },
         {"subject": "a quota", "ok": False, "message": "\\x1bquota for 4"},
     ]
-    assert check(command(world, backend="a").session, None, Launch(4)) == 0
+    assert check(command(world, backend="a").session, None, 4) == 0
     with pytest.raises(InvalidRequestError, match="name it with --backend"):
-        check(command(world).session, None, Launch(4))
+        check(command(world).session, None, 4)
 
 
 def test_a_store_is_tried(probe):
     probe(lambda uri: Answer({}, (f"{uri} can be used",)))
     made = command(World("a", {}))
-    assert check(made.session, "s3://bucket/x", Launch()) == 0
+    assert check(made.session, "s3://bucket/x") == 0
     assert made.out().splitlines()[-1] == "ok store: s3://bucket/x can be used"
 
 
@@ -80,12 +80,12 @@ def test_a_store_that_cannot_be_used(probe):
 
     probe(fails)
     made = command(World("a", {}))
-    assert check(made.session, "s3://key:hunter2@bucket", Launch()) == 1
+    assert check(made.session, "s3://key:hunter2@bucket") == 1
     assert made.out().splitlines()[-1] == "no store: s3://<redacted>@bucket cannot be written"
 
 
 def test_a_store_without_core(probe):
     made = command(World("a", {}))
-    assert check(made.session, "s3://bucket", Launch()) == 1
+    assert check(made.session, "s3://bucket") == 1
     assert "no store: `probe` needs diloco-core" in made.out()
     assert "pip install diloco-core" in made.out()

@@ -9,7 +9,7 @@ from cli_lab import DONE, FAILED, NOW, RUNNING, World, command
 from test_told import live, run_of, shown, write
 
 from diloco_cli import _app
-from diloco_cli._logs import Query, logs
+from diloco_cli._logs import logs
 from diloco_cli._report._verb import report
 from diloco_protocol import FolderJournal, ReplicaHandle, ReplicaNotFoundError, StoreJournal
 
@@ -234,7 +234,7 @@ class TestLogs:
         world.describe_run(world.handles("monday"))
         world.logs[0] = GONE
         made = command(world)
-        assert logs(made.session, "monday", Query(grep="w")) == 3
+        assert logs(made.session, "monday", grep="w") == 3
         assert made.out() == "0 | two\n"
         assert made.err() == (
             f"rank 0: {GONE}. The lines are the last ones, from the journal\nrank 1: {GONE}\n"
@@ -251,7 +251,7 @@ class TestLogs:
 
         world._logs = gone_later
         made = command(world)
-        assert logs(made.session, "monday", Query()) == 3
+        assert logs(made.session, "monday") == 3
         assert (made.out(), made.err()) == ("0 | one\n", f"rank 0: {GONE}\n")
 
 

@@ -20,7 +20,7 @@ def world_of(count=3, **logs_by_rank):
 
 def test_all_ranks_in_turn():
     made = command(world_of(11))
-    assert logs(made.session, "one", Query(ranks=["0,10"])) == 0
+    assert logs(made.session, "one", ranks=["0,10"]) == 0
     assert made.out().splitlines() == [
         " 0 | line 0a",
         " 0 | line 0b",
@@ -31,14 +31,14 @@ def test_all_ranks_in_turn():
 
 def test_json_is_one_value_per_line():
     made = command(world_of(1, r0=["\x1b[2J\ttoken=hunter2"]), as_json=True)
-    assert logs(made.session, "one", Query()) == 0
+    assert logs(made.session, "one") == 0
     assert made.out() == '{"rank": 0, "line": "\\u001b[2J\\ttoken=<redacted>"}\n'
     assert json.loads(made.out())["line"] == "\x1b[2J\ttoken=<redacted>"
 
 
 def test_lines_are_bounded_and_escaped():
     made = command(world_of(1, r0=["[red]\x1b[2J\r" + "x" * 1_000_000, "a\tb"]))
-    assert logs(made.session, "one", Query()) == 0
+    assert logs(made.session, "one") == 0
     first, second = made.out().splitlines()
     assert first.startswith("0 | [red]\\x1b[2J\\rxxx")
     assert len(first) < 17_000
@@ -49,7 +49,7 @@ def test_what_is_asked_of_the_backend(monkeypatch):
     world, asked = world_of(1), []
     monkeypatch.setattr(world, "_logs", lambda handle, query: asked.append(query) or iter([]))
     made = command(world)
-    assert logs(made.session, "one", Query(follow=True, since="10m", grep="loss.*")) == 0
+    assert logs(made.session, "one", follow=True, since="10m", grep="loss.*") == 0
     (query,) = asked
     assert (query.follow, query.since, query.regex) == (True, 999_400.0, "loss.*")
 
@@ -57,21 +57,21 @@ def test_what_is_asked_of_the_backend(monkeypatch):
 @pytest.mark.parametrize(
     ("query", "told"),
     [
-        (Query(grep="("), "is not a regular expression"),
-        (Query(since="soon"), "is not a time"),
-        (Query(ranks=["3"]), "the run has the ranks 0-2 here"),
-        (Query(grep="(", follow=True), "is not a regular expression"),
+        ({"grep": "("}, "is not a regular expression"),
+        ({"since": "soon"}, "is not a time"),
+        ({"ranks": ["3"]}, "the run has the ranks 0-2 here"),
+        ({"grep": "(", "follow": True}, "is not a regular expression"),
     ],
 )
 def test_what_is_refused(query, told):
     with pytest.raises(InvalidRequestError, match=told):
-        logs(command(world_of()).session, "one", query)
+        logs(command(world_of()).session, "one", **query)
 
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_log_that_is_gone_does_not_hide_the_others(follow):
     made = command(world_of(3, r1=ReplicaNotFoundError("its pod is gone")))
-    assert logs(made.session, "one", Query(follow=follow)) == 3
+    assert logs(made.session, "one", follow=follow) == 3
     assert sorted(made.out().splitlines()) == [
         "0 | line 0a", "0 | line 0b", "2 | line 2a", "2 | line 2b",
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_log_that_is_gone_does_not_hide_the_others(follow):
 
 def test_a_backend_that_cannot_be_reached():
     made = command(world_of(2, r0=ReplicaNotFoundError("gone"), r1=UnavailableError("away")))
-    assert logs(made.session, "one", Query()) == 4
+    assert logs(made.session, "one") == 4
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -94,7 +94,7 @@ def test_a_fault_of_a_backend_is_raised(follow, monkeypatch):
     monkeypatch.setattr(world, "_logs", fault)
     made = command(world)
     with pytest.raises(RuntimeError, match="a bug"):
-        logs(made.session, "one", Query(follow=follow))
+        logs(made.session, "one", follow=follow)
     assert made.out() == "0 | first\n"
 
 
@@ -119,7 +119,7 @@ def test_lines_come_as_they_are_written(monkeypatch):
     monkeypatch.setattr(world, "_logs", lines)
     made = command(world, out=out)
     printed[0].set()
-    assert logs(made.session, "one", Query(follow=True)) == 0
+    assert logs(made.session, "one", follow=True) == 0
     assert made.out().splitlines() == ["0 | number 0", "1 | number 1", "0 | number 2"]
 
 
@@ -137,7 +137,7 @@ def test_the_lines_that_wait_to_be_printed_are_bounded(monkeypatch):
     made = command(world)
     seen = []
     monkeypatch.setattr(_logs, "_print", lambda *_: seen.append(len(read) - len(seen)))
-    assert logs(made.session, "one", Query(follow=True)) == 0
+    assert logs(made.session, "one", follow=True) == 0
     assert max(seen) <= 5 + 3
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_says_how_to_come_back_to_the_same_lines(monkeypatch):
     monkeypatch.setattr(world, "_logs", lines)
     made = command(world)
     with pytest.raises(LeftError):
-        logs(made.session, "one", Query(ranks=["0", "1"], grep="a b"))
+        logs(made.session, "one", ranks=["0", "1"], grep="a b")
     assert made.err().endswith("\n  diloco logs one --rank 0 --rank 1 --grep 'a b' --backend a\n")
     again = Query(follow=True, since="2h", grep="token=hunter2").again()
     assert again == ["-f", "--since", "1m", "--grep", "token=<redacted>"]
@@ -161,5 +161,5 @@ def test_too_many_ranks_to_follow():
     with pytest.raises(
         InvalidRequestError, match="follows at most 64 ranks at once, and these are 65"
     ):
-        logs(made.session, "one", Query(follow=True))
-    assert logs(command(World("a", {"one": [DONE] * 65})).session, "one", Query()) == 0
+        logs(made.session, "one", follow=True)
+    assert logs(command(World("a", {"one": [DONE] * 65})).session, "one") == 0

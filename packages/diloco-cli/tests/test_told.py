@@ -12,6 +12,7 @@ from cli_lab import NOW, Terminal
 
 from diloco_cli import _app
 from diloco_cli._screen import Screen
+from diloco_cli._session import Session
 from diloco_cli._store import Store, is_uri
 from diloco_cli._told import status
 from diloco_protocol import (
@@ -48,7 +49,8 @@ def run_of(*lives):
 
 def shown(uri, *, as_json=False, out=None):
     out, err = out or io.StringIO(), io.StringIO()
-    code = status(Screen(out, err, {}), uri, as_json=as_json, clock=lambda: NOW)
+    session = Session(as_json=as_json, screen=Screen(out, err, {}), clock=lambda: NOW)
+    code = status(session, uri)
     return code, out.getvalue(), err.getvalue()
 
 

@@ -371,7 +371,6 @@ def _sequences(text):
 class TestCommand:
     def test_no_backend_has_to_be_installed(self, told, monkeypatch, capsys):
         monkeypatch.setattr("diloco_cli._choice.executor_names", list)
-        monkeypatch.setattr("diloco_cli._session.executor_names", list)
         told.live(0, 1, ended="left")
         assert _app.run(["watch", told.uri]) == 0
         assert "succeeded" in capsys.readouterr().out

@@ -7,17 +7,15 @@ rich.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from .__about__ import __version__
-
-if TYPE_CHECKING:
-    from ._session import Session
 
 ALIASES = {"ps": "ls"}
 EXTRA = {
@@ -70,177 +68,161 @@ def cli() -> None:
     """See, follow and end runs on every backend that is installed here."""
 
 
-def _on_backends(verb: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that all verbs on backends share; the verb is called with a session."""
+def _verb(
+    work: str, *parameters: Any, fixed: Sequence[str] = ()
+) -> Callable[[Callable[[], None]], click.Command]:
+    """Return what makes a verb of a function, which has its name and its help, and nothing else.
 
-    @functools.wraps(verb)
+    Args:
+        work: The module and the function that are imported and called with a session, what is
+            fixed, the run or URI, and the options as keywords. It returns the exit code.
+        parameters: Arguments and options, besides those that all verbs on backends share.
+        fixed: Arguments that cannot be typed.
+    """
+
     def call(backend: str | None, options: Sequence[str], as_json: bool, **given: Any) -> int:
         from . import _session, _store
 
         # Given a store, only these two need backends: they act on what these say.
-        needed = verb.__name__ in {"cancel", "purge"} or not _store.is_uri(given.get("run", ""))
-        session = _session.make_session(backend, options, as_json=as_json, needed=needed)
-        return verb(session, **given)
+        needed = work == "_end:end" or not _store.is_uri(given.get("run", ""))
+        session = _session.Session(backend, options, as_json, needed)
+        module, _, name = work.partition(":")
+        function = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        target = [given.pop(name) for name in ("run", "uri") if name in given]
+        return int(function(session, *fixed, *target, **given))
 
-    for decorate in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--option",
-            "options",
-            multiple=True,
-            metavar="[BACKEND.]NAME=VALUE",
-            help="An option of a backend's constructor. The variable DILOCO_OPTIONS has more, "
-            "separated by blanks.",
-        ),
-        click.option("--backend", metavar="NAME", help="The backend; all of them if left out."),
-    ):
-        call = decorate(call)
-    return call
+    def declare(described: Callable[[], None]) -> click.Command:
+        decorated: Any = functools.update_wrapper(call, described)
+        for decorate in (_JSON, _OPTION, _BACKEND, *reversed(parameters)):
+            decorated = decorate(decorated)
+        return cli.command()(decorated)
+
+    return declare
 
 
-@cli.command()
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs of each backend."
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_OPTION = click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="[BACKEND.]NAME=VALUE",
+    help="An option of a backend's constructor. The variable DILOCO_OPTIONS has more, separated by "
+    "blanks.",
 )
-@_on_backends
-def ls(session: Session, limit: int) -> int:
+_BACKEND = click.option("--backend", metavar="NAME", help="The backend; all of them if left out.")
+_RUN = click.argument("run")
+_RUN_OR_URI = click.argument("run", metavar="RUN|URI")
+_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@_verb(
+    "_look:ls",
+    click.option(
+        "--limit",
+        type=click.IntRange(1),
+        default=20,
+        show_default=True,
+        help="Runs of each backend.",
+    ),
+)
+def ls() -> None:
     """List the newest runs (also: ps)."""
-    from . import _look
-
-    return _look.ls(session, limit)
 
 
-@cli.command()
-@click.argument("run", metavar="RUN|URI")
-@_on_backends
-def status(session: Session, run: str) -> int:
+@_verb("_look:status", _RUN_OR_URI)
+def status() -> None:
     """Show the state of every replica of a run.
 
     RUN is its name, or the URI of its store (s3://..., or a folder with a slash in it): then it is
     what the replicas themselves tell, and no backend is asked.
     """
-    from . import _look, _store, _told
-
-    if not _store.is_uri(run):
-        return _look.status(session, run)
-    session.ask_no_backend()
-    return _told.status(session.screen, run, as_json=session.as_json, clock=session.clock)
 
 
-@cli.command()
-@click.argument("run", metavar="RUN|URI")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the replicas have ended.")
-@click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Such as 0,2,5-7.")
-@click.option("--since", metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09.")
-@click.option("--grep", metavar="REGEX", help="Only lines in which this is found.")
-@_on_backends
-def logs(session: Session, run: str, **query: Any) -> int:
+@_verb(
+    "_logs:logs",
+    _RUN_OR_URI,
+    click.option("-f", "--follow", is_flag=True, help="Go on until the replicas have ended."),
+    click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Such as 0,2,5-7."),
+    click.option("--since", metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09."),
+    click.option("--grep", metavar="REGEX", help="Only lines in which this is found."),
+)
+def logs() -> None:
     """Print the logs of all ranks of a run.
 
     With the URI of its store, these are the last lines that the journal there keeps, if any.
     """
-    from . import _logs, _store
-
-    wanted = _logs.Query(**query)
-    if not _store.is_uri(run):
-        return _logs.logs(session, run, wanted)
-    session.ask_no_backend()
-    return _logs.logs_in_store(session, run, wanted)
 
 
-@cli.command()
-@click.argument("run")
-@_on_backends
-def wait(session: Session, run: str) -> int:
+@_verb("_wait:wait", _RUN)
+def wait() -> None:
     """Wait until a run has ended, and show how."""
-    from . import _wait
-
-    return _wait.wait(session, run)
 
 
-@cli.command()
-@click.argument("run", metavar="RUN|URI")
-@click.option(
-    "--every",
-    type=click.IntRange(1, 3600),
-    default=5,
-    show_default=True,
-    help="Seconds between two looks.",
+@_verb(
+    "_watch:watch",
+    _RUN_OR_URI,
+    click.option(
+        "--every",
+        type=click.IntRange(1, 3600),
+        default=5,
+        show_default=True,
+        help="Seconds between two looks.",
+    ),
 )
-@_on_backends
-def watch(session: Session, run: str, every: int) -> int:
+def watch() -> None:
     """Follow a run until all replicas have ended; Ctrl-C leaves it alone.
 
     With the URI of its store (s3://..., or a folder with a slash in it), this is what the replicas
     tell and what their backends say, if these are installed here. With its name, only the latter.
     """
-    from . import _watch
-
-    return _watch.watch(session, run, every)
 
 
-@cli.command()
-@click.argument("run", metavar="RUN|URI")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@_on_backends
-def cancel(session: Session, run: str, yes: bool) -> int:
+@_verb("_end:end", _RUN_OR_URI, _YES, fixed=["cancel"])
+def cancel() -> None:
     """End all replicas of a run; their records stay.
 
     With the URI of its store, these are all runs that were launched to meet there, as their
     backends say.
     """
-    from . import _end
-
-    return _end.end(session, "cancel", run, yes=yes)
 
 
-@cli.command()
-@click.argument("run", metavar="RUN|URI")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@_on_backends
-def purge(session: Session, run: str, yes: bool) -> int:
+@_verb("_end:end", _RUN_OR_URI, _YES, fixed=["purge"])
+def purge() -> None:
     """Remove the backend's records of a run that has ended.
 
     With the URI of its store, these are all runs that were launched to meet there, as their
     backends say; what is in the store stays.
     """
-    from . import _end
-
-    return _end.end(session, "purge", run, yes=yes)
 
 
-@cli.command()
-@click.argument("run", metavar="RUN|URI")
-@click.option("-o", "file", metavar="FILE", help="Where the page goes.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
-@click.option("--prices", metavar="FILE", help="A price table in JSON.")
-@click.option("--store", metavar="URI", help="Where the replicas of RUN meet.")
-@_on_backends
-def report(session: Session, run: str, **given: Any) -> int:
+@_verb(
+    "_report._verb:report",
+    _RUN_OR_URI,
+    click.option("-o", "file", metavar="FILE", help="Where the page goes."),
+    click.option("--force", is_flag=True, help="Replace the file if it is there."),
+    click.option("--prices", metavar="FILE", help="A price table in JSON."),
+    click.option("--store", metavar="URI", help="Where the replicas of RUN meet."),
+)
+def report() -> None:
     """Make a page about a run: what happened, where the time went, what it cost.
 
     RUN is its name: its backend is asked, and --store adds what the replicas tell. URI is that of
     its store: no backend is asked.
     """
-    from ._report import _verb
-
-    return _verb.report(session, run, **given)
 
 
-@cli.command()
-@click.argument("uri", required=False)
-@click.option("--replicas", type=int, default=1, show_default=True, help="Of the launch.")
-@click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8.")
-@_on_backends
-def check(session: Session, uri: str | None, **launch: Any) -> int:
+@_verb(
+    "_check:check",
+    click.argument("uri", required=False),
+    click.option("--replicas", type=int, default=1, show_default=True, help="Of the launch."),
+    click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8."),
+)
+def check() -> None:
     """Say what is installed here and what stands in the way.
 
     With the URI of a store, it is tried as a run would use it (needs diloco-core). With --backend,
     that backend is asked about a launch.
     """
-    from . import _check
-
-    return _check.check(session, uri, _check.Launch(**launch))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from diloco_protocol import (
     BaseExecutor,
@@ -27,15 +27,6 @@ T = TypeVar("T")
 
 PATIENCE = 90.0
 """Seconds in which a backend has to answer; its own retries end earlier, by default."""
-
-
-@dataclass(frozen=True)
-class Answer(Generic[T]):
-    """The answer of one backend: a value, or the error that it gave instead."""
-
-    executor: BaseExecutor | None = None
-    value: T | None = None
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -119,28 +110,26 @@ class Backends:
         for executor in self._made:
             executor.close()
 
-    def ask(self, question: Callable[[BaseExecutor], T]) -> dict[str, Answer[T]]:
-        """Ask all backends at the same time; the answers by backend."""
+    def ask(self, question: Callable[[BaseExecutor], T]) -> dict[str, T | Exception]:
+        """Ask all backends at the same time; their answers, or errors, by backend."""
 
-        def ask_one(name: str) -> Answer[T]:
+        def ask_one(name: str) -> T:
             executor = self._make(name, self._choice.options.get(name, {}))
             try:
-                return Answer(executor, question(executor))
+                return question(executor)
             finally:  # one that has not answered might not let itself close
                 self._made.append(executor)
 
         asked = {name: in_thread(partial(ask_one, name)) for name in self._choice.names}
         wait(asked.values(), timeout=self._patience)
-        return {name: self._answer(each) for name, each in asked.items()}
-
-    def _answer(self, asked: Future[Answer[T]]) -> Answer[T]:
-        """Return an answer; an error is that of its backend alone."""
-        if not asked.done():
-            return Answer(error=UnavailableError(f"there was no answer in {self._patience:g} s"))
-        try:
-            return asked.result()
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises
-            return Answer(error=error)
+        late = UnavailableError(f"there was no answer in {self._patience:g} s")
+        answers: dict[str, T | Exception] = {}
+        for name, each in asked.items():
+            try:
+                answers[name] = each.result() if each.done() else late
+            except Exception as error:  # noqa: BLE001 - whatever a client library raises
+                answers[name] = error
+        return answers
 
     def find(self, run_id: str) -> Run:
         """Return the run of a name; exactly one backend must have it.
@@ -155,29 +144,32 @@ class Backends:
                 f"a run is named by its run_id, such as run-20260314-150926, not {shown(run_id)}: "
                 "`diloco ls` names the runs"
             )
-        answers = self.ask(lambda executor: executor.attach(run_id))
+        answers = self.ask(lambda executor: (executor, executor.attach(run_id)))
         return choose(self._choice.backend, run_id, answers)
 
 
 def choose(
-    backend: str | None, run_id: str, answers: Mapping[str, Answer[list[ReplicaHandle]]]
+    backend: str | None,
+    run_id: str,
+    answers: Mapping[str, tuple[BaseExecutor, list[ReplicaHandle]] | Exception],
 ) -> Run:
     """Return the run that the backends' answers name; :meth:`Backends.find` says what it raises."""
-    having = [name for name, answer in answers.items() if answer.value]
+    having = {
+        name: answer
+        for name, answer in answers.items()
+        if not isinstance(answer, Exception) and answer[1]
+    }
     if len(having) > 1:
         raise InvalidRequestError(
             f"{' and '.join(having)} each have a run {run_id}: say which one you mean, with "
             + " or ".join(f"--backend {name}" for name in having)
         )
-    if backend is not None and (error := answers[backend].error) is not None:
+    if backend is not None and isinstance(error := answers[backend], Exception):
         raise error
     unset, failed = problems(answers)
     notes = [f"{name} could not be searched: {text}" for name, text in failed.items()]
-    if having:
-        (name,) = having
-        answer = answers[name]
-        if answer.executor is not None and answer.value is not None:
-            return Run(run_id, name, answer.executor, answer.value, tuple(notes))
+    for name, (executor, handles) in having.items():
+        return Run(run_id, name, executor, handles, tuple(notes))
     notes += [f"{name} was not searched: {text}" for name, text in unset.items()]
     searched = [name for name in answers if name not in {**unset, **failed}]
     text = ". ".join(
@@ -188,14 +180,13 @@ def choose(
     raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs")
 
 
-def problems(answers: Mapping[str, Answer[T]]) -> tuple[dict[str, str], dict[str, str]]:
+def problems(answers: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """Return what is wrong by backend: of those that need options, and of those that failed."""
     unset: dict[str, str] = {}
     failed: dict[str, str] = {}
-    for name, answer in answers.items():
-        error = answer.error
+    for name, error in answers.items():
         if isinstance(error, UnsetError):
             unset[name] = str(error)
-        elif error is not None and not isinstance(error, ReplicaNotFoundError):
+        elif isinstance(error, Exception) and not isinstance(error, ReplicaNotFoundError):
             failed[name] = clean(str(error)) or type(error).__name__
     return unset, failed

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from importlib.metadata import distributions, version
-from typing import NamedTuple
+from typing import Any
 
 from diloco_protocol import BaseExecutor, DilocoError, Finding, InvalidRequestError
-from diloco_protocol.backend import get_command
 
-from ._backends import Answer
 from ._exits import FAILED, SUCCEEDED
-from ._extra import needs
+from ._extra import find_extra
 from ._facts import VERSION
 from ._options import UnsetError
 from ._session import Session
@@ -22,26 +19,20 @@ from ._texts import clean
 _WORDS = {True: Cell("ok ", "green"), False: Cell("no ", "red"), None: Cell("?  ", "yellow")}
 
 
-class Launch(NamedTuple):
-    """The launch that a backend is asked about."""
-
-    replicas: int = 1
-    gpu: str | None = None
-
-
-def check(session: Session, uri: str | None, launch: Launch) -> int:
+def check(session: Session, uri: str | None, replicas: int = 1, gpu: str | None = None) -> int:
     """Print what is in order and what is not, and return the exit code.
 
     Args:
         session: Says which backends.
         uri: A store to try; None: none.
-        launch: Looked at by the backend that was named.
+        replicas: How many a launch has that the backend that was named looks at.
+        gpu: What each of them has.
 
     Raises:
         InvalidRequestError: A launch was described, and no backend was named.
     """
     named = session.choice.backend is not None
-    if not named and launch != Launch():
+    if not named and (replicas, gpu) != (1, None):
         raise InvalidRequestError(
             "--replicas and --gpu describe a launch to one backend: name it with --backend"
         )
@@ -49,22 +40,25 @@ def check(session: Session, uri: str | None, launch: Launch) -> int:
     def look(executor: BaseExecutor) -> list[Finding]:
         known = len(executor.list_runs())
         found = [Finding("", True, f"it can be reached; runs that it has records of: {known}")]
-        return found + (executor.check(launch.replicas, gpu=launch.gpu) if named else [])
+        return found + (executor.check(replicas, gpu=gpu) if named else [])
 
     with session.backends(session.choice) as backends:
         answers = backends.ask(look)
-    findings = [_versions(), *_of_backends(answers), *([] if uri is None else [_of_store(uri)])]
+    findings = [_versions()]
+    for name, answer in answers.items():
+        findings += _of_backend(name, answer)
+    if uri is not None:
+        findings.append(_of_store(uri))
+    facts: list[dict[str, Any]] = [
+        {"subject": clean(each.subject), "ok": each.ok, "message": clean(each.message)}
+        for each in findings
+    ]
     passed = all(finding.ok is not False for finding in findings)
     if session.as_json:
-        entries = [
-            {"subject": clean(each.subject), "ok": each.ok, "message": clean(each.message)}
-            for each in findings
-        ]
-        session.screen.json({"version": VERSION, "ok": passed, "findings": entries})
+        session.screen.json({"version": VERSION, "ok": passed, "findings": facts})
     else:
-        for each in findings:
-            text = f"{clean(each.subject)}: {clean(each.message)}"
-            session.screen.line(_WORDS[each.ok], text)
+        for each in facts:
+            session.screen.line(_WORDS[each["ok"]], f"{each['subject']}: {each['message']}")
     return SUCCEEDED if passed else FAILED
 
 
@@ -77,26 +71,17 @@ def _versions() -> Finding:
     return Finding("versions", True, f"Python {platform.python_version()}, {text}")
 
 
-def _of_backends(answers: Mapping[str, Answer[list[Finding]]]) -> list[Finding]:
-    findings = []
-    for name, answer in answers.items():
-        if isinstance(answer.error, UnsetError):
-            findings.append(Finding(name, None, f"not asked: {answer.error}"))
-        elif answer.error is not None:
-            kind = type(answer.error).__name__
-            findings.append(Finding(name, False, f"{kind}: {answer.error}"))
-        for each in answer.value or ():
-            subject = f"{name} {each.subject}".strip()
-            findings.append(Finding(subject, each.ok, each.message))
-    return findings
+def _of_backend(name: str, answer: list[Finding] | Exception) -> list[Finding]:
+    if isinstance(answer, UnsetError):
+        return [Finding(name, None, f"not asked: {answer}")]
+    if isinstance(answer, Exception):
+        return [Finding(name, False, f"{type(answer).__name__}: {answer}")]
+    return [Finding(f"{name} {each.subject}".strip(), each.ok, each.message) for each in answer]
 
 
 def _of_store(uri: str) -> Finding:
     """Try a store with the probe of diloco-core."""
     try:
-        probe = get_command("probe")
-        if probe is None:
-            return Finding("store", False, needs("probe"))
-        return Finding("store", True, ". ".join(probe(uri=uri).lines))
+        return Finding("store", True, ". ".join(find_extra("probe")(uri=uri).lines))
     except DilocoError as error:
         return Finding("store", False, str(error))

@@ -42,16 +42,21 @@ def read_choice(
     given: Sequence[str],
     environ: Mapping[str, str],
     installed: Sequence[str] | None = None,
+    *,
+    needed: bool = True,
 ) -> Choice:
     """Read ``--backend``, ``--option`` and the variable ``DILOCO_OPTIONS``.
 
-    An option of the command line takes precedence over the same one in the variable.
+    An option of the command line takes precedence over the same one in the variable. Without an
+    installed backend there is nothing to choose from, which is an error if one is needed or named.
 
     Raises:
         InvalidRequestError: No backend is installed, or not this one; or a text does not say which
             option of which backend it is.
     """
     installed = executor_names() if installed is None else installed
+    if not (installed or needed or backend or given):
+        return Choice(None, (), {}, ())
     if not installed:
         raise InvalidRequestError(
             "no backend is installed here: install the one that runs your replicas beside "

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from diloco_protocol import MissingDependencyError, Option
-from diloco_protocol.backend import get_command, redact_json
+from diloco_protocol.backend import Command, get_command, redact_json
 
 from ._exits import SUCCEEDED
 from ._facts import VERSION
@@ -17,12 +17,20 @@ from ._table import Cell
 from ._texts import clean
 
 
-def needs(verb: str) -> str:
-    """Return what to install for a verb of diloco-core."""
-    return (
-        f"`{verb}` needs diloco-core, which is not installed here: pip install diloco-core (from a "
-        "checkout: pip install ./packages/diloco-core)"
-    )
+def find_extra(verb: str) -> Command:
+    """Return a verb of an installed package.
+
+    Raises:
+        MissingDependencyError: No installed package has it; the error says what to install.
+        InvalidRequestError: It cannot be loaded.
+    """
+    extra = get_command(verb)
+    if extra is None:
+        raise MissingDependencyError(
+            f"`{verb}` needs diloco-core, which is not installed here: pip install diloco-core "
+            "(from a checkout: pip install ./packages/diloco-core)"
+        )
+    return extra
 
 
 def make_command(verb: str) -> click.Command:
@@ -32,9 +40,7 @@ def make_command(verb: str) -> click.Command:
         MissingDependencyError: No installed package has it; the error says what to install.
         InvalidRequestError: It cannot be loaded.
     """
-    extra = get_command(verb)
-    if extra is None:
-        raise MissingDependencyError(needs(verb))
+    extra = find_extra(verb)
     options = {option.name.lower(): option for option in extra.options()}
 
     def callback(*, as_json: bool, **given: Any) -> int:

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diloco_protocol import (
     BackendError,
@@ -21,6 +21,7 @@ from diloco_protocol.backend import redact_and_cut, redact_text
 
 from ._exits import SUCCEEDED, UNKNOWN, exit_of_error
 from ._session import Session
+from ._store import is_uri
 from ._table import Cell
 from ._texts import LINE, clean_line, in_ranges, read_moment, read_ranks
 from ._told import read_run
@@ -54,8 +55,11 @@ class Line(NamedTuple):
     text: str | Exception | None
 
 
-def logs(session: Session, run_id: str, query: Query) -> int:
-    """Print the lines of the logs of a run, and return the exit code."""
+def logs(session: Session, run_id: str, **options: Any) -> int:
+    """Print the lines of logs that a :class:`Query` wants, and return the exit code."""
+    query = Query(**options)
+    if is_uri(run_id):
+        return _logs_in_store(session, run_id, query)
     since = None if query.since is None else read_moment(query.since, session.clock())
     with session.run(run_id) as run:
         wanted = read_ranks(query.ranks, (handle.rank for handle in run.handles))
@@ -117,12 +121,13 @@ def _read(
         yield Line(handle.rank, None)
 
 
-def logs_in_store(session: Session, uri: str, query: Query) -> int:
+def _logs_in_store(session: Session, uri: str, query: Query) -> int:
     """Print the ends of logs that the journal in a store keeps, and return the exit code.
 
     Raises:
         InvalidRequestError: Other lines are asked for, which only a backend has.
     """
+    session.ask_no_backend()
     if query.follow or query.since is not None:
         raise InvalidRequestError(
             "-f and --since are for runs by name: a store has only the last lines of a log, as the "

@@ -11,10 +11,11 @@ from diloco_protocol import (
     UnavailableError,
 )
 
-from . import _facts
+from . import _facts, _told
 from ._backends import Run, problems
 from ._exits import SUCCEEDED, UNREACHABLE, exit_of_states
 from ._session import Session
+from ._store import is_uri
 from ._table import table
 from ._texts import clean
 
@@ -29,22 +30,17 @@ def ls(session: Session, limit: int) -> int:
     with session.backends(session.choice) as backends:
         answers = backends.ask(lambda executor: _runs_of(executor, limit))
     unset, failed = problems(answers)
-    if session.choice.backend and (error := answers[session.choice.backend].error) is not None:
+    if session.choice.backend and isinstance(error := answers[session.choice.backend], Exception):
         raise error
     if len(unset) + len(failed) == len(answers):
-        raise UnavailableError(
-            "no backend could be asked. "
-            + ". ".join(f"{name}: {text}" for name, text in {**failed, **unset}.items())
-        )
-    runs = [
-        {"backend": name, **facts}
-        for name, answer in answers.items()
-        for facts in (answer.value or ([], 0))[0]
-    ]
+        reasons = ". ".join(f"{name}: {text}" for name, text in {**failed, **unset}.items())
+        raise UnavailableError(f"no backend could be asked. {reasons}")
+    found = {name: each for name, each in answers.items() if not isinstance(each, Exception)}
+    runs = [{"backend": name, **facts} for name, (some, _) in found.items() for facts in some]
     if session.as_json:
+        problem = {**unset, **failed}
         backends_facts = [
-            {"name": name, "asked": answer.error is None, "problem": {**unset, **failed}.get(name)}
-            for name, answer in answers.items()
+            {"name": name, "asked": name in found, "problem": problem.get(name)} for name in answers
         ]
         screen.json({"version": _facts.VERSION, "runs": runs, "backends": backends_facts})
     else:
@@ -53,8 +49,8 @@ def ls(session: Session, limit: int) -> int:
         screen.say(f"{name} could not be asked: {text}")
     for name, text in unset.items():
         screen.say(f"{name} was not asked: {text}")
-    for name, answer in answers.items():
-        if answer.value is not None and (older := answer.value[1]):
+    for name, (_, older) in found.items():
+        if older:
             screen.say(f"{name} has {older} more, which are older: --limit {limit + older}")
     unread = [facts for facts in runs if facts["problem"]]
     for facts in unread:
@@ -92,6 +88,8 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
 
 def status(session: Session, run_id: str) -> int:
     """Print the state of every replica of a run, and return the exit code."""
+    if is_uri(run_id):
+        return _told.status(session, run_id)
     with session.run(run_id) as run:
         seen = run.executor.describe_run(run.handles)
         replicas = [_facts.replica_facts(handle, seen.get(handle)) for handle in run.handles]

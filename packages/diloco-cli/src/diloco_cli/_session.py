@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from diloco_protocol import InvalidRequestError, executor_names
+from diloco_protocol import InvalidRequestError
 
 from ._backends import Backends, Run
 from ._choice import Choice, read_choice
@@ -27,23 +27,23 @@ class LeftError(Exception):
 class Session:
     """One call of the command.
 
-    Args:
-        read: Reads which backends may be used; not called by verbs that ask none.
-
     Attributes:
+        backend: ``--backend``.
+        given: ``--option``.
         as_json: Whether data is printed as JSON.
         screen: Standard output and standard error.
         clock: Returns the time in Unix seconds.
+        needed: Whether a backend has to be installed, also where none is named.
         backends: Makes the backends.
-        named: Whether a backend or an option of one was given.
     """
 
-    read: Callable[[], Choice]
+    backend: str | None = None
+    given: Sequence[str] = ()
     as_json: bool = False
+    needed: bool = True
     screen: Screen = field(default_factory=Screen)
     clock: Callable[[], float] = time.time
     backends: Callable[[Choice], Backends] = Backends
-    named: bool = False
 
     @cached_property
     def choice(self) -> Choice:
@@ -52,7 +52,7 @@ class Session:
         Raises:
             InvalidRequestError: What was given does not say which.
         """
-        return self.read()
+        return read_choice(self.backend, self.given, os.environ, needed=self.needed)
 
     def ask_no_backend(self) -> None:
         """Refuse the options of backends.
@@ -60,7 +60,7 @@ class Session:
         Raises:
             InvalidRequestError: Some were given.
         """
-        if self.named:
+        if self.backend or self.given:
             raise InvalidRequestError(
                 "--backend and --option are for runs by name: a URI asks no backend"
             )
@@ -95,24 +95,3 @@ class Session:
             again = self.choice.again(verb, run, backend, more)
             self.screen.say(f"run {clean(run)} is left as it is. Come back with:\n  {again}")
             raise LeftError from None
-
-
-def make_session(
-    backend: str | None, given: Sequence[str], *, as_json: bool, needed: bool = True
-) -> Session:
-    """Return a session for the options that all verbs share.
-
-    Args:
-        backend: ``--backend``.
-        given: ``--option``.
-        as_json: ``--json``.
-        needed: Whether a backend has to be installed, also where none is named.
-    """
-    named = bool(backend or given)
-
-    def read() -> Choice:
-        if not (needed or named or executor_names()):
-            return Choice(None, (), {}, ())
-        return read_choice(backend, given, os.environ)
-
-    return Session(read, as_json, named=named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, SpecVersionError
@@ -24,8 +24,9 @@ from ._facts import (
 )
 from ._journal import Recorded, read_journal
 from ._screen import Screen
+from ._session import Session
 from ._store import Store
-from ._table import table
+from ._table import Cell, table
 from ._texts import clean, in_ranges
 from ._view import COLUMNS, rank_facts, see
 
@@ -36,7 +37,7 @@ _UNREAD = {
 }
 
 
-def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float]) -> int:
+def status(session: Session, uri: str) -> int:
     """Print what every replica of a run has told last, or the runs below a prefix.
 
     Returns the exit code. How a replica ended is what the journal there says, or else the replica
@@ -47,19 +48,27 @@ def status(screen: Screen, uri: str, *, as_json: bool, clock: Callable[[], float
         SpecVersionError: They are of another version.
         UnavailableError: The store cannot be read.
     """
+    session.ask_no_backend()
+    screen = session.screen
     store, runs = _open(uri)
     if runs != [""]:
-        return _show_runs(screen, uri, runs, as_json=as_json)
+        uris = [clean(f"{uri.rstrip('/')}/{name}") for name in runs]
+        if session.as_json:
+            screen.json({"version": VERSION, "uri": clean(uri), "runs": uris})
+        else:
+            screen.say(f"there are runs below {clean(uri)}:")
+            screen.lines([Cell(each)] for each in uris)
+        return SUCCEEDED
     told, recorded = _read(store, uri, history=False)
     facts = {**run_facts(uri, told), "journal": recorded.facts() if recorded.runs else None}
     if not told.live:
         first = next(iter(recorded.handles.values()))
         facts |= {"run_id": clean(first.run_id), "world_size": first.world_size}
         facts["silent"] = list(recorded.handles)
-    if as_json:
+    if session.as_json:
         screen.json(facts)
     else:
-        _show(screen, facts, clock())
+        _show(screen, facts, session.clock())
     return exit_of_states(_states(facts))
 
 
@@ -112,17 +121,6 @@ def _read(store: Store, uri: str, *, history: bool) -> tuple[Told, Recorded]:
             "telemetry=False"
         )
     return told, recorded
-
-
-def _show_runs(screen: Screen, uri: str, runs: Iterable[str], *, as_json: bool) -> int:
-    uris = [clean(f"{uri.rstrip('/')}/{name}") for name in runs]
-    if as_json:
-        screen.json({"version": VERSION, "uri": clean(uri), "runs": uris})
-        return SUCCEEDED
-    screen.say(f"there are runs below {clean(uri)}:")
-    for each in uris:
-        screen.line(each)
-    return SUCCEEDED
 
 
 def run_facts(uri: str, told: Told) -> dict[str, Any]:
