@@ -81,14 +81,14 @@ def report(everything: Told) -> str:
     """Return the picture of ``report``: the charts of its page below each other."""
     prices = _prices.read_prices(_prices.DEFAULT.read_bytes())
     summary = _summary.summarise(everything, prices, uri=URI, now=0.0, made_by="")
-    ranks = _pictures.ranks_with_a_row(summary.incarnations)
+    ranks = _pictures.ranks_with_a_row(summary["incarnations"])
     charts = {
         "loss against time": _pictures.loss_chart(summary, by_time=True),
         "Where the time went": _pictures.split_chart(ranks),
         "Incarnations": _pictures.lives_chart(summary, ranks),
         "Who was in which sync": _pictures.members_chart(summary, ranks),
     }
-    shapes, top = [_text(20, 40, f"Run {summary.run_id}", "title")], 60
+    shapes, top = [_text(20, 40, f"Run {summary['run_id']}", "title")], 60
     for title, chart in charts.items():
         shapes += [_text(20, top + 20, title, "head")]
         drawn, top = _chart(chart, top + 46)

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -59,7 +60,7 @@ class Verbs(click.Group):
 
 @click.group(
     cls=Verbs,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="Exit codes: 0 all succeeded, 1 a replica failed or was cancelled, 2 bad use, 3 unknown "
     "or lost, 4 cannot reach, 130 Ctrl-C.",
 )
@@ -112,18 +113,13 @@ _OPTION = click.option(
 _BACKEND = click.option("--backend", metavar="NAME", help="The backend; all of them if left out.")
 _RUN = click.argument("run")
 _RUN_OR_URI = click.argument("run", metavar="RUN|URI")
+_PAGE = click.Path(dir_okay=False, path_type=Path)
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 @_verb(
     "_look:ls",
-    click.option(
-        "--limit",
-        type=click.IntRange(1),
-        default=20,
-        show_default=True,
-        help="Runs of each backend.",
-    ),
+    click.option("--limit", type=click.IntRange(1), default=20, help="Runs of each backend."),
 )
 def ls() -> None:
     """List the newest runs (also: ps)."""
@@ -162,11 +158,7 @@ def wait() -> None:
     "_watch:watch",
     _RUN_OR_URI,
     click.option(
-        "--every",
-        type=click.IntRange(1, 3600),
-        default=5,
-        show_default=True,
-        help="Seconds between two looks.",
+        "--every", type=click.IntRange(1, 3600), default=5, help="Seconds between two looks."
     ),
 )
 def watch() -> None:
@@ -198,9 +190,9 @@ def purge() -> None:
 @_verb(
     "_report._verb:report",
     _RUN_OR_URI,
-    click.option("-o", "file", metavar="FILE", help="Where the page goes."),
+    click.option("-o", "file", type=_PAGE, metavar="FILE", help="Where the page goes."),
     click.option("--force", is_flag=True, help="Replace the file if it is there."),
-    click.option("--prices", metavar="FILE", help="A price table in JSON."),
+    click.option("--prices", type=click.File("rb"), metavar="FILE", help="A price table in JSON."),
     click.option("--store", metavar="URI", help="Where the replicas of RUN meet."),
 )
 def report() -> None:
@@ -214,7 +206,7 @@ def report() -> None:
 @_verb(
     "_check:check",
     click.argument("uri", required=False),
-    click.option("--replicas", type=int, default=1, show_default=True, help="Of the launch."),
+    click.option("--replicas", type=int, default=1, help="Of the launch."),
     click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8."),
 )
 def check() -> None:

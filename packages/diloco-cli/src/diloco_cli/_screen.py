@@ -73,8 +73,11 @@ class Screen:
             self.line(*line)
 
     def json(self, value: Any, *, indent: int | None = 2) -> None:
-        """Print a JSON value; every character beyond ASCII is escaped."""
-        self.out.write(json.dumps(value, indent=indent) + "\n")
+        """Print a JSON value; every character beyond ASCII is escaped.
+
+        Objects become their attributes.
+        """
+        self.out.write(json.dumps(value, indent=indent, default=vars) + "\n")
 
     def say(self, text: str) -> None:
         """Print a sentence that is not data, to standard error."""

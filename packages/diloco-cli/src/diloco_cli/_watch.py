@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from diloco_protocol import (
@@ -31,7 +32,7 @@ from ._told import check_version, run_facts, unread
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
 Statuses = dict[int, ReplicaStatus | None]
-Syncs = tuple[int, list[tuple[int, telemetry.SyncLine]]]
+Syncs = tuple[int | None, list[tuple[int, telemetry.SyncLine]]]
 
 _MOST_LAUNCHES = 8
 _RETRY = 60.0  # seconds until a launch that was not found is searched for again
@@ -46,6 +47,7 @@ class Source(Generic[T]):
     Args:
         question: Returns the answer.
         clock: Returns the time in Unix seconds.
+        retry: Seconds until it is asked again after an error, if it has never answered.
 
     Attributes:
         value: The last answer; None before the first one.
@@ -53,11 +55,13 @@ class Source(Generic[T]):
         error: Why the last question has no answer; None if it has one.
     """
 
-    def __init__(self, question: Callable[[], T], clock: Callable[[], float]) -> None:
-        self._question, self._clock = question, clock
+    def __init__(
+        self, question: Callable[[], T], clock: Callable[[], float], retry: float = 0.0
+    ) -> None:
+        self._question, self._clock, self._retry = question, clock, retry
         self._asked: Future[T] | None = None
         self.value: T | None = None
-        self.since = clock()
+        self.since, self._next = clock(), 0.0
         self.error: DilocoError | None = None
 
     def ask(self, patience: float) -> None:
@@ -69,6 +73,8 @@ class Source(Generic[T]):
             Exception: What the question raised, if it is no error of the protocol.
         """
         if self._asked is None:
+            if self._clock() < self._next:
+                return
             self._asked = in_thread(self._question)
             wait([self._asked], patience)
         if not self._asked.done():
@@ -79,74 +85,7 @@ class Source(Generic[T]):
             self.value, self.since = asked.result(), self._clock()
         except DilocoError as error:
             self.error = error
-
-
-class Launched:
-    """Looks at a launch in its backend, which is searched for at the first look.
-
-    Args:
-        launch: The launch; without a backend, all that may be asked are searched.
-        session: The backends, and the clock.
-        opened: Closes the backend.
-        run: The run, if it has been found already.
-    """
-
-    def __init__(
-        self, launch: Launch, session: Session, opened: contextlib.ExitStack, run: Run | None
-    ) -> None:
-        self._launch, self._session, self._opened, self._run = launch, session, opened, run
-        self._failed: tuple[float, DilocoError] | None = None
-
-    def look(self) -> Statuses:
-        """Return the status of each rank; None for one without a record."""
-        run = self._run = self._run or self._find()
-        seen = run.executor.describe_run(run.handles)
-        return {handle.rank: seen.get(handle) for handle in run.handles}
-
-    def _find(self) -> Run:
-        now, choice = self._session.clock(), self._session.choice
-        if self._failed is not None and now - self._failed[0] < _RETRY:
-            raise self._failed[1].with_traceback(None)
-        run_id, name = self._launch
-        if name:
-            choice = replace(choice, backend=name, names=(name,))
-        with contextlib.ExitStack() as opened:
-            backends = opened.enter_context(self._session.backends(choice))
-            try:
-                run = backends.find(run_id)
-            except DilocoError as error:
-                self._failed = now, error
-                raise
-            self._opened.push(opened.pop_all())
-        return run
-
-
-class StoreReader:
-    """Reads the store of a run: with one listing at a time, and only what has changed.
-
-    Attributes:
-        rank: The rank whose syncs are read.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store, self.rank = store, 0
-        self._live = telemetry.RunReader(store.list_keys, store.read)
-        self._history = telemetry.RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
-
-    def live(self) -> telemetry.Told:
-        """Return what all ranks tell now."""
-        return self._live.look(history=False)
-
-    def syncs(self) -> Syncs:
-        """Return the rank, and its newest syncs in their order, each with its incarnation."""
-        rank, history = self.rank, self._history.look().history
-        return rank, [(key.epoch, line) for key, each in history.items() for line in each.lines]
-
-    def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
-        if folder == "history/":
-            listed = dict(self._store.list_keys(f"history/{self.rank:05}/"))
-            for key in telemetry.newest_keys(listed)[-_MOST_OBJECTS:]:
-                yield key.key, listed[key.key]
+            self._next = self._clock() + (self._retry if self.value is None else 0.0)
 
 
 class Watcher:
@@ -172,10 +111,7 @@ class Watcher:
         self._clock, self._opened = session.clock, opened
         self._launches: dict[Launch, Source[Statuses]] = {}
         self._launch_of: dict[int, Launch] = {}
-        self._reader = StoreReader(found) if isinstance(found, Store) else None
-        if self._reader is not None:
-            self._live = Source(self._reader.live, self._clock)
-            self._syncs = Source(self._reader.syncs, self._clock)
+        self._store: Store | None = None
         self._syncs_of: int | None = None
         self._syncs_at = 0.0
         self._seen: dict[int, _view.Seen] = {}
@@ -185,6 +121,12 @@ class Watcher:
         if isinstance(found, Run):
             self._size = found.handles[0].world_size
             self._add((found.run_id, found.backend), found)
+            return
+        self._store = found
+        live = telemetry.RunReader(found.list_keys, found.read)
+        self._live = Source(partial(live.look, history=False), self._clock)
+        history = telemetry.RunReader(self._history_keys, found.read, most_bytes=_MOST_BYTES)
+        self._syncs = Source(partial(self._read_syncs, history), self._clock)
 
     def look(self) -> _view.View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
@@ -193,21 +135,49 @@ class Watcher:
             UnavailableError: The store cannot be read, at the first look.
             SpecVersionError: The replicas are of another version.
         """
-        if self._reader is not None:
+        if self._store:
             self._look_at_live()
         for source in self._launches.values():
             source.ask(self._every)
         view = _view.View(self._name, self._rows(), now=self._clock())
-        if self._reader is None:
-            return replace(view, notes=list(self._notes()))
-        self._look_at_syncs(self._reader, view)
-        rank, syncs = self._syncs.value or (None, ())
-        return replace(view, syncs=syncs, syncs_of=rank, notes=list(self._notes()))
+        if self._store:
+            self._look_at_syncs(view)
+            rank, syncs = self._syncs.value or (None, ())
+            view = replace(view, syncs=syncs, syncs_of=rank)
+        return replace(view, notes=list(self._notes()))
 
     def _add(self, launch: Launch, run: Run | None = None) -> None:
+        """Begin to look at a launch in its backend, which is searched for at the first look."""
+        found = run
+
+        def statuses() -> Statuses:
+            nonlocal found
+            found = found or self._find(*launch)
+            seen = found.executor.describe_run(found.handles)
+            return {handle.rank: seen.get(handle) for handle in found.handles}
+
         if launch not in self._launches and len(self._launches) < _MOST_LAUNCHES:
-            launched = Launched(launch, self._session, self._opened, run)
-            self._launches[launch] = Source(launched.look, self._clock)
+            self._launches[launch] = Source(statuses, self._clock, 0.0 if run else _RETRY)
+
+    def _find(self, run_id: str, name: str) -> Run:
+        choice = self._session.choice
+        if name:
+            choice = replace(choice, backend=name, names=(name,))
+        with contextlib.ExitStack() as opened:
+            run = opened.enter_context(self._session.backends(choice)).find(run_id)
+            self._opened.push(opened.pop_all())
+        return run
+
+    def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
+        if self._store and folder == "history/":
+            listed = dict(self._store.list_keys(f"history/{self._syncs_of:05}/"))
+            for key in telemetry.newest_keys(listed)[-_MOST_OBJECTS:]:
+                yield key.key, listed[key.key]
+
+    def _read_syncs(self, reader: telemetry.RunReader) -> Syncs:
+        """Return the rank, and its newest syncs in their order, each with its incarnation."""
+        rank, history = self._syncs_of, reader.look().history
+        return rank, [(key.epoch, line) for key, each in history.items() for line in each.lines]
 
     def _look_at_live(self) -> None:
         self._live.ask(PATIENCE if self._looked is None else self._every)
@@ -245,14 +215,14 @@ class Watcher:
                 return _view.Word((source.value or {})[rank], since)
         return None
 
-    def _look_at_syncs(self, reader: StoreReader, view: _view.View) -> None:
+    def _look_at_syncs(self, view: _view.View) -> None:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
         before, now = self._syncs_of, self._clock()
         rank = _view.choose_rank(view.rows, before)
         is_due = rank != before or now >= self._syncs_at or view.is_over
         if rank is not None and is_due and self._live.error is None:
             self._syncs_at = now + telemetry.history_seconds(self._size)
-            reader.rank = self._syncs_of = rank
+            self._syncs_of = rank
             self._syncs.ask(self._every)
 
     def _notes(self) -> Iterator[str]:
@@ -260,9 +230,9 @@ class Watcher:
             (f"{backend or 'every backend'} is silent about {run_id}", source)
             for (run_id, backend), source in self._launches.items()
         ]
-        if self._reader is not None:
+        if self._store and self._live.error:
             named.append(("the store is silent", self._live))
-        if self._reader is not None and self._live.error is None:
+        elif self._store:
             named.append(("the history in the store is silent", self._syncs))
         for name, source in named:
             if source.error is not None:

@@ -10,11 +10,11 @@ from statistics import median
 from string import Template
 from typing import Any
 
+from .._table import Facts
 from . import _pictures
 from ._charts import number, seconds
 from ._prices import PARTS
 from ._replicas import Incarnation
-from ._summary import Summary
 
 _MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
@@ -28,20 +28,20 @@ _NOT_IN_IT = (
 )
 
 
-def page(summary: Summary) -> str:
+def page(summary: Facts) -> str:
     """Return the page, which needs neither a network nor a script."""
     page, style = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")
         for name in ("page.html", "style.css")
     )
     return Template(page).substitute(
-        name=escape(summary.run_id or "without a name"),
+        name=escape(summary["run_id"] or "without a name"),
         style=style,
         head=_head(summary),
-        telemetry=_telemetry(summary) if summary.incarnations else "",
+        telemetry=_telemetry(summary) if summary["incarnations"] else "",
         failures=_failures(summary),
-        cost=_cost(summary.cost),
-        missing="".join(f"<li>{escape(each)}</li>" for each in summary.missing),
+        cost=_cost(summary["cost"]),
+        missing="".join(f"<li>{escape(each)}</li>" for each in summary["missing"]),
     )
 
 
@@ -70,30 +70,32 @@ def _soft(lines: Iterable[str]) -> str:
     return f'<p class="soft">{"<br>".join(escape(line) for line in lines if line)}</p>'
 
 
-def _head(summary: Summary) -> str:
-    lives, first, last = summary.incarnations, summary.first, summary.last
+def _head(summary: Facts) -> str:
+    lives, first, last = summary["incarnations"], summary["first"], summary["last"]
     newest = {each.rank: each for each in lives}.values()
     losses = [value for each in newest for _, _, value in each.losses[-1:] if value is not None]
     facts = {
-        "ranks": str(summary.world_size),
-        "outer steps": str(summary.sync),
+        "ranks": str(summary["world_size"]),
+        "outer steps": str(summary["sync"]),
         "first to last sign": "unknown" if first is None or last is None else seconds(last - first),
-        f"last {summary.loss or 'loss'}, middle": number(median(losses)) if losses else "unknown",
+        f"last {summary['loss'] or 'loss'}, middle": number(median(losses))
+        if losses
+        else "unknown",
         "time spent training": _share(_pictures.time_split(lives)),
         "sent": _in_bytes(sum(each.bytes["sent"] for each in lives)),
         "received": _in_bytes(sum(each.bytes["received"] for each in lives)),
-        "cost, as far as known": _money(summary.cost["known"]),
+        "cost, as far as known": _money(summary["cost"]["known"]),
     }
     where = sorted({each.where for each in lives} - {""})
     hosts = sorted({each.host for each in lives} - {""})
     lines = [
-        f"Store: {summary.uri}" if summary.uri else "",
-        f"Backend: {summary.backend['name']}" if summary.backend else "",
+        f"Store: {summary['uri']}" if summary["uri"] else "",
+        f"Backend: {summary['backend']['name']}" if summary["backend"] else "",
         f"Ran on {', '.join(where[:10])}" if where else "",
         f"Hosts ({len(hosts)}): {', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''}",
         f"First sign {moment(first)}, last sign {moment(last)}",
-        f"Made on {moment(summary.made_at)} by diloco-cli {summary.made_by}, from telemetry of "
-        "version 1",
+        f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}, "
+        "from telemetry of version 1",
     ]
     tiles = (
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()
@@ -101,17 +103,17 @@ def _head(summary: Summary) -> str:
     return f"{_soft(lines)}<dl>{''.join(tiles)}</dl>"
 
 
-def _telemetry(summary: Summary) -> str:
-    ranks = _pictures.ranks_with_a_row(summary.incarnations)
-    every = len({each.rank for each in summary.incarnations})
+def _telemetry(summary: Facts) -> str:
+    ranks = _pictures.ranks_with_a_row(summary["incarnations"])
+    every = len({each.rank for each in summary["incarnations"]})
     some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
     shown = sum(map(len, ranks.values()))
-    newest = f"{shown} of {len(summary.incarnations)} incarnations are shown, the newest ones."
-    note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary.incarnations)))
-    loss = escape(summary.loss or "loss")
+    newest = f"{shown} of {len(summary['incarnations'])} incarnations are shown, the newest ones."
+    note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary["incarnations"])))
+    loss = escape(summary["loss"] or "loss")
     syncs = (
         _pictures.members_chart(summary, ranks)
-        if summary.syncs
+        if summary["syncs"]
         else "<p>No outer step was told of.</p>"
     )
     lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], 5)
@@ -153,14 +155,14 @@ def _cells(each: Incarnation) -> list[str]:
     ]  # fmt: skip
 
 
-def _failures(summary: Summary) -> str:
+def _failures(summary: Facts) -> str:
     """Return what failed, as the replicas themselves say, and their backend."""
     failures = [
         (each.rank, f"said so at {moment(each.last)}, on {each.host}", each.last_lines)
-        for each in summary.incarnations
+        for each in summary["incarnations"]
         if each.ended == "failed"
     ]
-    for said in summary.backend["replicas"] if summary.backend else ():
+    for said in summary["backend"]["replicas"] if summary["backend"] else ():
         if said["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{said['state']}, {said['reason'] or 'no reason'}: {said['message'] or ''}"
             failures.append((said["rank"], text, said["last_lines"]))

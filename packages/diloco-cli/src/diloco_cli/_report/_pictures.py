@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
+from .._table import Facts
 from ._charts import Axis, Bar, Points, legend, line_chart, make_axis, row_chart, seconds
 from ._replicas import Incarnation
-from ._summary import Summary
 
 COLOURED = 8
 """As many ranks have a line of their own."""
@@ -35,11 +35,11 @@ def ranks_with_a_row(incarnations: Iterable[Incarnation]) -> dict[int, list[Inca
     return {rank: ranks[rank][-MOST_LIVES:] for rank in sorted(chosen)}
 
 
-def loss_chart(summary: Summary, *, by_time: bool) -> str:
+def loss_chart(summary: Facts, *, by_time: bool) -> str:
     """Return the loss of each rank, or their middle and range where there are many."""
-    start = summary.first or 0.0
+    start = summary["first"] or 0.0
     points: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
-    for each in summary.incarnations:
+    for each in summary["incarnations"]:
         for step, time, value in each.losses:
             points[each.rank].append((time - start if by_time else step, value))
     every = [point for series in points.values() for point in series]
@@ -75,9 +75,9 @@ def _folded(every: Iterable[Points], x: Axis) -> list[tuple[float, list[float]]]
     return [(x.low + (n + 0.5) * width, list(parts[n].values())) for n in sorted(parts)]
 
 
-def time_axis(summary: Summary) -> Axis:
+def time_axis(summary: Facts) -> Axis:
     """Return the axis from the first to the last sign."""
-    return make_axis([0.0, (summary.last or 0.0) - (summary.first or 0.0)], times=True)
+    return make_axis([0.0, (summary["last"] or 0.0) - (summary["first"] or 0.0)], times=True)
 
 
 def time_split(lives: Iterable[Incarnation]) -> dict[str, float]:
@@ -101,9 +101,9 @@ def split_chart(ranks: Ranks) -> str:
     return legend(_SPENT.items()) + row_chart(rows, [(n / 4, f"{n * 25}%") for n in range(5)])
 
 
-def lives_chart(summary: Summary, ranks: Ranks) -> str:
+def lives_chart(summary: Facts, ranks: Ranks) -> str:
     """Return the incarnations of each rank on a time axis."""
-    x, start = time_axis(summary), summary.first or 0.0
+    x, start = time_axis(summary), summary["first"] or 0.0
 
     def bar(life: Incarnation) -> Bar:
         name = life.ended if life.ended in {"left", "failed"} else "open"
@@ -115,17 +115,17 @@ def lives_chart(summary: Summary, ranks: Ranks) -> str:
     return legend(entries) + row_chart(rows, x.ticks())
 
 
-def members_chart(summary: Summary, ranks: Ranks) -> str:
+def members_chart(summary: Facts, ranks: Ranks) -> str:
     """Return which ranks were in which syncs; where there are many, several share a place."""
-    syncs = summary.syncs
+    syncs = summary["syncs"]
     columns = min(len(syncs), _COLUMNS)
     places = [len(syncs) * n // columns for n in range(columns + 1)]
     counted: Counter[tuple[int, int]] = Counter()
     later: Counter[tuple[int, int]] = Counter()
     for n, (start, end) in enumerate(pairwise(places)):
         for sync in syncs[start:end]:
-            counted.update((rank, n) for rank in sync.counted)
-            later.update((rank, n) for rank in sync.later)
+            counted.update((rank, n) for rank in sync["counted"])
+            later.update((rank, n) for rank in sync["later"])
 
     def name(rank: int, n: int) -> str:
         if counted[rank, n] == places[n + 1] - places[n]:
@@ -134,7 +134,7 @@ def members_chart(summary: Summary, ranks: Ranks) -> str:
 
     rows = [(str(rank), _joined([name(rank, n) for n in range(columns)])) for rank in ranks]
     step = max(1, -(-columns // 5))
-    below = [((n + 0.5) / columns, str(syncs[places[n]].sync)) for n in range(0, columns, step)]
+    below = [((n + 0.5) / columns, str(syncs[places[n]]["sync"])) for n in range(0, columns, step)]
     some = "in some of the syncs, or later" if columns < len(syncs) else "later, or not known"
     return legend([("counted", "in the sync"), ("later", some)]) + row_chart(rows, below)
 

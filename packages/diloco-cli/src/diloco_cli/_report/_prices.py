@@ -39,6 +39,8 @@ def read_prices(data: bytes) -> Prices:
     Raises:
         InvalidRequestError: It is not such a table; the error says what is wrong.
     """
+    if len(data) > MOST_BYTES:
+        raise InvalidRequestError(f"--prices: it is larger than {MOST_BYTES} bytes")
     try:
         table = json.loads(data)
     except (ValueError, RecursionError) as error:

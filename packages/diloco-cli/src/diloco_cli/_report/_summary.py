@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -12,73 +11,11 @@ from diloco_protocol.telemetry import Told
 
 from .._facts import VERSION
 from .._texts import clean, duration, in_ranges
+from .._told import run_facts
 from ._prices import Prices, cost_of
 from ._replicas import History, Incarnation, history_of, incarnations_of, loss_name
 
 _MOST_CLOCKS = 10
-
-
-@dataclass(frozen=True)
-class Sync:
-    """An outer step of the run.
-
-    Attributes:
-        sync: Its number.
-        time: When most replicas were done with it.
-        members: How many replicas are in it, as they say.
-        counted: The ranks that say that they are in it.
-        later: The ranks whose contribution was carried on, or that did not wait for the end.
-    """
-
-    sync: int
-    time: float
-    members: int
-    counted: tuple[int, ...]
-    later: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a report says.
-
-    Attributes:
-        made_at: When the report was made, in Unix seconds.
-        made_by: The version of diloco-cli that has made it.
-        run_id: Name of the run.
-        uri: Where its replicas meet; None if that was not given.
-        world_size: Number of ranks.
-        first: The first sign of a replica, in Unix seconds; None without one. ``last`` likewise.
-        last: The last sign.
-        sync: Outer steps of the run's model.
-        loss: The metric that is shown as loss; None if none was logged.
-        incarnations: What the ranks have told.
-        syncs: The outer steps that were told of.
-        backend: What the backend says: its name, its place and its replicas; None if it was not
-            asked.
-        cost: What is known of the cost.
-        silent: Ranks that have told nothing.
-        missing: What the report lacks, and what is odd, in sentences.
-    """
-
-    made_at: float
-    made_by: str
-    run_id: str
-    uri: str | None
-    world_size: int
-    first: float | None
-    last: float | None
-    sync: int
-    loss: str | None
-    incarnations: tuple[Incarnation, ...]
-    syncs: tuple[Sync, ...]
-    backend: Mapping[str, Any] | None
-    cost: Mapping[str, Any]
-    silent: tuple[int, ...]
-    missing: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as a JSON value."""
-        return {"version": VERSION, **asdict(self)}
 
 
 def summarise(
@@ -90,8 +27,8 @@ def summarise(
     made_by: str,
     run_id: str = "",
     backend: Mapping[str, Any] | None = None,
-) -> Summary:
-    """Return what a report says about a run.
+) -> dict[str, Any]:
+    """Return what a report says about a run, as a JSON value but for the incarnations.
 
     Args:
         told: What its replicas have told.
@@ -102,35 +39,32 @@ def summarise(
         run_id: Name of the run, if that was given.
         backend: What the backend says, if it was asked.
     """
-    lives = told.live.values()
-    sizes = Counter(live.world_size for live in lives).most_common(1)
-    world_size = sizes[0][0] if sizes else backend["world_size"] if backend else 0
-    names = Counter(live.run for live in lives).most_common(1)
+    facts = run_facts(uri or "", told)
+    world_size = facts["world_size"] or (backend["world_size"] if backend else 0)
     history = history_of(told)
     loss = loss_name(history)
     incarnations = incarnations_of(told, history, world_size, loss)
     first, last = span(incarnations)
-    silent = tuple(sorted(set(range(world_size)) - {each.rank for each in incarnations}))
-    uri = None if uri is None else clean(uri)
-    syncs = tuple(_syncs(history, incarnations))
-    missing = _missing(told, incarnations, silent, loss) if uri else _NOTHING_READ
-    return Summary(
-        made_at=now,
-        made_by=made_by,
-        run_id=run_id or (clean(names[0][0]) if names else ""),
-        uri=uri,
-        world_size=world_size,
-        first=first,
-        last=last,
-        sync=max([live.sync for live in lives] + [each.sync for each in syncs], default=0),
-        loss=None if loss is None else clean(loss),
-        incarnations=incarnations,
-        syncs=syncs,
-        backend=backend,
-        cost=cost_of(incarnations, uri, prices),
-        silent=silent,
-        missing=tuple(missing),
-    )
+    silent = sorted(set(range(world_size)) - {each.rank for each in incarnations})
+    syncs = list(_syncs(history, incarnations))
+    return {
+        "version": VERSION,
+        "made_at": now,
+        "made_by": made_by,
+        "run_id": run_id or facts["run_id"],
+        "uri": None if uri is None else facts["uri"],
+        "world_size": world_size,
+        "first": first,
+        "last": last,
+        "sync": max([facts["sync"], *(each["sync"] for each in syncs)]),
+        "loss": None if loss is None else clean(loss),
+        "incarnations": incarnations,
+        "syncs": syncs,
+        "backend": backend,
+        "cost": cost_of(incarnations, uri and facts["uri"], prices),
+        "silent": silent,
+        "missing": list(_missing(told, incarnations, silent, loss)) if uri else [_NOTHING_READ],
+    }
 
 
 def span(incarnations: Sequence[Incarnation]) -> tuple[float | None, float | None]:
@@ -140,7 +74,12 @@ def span(incarnations: Sequence[Incarnation]) -> tuple[float | None, float | Non
     return first, max((each.last for each in chosen), default=None)
 
 
-def _syncs(history: History, incarnations: Iterable[Incarnation]) -> Iterable[Sync]:
+def _syncs(history: History, incarnations: Iterable[Incarnation]) -> Iterable[dict[str, Any]]:
+    """Yield the outer steps of the run.
+
+    ``counted`` are the ranks that say that they are in it, and ``later`` those whose contribution
+    was carried on, or that did not wait for the end.
+    """
     lines = defaultdict(list)
     for each in incarnations:
         for line in history.get((each.rank, each.epoch), ()):
@@ -149,18 +88,18 @@ def _syncs(history: History, incarnations: Iterable[Incarnation]) -> Iterable[Sy
     for sync, members in sorted(lines.items()):
         counted = {rank for _, rank, line in members if line.contribution == "counted"}
         later = {rank for _, rank, line in members if line.contribution in {"carried", "open"}}
-        yield Sync(
-            sync=sync,
-            time=median_low(time for time, _, _ in members),
-            members=max(line.members for _, _, line in members),
-            counted=tuple(sorted(counted)),
-            later=tuple(sorted(later - counted)),
-        )
+        yield {
+            "sync": sync,
+            "time": median_low(time for time, _, _ in members),
+            "members": max(line.members for _, _, line in members),
+            "counted": sorted(counted),
+            "later": sorted(later - counted),
+        }
 
 
 _NOTHING_READ = (
     "What the replicas tell was not read: a backend does not say where they meet. Give their store "
-    "(--store).",
+    "(--store)."
 )
 
 
@@ -171,27 +110,26 @@ def _missing(
     low, high = span(incarnations)
     newest = {each.rank: each for each in incarnations}
     lives = Counter(each.rank for each in incarnations)
-    checks: dict[str, Callable[[Incarnation], bool]] = {
-        "the end of the last incarnation was not told": lambda each: (
-            each.ended is None and each is newest[each.rank]
-        ),
-        "the end of an earlier incarnation was not told": lambda each: (
-            each.ended is None and each is not newest[each.rank]
-        ),
-        "earlier incarnations have left nothing to read": lambda each: (
-            each is newest[each.rank] and each.epoch > lives[each.rank]
-        ),
-        "lines of the history are missing": lambda each: each.lines_missing > 0,
-        "losses are NaN, infinite or too large to draw": lambda each: each.losses_wrong > 0,
-        "the clock cannot be compared, and is outside of the time shown here": lambda each: (
-            each.last < (low or 0.0) or each.first > (high or 0.0)
-        ),
-    }
-    if silent:
-        yield f"{_ranks(silent)}: nothing was told."
-    for text, applies in checks.items():
-        if ranks := {each.rank for each in incarnations if applies(each)}:
-            yield f"{_ranks(ranks)}: {text}."
+    odd: dict[str, set[int]] = {"nothing was told": set(silent)}
+    for each in incarnations:
+        is_last = each is newest[each.rank]
+        off = each.last < (low or 0.0) or each.first > (high or 0.0)
+        for text, applies in (
+            ("the end of the last incarnation was not told", is_last and each.ended is None),
+            ("the end of an earlier incarnation was not told", not (is_last or each.ended)),
+            (
+                "earlier incarnations have left nothing to read",
+                is_last and each.epoch > lives[each.rank],
+            ),
+            ("lines of the history are missing", each.lines_missing > 0),
+            ("losses are NaN, infinite or too large to draw", each.losses_wrong > 0),
+            ("the clock cannot be compared, and is outside of the time shown here", off),
+        ):
+            odd.setdefault(text, set()).update([each.rank] * applies)
+    for text, ranks in odd.items():
+        if ranks:
+            words = "Rank" if len(ranks) == 1 else "Ranks"
+            yield f"{words} {in_ranges(ranks):.300}: {text}."
     moved = [each for each in incarnations if each.clock_offset]
     for each in moved[:_MOST_CLOCKS]:
         offset = each.clock_offset or 0.0
@@ -215,7 +153,3 @@ def _missing(
         yield "No metric with “loss” in its name was logged, or there is no history yet."
     yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
     yield "They tell neither their settings nor the versions of their programs."
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {in_ranges(ranks):.300}"

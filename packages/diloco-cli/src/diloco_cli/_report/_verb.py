@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from diloco_protocol import (
     DilocoError,
     InvalidRequestError,
     ReplicaHandle,
     ReplicaNotFoundError,
-    ReplicaStatus,
 )
 from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Told
@@ -28,7 +26,7 @@ from .._store import is_uri
 from .._texts import clean
 from .._told import read_run
 from ._page import page
-from ._prices import DEFAULT, MOST_BYTES, Prices, read_prices
+from ._prices import DEFAULT, MOST_BYTES, read_prices
 from ._summary import summarise
 
 _LINES, _MOST_LOGS = 20, 16
@@ -43,9 +41,9 @@ def report(
     run: str,
     *,
     store: str | None,
-    file: str | None,
+    file: Path | None,
     force: bool,
-    prices: str | None,
+    prices: BinaryIO | None,
 ) -> int:
     """Make the report of a run, and return the exit code.
 
@@ -55,7 +53,7 @@ def report(
         store: Where the replicas of a run by name meet; None if only the backend is asked.
         file: Where the page goes; None for no page.
         force: Whether a file that is there is replaced.
-        prices: The file of a price table; None for the one that comes with the command.
+        prices: A price table; None for the one that comes with the command.
 
     Raises:
         InvalidRequestError: The file cannot be written, the prices are not allowed, or nothing was
@@ -63,9 +61,11 @@ def report(
     """
     if file is None and not session.as_json:
         raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
-    if file is not None:
-        _check_file(Path(file), force=force)
-    table = _read_prices(DEFAULT if prices is None else Path(prices))
+    if file is not None and not file.parent.is_dir():
+        raise InvalidRequestError(f"-o {file}: there is no folder {file.parent}: make it first")
+    if file is not None and file.exists() and not force:
+        raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
+    table = read_prices(DEFAULT.read_bytes() if prices is None else prices.read(MOST_BYTES + 1))
     run_id = "" if is_uri(run) else run
     if not run_id:
         session.ask_no_backend()
@@ -73,37 +73,26 @@ def report(
             raise InvalidRequestError(f"--store is for runs by name: {run} is that of a store")
     uri = store if run_id else run
     told, recorded = (_NOTHING, None) if uri is None else read_run(uri)
-    backend = _ask_backend(session, run_id, recorded) if run_id else None
-    if backend is None and recorded is not None and recorded.ends:
-        backend = _recorded_facts(recorded)
-        run_id = run_id or ("" if told.live else next(iter(recorded.ends)).run_id)
+    backend = _backend_facts(session, run_id, recorded)
     named = sorted({live.run for live in told.live.values()})
     if run_id and named and run_id not in named:
         raise InvalidRequestError(
             f"--store {uri} is not that of run {run_id}: its replicas tell of {shown(named)}"
         )
+    if recorded is not None and recorded.ends and not named:
+        run_id = run_id or next(iter(recorded.ends)).run_id
     summary = summarise(
         told, table, uri=uri, now=time.time(), made_by=__version__, run_id=run_id, backend=backend
     )
     if recorded is not None and recorded.ends:
-        summary = replace(summary, missing=(*summary.missing, _BY_JOURNAL))
+        summary["missing"].append(_BY_JOURNAL)
     if file is not None:
-        _write(Path(file), page(summary), force=force)
+        _write(file, page(summary), force=force)
     if session.as_json:
-        session.screen.json(summary.to_json())
+        session.screen.json(summary)
     else:
         session.screen.line(clean(str(file)))
     return SUCCEEDED
-
-
-def _check_file(file: Path, *, force: bool) -> None:
-    """Refuse a file that cannot be written, before anything is read for it."""
-    if not file.parent.is_dir():
-        raise InvalidRequestError(f"-o {file}: there is no folder {file.parent}: make it first")
-    if file.is_dir():
-        raise InvalidRequestError(f"-o {file} is a folder: name a file in it")
-    if file.exists() and not force:
-        raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
@@ -114,72 +103,46 @@ def _write(file: Path, text: str, *, force: bool) -> None:
         raise InvalidRequestError(f"-o {file} cannot be written: {error.strerror}") from None
 
 
-def _read_prices(path: Path) -> Prices:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InvalidRequestError(f"--prices {path} cannot be read: {error.strerror}") from None
-    if len(data) > MOST_BYTES:
-        raise InvalidRequestError(f"--prices {path} is larger than {MOST_BYTES} bytes")
-    return read_prices(data)
-
-
-def _ask_backend(session: Session, run_id: str, recorded: Recorded | None) -> dict[str, Any] | None:
-    """Return what a backend says about a run; None if only the journal in the store has it.
+def _backend_facts(
+    session: Session, run_id: str, recorded: Recorded | None
+) -> dict[str, Any] | None:
+    """Return what a backend says about a run, or else the journal in its store; None if neither is.
 
     Raises:
-        ReplicaNotFoundError: There is no run, here or in the journal.
+        ReplicaNotFoundError: A run of that name is neither here nor in the journal.
     """
-    try:
-        with session.run(run_id) as run:
-            return _backend_facts(run, recorded)
-    except ReplicaNotFoundError:
-        if recorded is None or not recorded.ends:
-            raise
-    return None
-
-
-def _backend_facts(run: Run, recorded: Recorded | None) -> dict[str, Any]:
-    """Return what a backend says about a run, with the ends of the logs of what failed."""
-    seen = run.executor.describe_run(run.handles)
     ends = {} if recorded is None else recorded.ends
+    with contextlib.ExitStack() as opened:
+        try:
+            run = opened.enter_context(session.run(run_id)) if run_id else None
+        except ReplicaNotFoundError:
+            if not ends:
+                raise
+            run = None
+        if run is None and not ends:
+            return None
+        handles = run.handles if run else list(ends)
+        seen = {**ends, **(run.executor.describe_run(handles) if run else {})}
+        replicas = [
+            {**replica_facts(handle, seen.get(handle)), "last_lines": []} for handle in handles
+        ]
+        pairs = zip(handles, replicas, strict=True)
+        for handle, facts in [each for each in pairs if each[1]["state"] == "failed"][:_MOST_LOGS]:
+            lines = _log(run, recorded, handle).splitlines()[-_LINES:]
+            facts["last_lines"] = list(map(clean, lines))
+        return {
+            "name": run.backend if run else clean(handles[0].backend_name),
+            "place": place_of(handles),
+            "world_size": handles[0].world_size,
+            "replicas": replicas,
+        }
 
-    def log(handle: ReplicaHandle) -> str:
+
+def _log(run: Run | None, recorded: Recorded | None, handle: ReplicaHandle) -> str:
+    problem = ""
+    if run is not None:
         try:
             return run.executor.stream_logs(handle, n_lines=_LINES)
         except DilocoError as error:
-            kept = None if recorded is None else recorded.log(handle)
-            return kept or f"(its log cannot be read: {error})"
-
-    return _facts_of(run.backend, run.handles, {**ends, **seen}, log)
-
-
-def _recorded_facts(recorded: Recorded) -> dict[str, Any]:
-    """Return what the journal in the store says, as if a backend said it."""
-    handles = list(recorded.ends)
-    name = clean(handles[0].backend_name)
-    return _facts_of(name, handles, recorded.ends, lambda handle: recorded.log(handle) or "")
-
-
-def _facts_of(
-    backend: str,
-    handles: Sequence[ReplicaHandle],
-    seen: Mapping[ReplicaHandle, ReplicaStatus],
-    log: Callable[[ReplicaHandle], str],
-) -> dict[str, Any]:
-    """Return the facts about a run, with the last lines of those that failed."""
-    replicas = {
-        handle: {**replica_facts(handle, seen.get(handle)), "last_lines": []} for handle in handles
-    }
-    failed = [handle for handle, facts in replicas.items() if facts["state"] == "failed"]
-    for handle in failed[:_MOST_LOGS]:
-        replicas[handle]["last_lines"] = [
-            clean(line) for line in log(handle).splitlines()[-_LINES:]
-        ]
-    return {
-        "name": backend,
-        "place": place_of(handles),
-        "world_size": handles[0].world_size,
-        "replicas": list(replicas.values()),
-    }
+            problem = f"(its log cannot be read: {error})"
+    return (recorded and recorded.log(handle)) or problem
