@@ -109,7 +109,7 @@ assert not heavy, heavy
 """
 ALONE = """
 import sys
-import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs, diloco_cli._wait
+import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs
 import diloco_cli._end, diloco_cli._told, diloco_cli._store, diloco_cli._watch
 import diloco_cli._report._verb
 ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}

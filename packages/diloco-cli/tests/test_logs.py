@@ -5,10 +5,10 @@ import threading
 
 import pytest
 from cli_lab import DONE, RUNNING, World, command
+from click.exceptions import Exit
 
 from diloco_cli import _logs
 from diloco_cli._logs import Query, logs
-from diloco_cli._session import LeftError
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, UnavailableError
 
 
@@ -149,7 +149,7 @@ def test_ctrl_c_says_how_to_come_back_to_the_same_lines(monkeypatch):
 
     monkeypatch.setattr(world, "_logs", lines)
     made = command(world)
-    with pytest.raises(LeftError):
+    with pytest.raises(Exit):
         logs(made.session, "one", ranks=["0", "1"], grep="a b")
     assert made.err().endswith("\n  diloco logs one --rank 0 --rank 1 --grep 'a b' --backend a\n")
     again = Query(follow=True, since="2h", grep="token=hunter2").again()

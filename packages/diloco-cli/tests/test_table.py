@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_cli._table import Cell, Column, table
+from diloco_cli._facts import Cell, Column, table
 
 COLUMNS = (
     Column("RANK", right=True),

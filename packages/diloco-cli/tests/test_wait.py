@@ -4,9 +4,9 @@ import json
 
 import pytest
 from cli_lab import DONE, FAILED, RUNNING, World, command
+from click.exceptions import Exit
 
-from diloco_cli._session import LeftError
-from diloco_cli._wait import wait
+from diloco_cli._look import wait
 from diloco_protocol import Backoff, ResultLostError
 
 
@@ -89,7 +89,7 @@ def test_a_lost_result(monkeypatch):
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_come_back():
     world = Turns([[RUNNING], KeyboardInterrupt])
     made = command(world)
-    with pytest.raises(LeftError):
+    with pytest.raises(Exit):
         wait(made.session, "one")
     assert made.err().endswith(
         "run one is left as it is. Come back with:\n  diloco wait one --backend a\n"

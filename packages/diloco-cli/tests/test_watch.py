@@ -8,10 +8,10 @@ import threading
 
 import pytest
 from cli_lab import DONE, FAILED, NOW, RUNNING, Broken, Terminal, World, command
+from click.exceptions import Exit
 
 from diloco_cli import _app, _watch
 from diloco_cli._screen import Screen
-from diloco_cli._session import LeftError
 from diloco_cli._store import Store
 from diloco_protocol import (
     BackendError,
@@ -205,7 +205,7 @@ class TestSources:
 
         made = command(world)
         turns = (lambda: monkeypatch.setattr(world, "_observe_run", silent), KeyboardInterrupt)
-        with pytest.raises(LeftError):
+        with pytest.raises(Exit):
             follow(made, "one", *turns)
         assert made.out().splitlines()[1].startswith("rank 0: running 0s ago, attempt 1")
 
@@ -217,7 +217,7 @@ class TestSources:
         told.live(1)
         made = command(world)
         try:
-            with pytest.raises(LeftError):
+            with pytest.raises(Exit):
                 follow(
                     made, told.uri, lambda: told.live(0, phase="idle"), KeyboardInterrupt, every=1
                 )
@@ -283,7 +283,7 @@ def test_the_requests_of_a_refresh(told):
     def another_look():
         seen.append(told.taken())
 
-    with pytest.raises(LeftError):
+    with pytest.raises(Exit):
         follow(made, told.uri, one_changes, another_look, another_look, KeyboardInterrupt)
     assert len(seen[0]) == 1 + 100 + 2
     assert seen[0][-2:] == ["history/00000/", HistoryKey(0, 1, 1, 1).key]
@@ -322,7 +322,7 @@ def test_json(told):
 class TestTerminal:
     def drawn(self, told, *turns, **size):
         made = command(World("a", {"one": [RUNNING, RUNNING]}), out=Terminal())
-        with pytest.raises(LeftError):
+        with pytest.raises(Exit):
             follow(made, told.uri, *turns, KeyboardInterrupt, **size)
         return made.out(), made.err()
 
@@ -345,13 +345,13 @@ class TestTerminal:
         out = Terminal()
         screen = Screen(out, io.StringIO(), {"NO_COLOR": "1"})
         object.__setattr__(made.session, "screen", screen)
-        with pytest.raises(LeftError):
+        with pytest.raises(Exit):
             follow(made, told.uri, KeyboardInterrupt)
         assert "running" in out.getvalue()
         assert "m" not in {text[-1] for text in _sequences(out.getvalue())}
         screen = Screen(dumb := Terminal(), io.StringIO(), {"TERM": "dumb"})
         object.__setattr__(made.session, "screen", screen)
-        with pytest.raises(LeftError):
+        with pytest.raises(Exit):
             follow(made, told.uri, KeyboardInterrupt)
         assert "\x1b" not in dumb.getvalue()
 
@@ -370,7 +370,7 @@ def _sequences(text):
 
 class TestCommand:
     def test_no_backend_has_to_be_installed(self, told, monkeypatch, capsys):
-        monkeypatch.setattr("diloco_cli._choice.executor_names", list)
+        monkeypatch.setattr("diloco_cli._options.executor_names", list)
         told.live(0, 1, ended="left")
         assert _app.run(["watch", told.uri]) == 0
         assert "succeeded" in capsys.readouterr().out

@@ -149,7 +149,7 @@ def logs() -> None:
     """
 
 
-@_verb("_wait:wait", _RUN)
+@_verb("_look:wait", _RUN)
 def wait() -> None:
     """Wait until a run has ended, and show how."""
 
@@ -252,10 +252,7 @@ def _failed(error: Exception) -> int:
 
     from ._exits import FAULT, exit_of_error
     from ._screen import Screen
-    from ._session import INTERRUPTED, LeftError
 
-    if isinstance(error, LeftError):
-        return INTERRUPTED
     code = exit_of_error(error)
     text = f"diloco: {error}"
     if code == FAULT:  # of the command itself, or of a backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -19,11 +19,11 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_run_id, shown
 
-from ._choice import Choice
-from ._options import UnsetError, read_options
+from ._options import Choice, UnsetError, read_options
 from ._texts import clean
 
 T = TypeVar("T")
+Found = tuple[BaseExecutor, list[ReplicaHandle]]
 
 PATIENCE = 90.0
 """Seconds in which a backend has to answer; its own retries end earlier, by default."""
@@ -82,6 +82,7 @@ def make_executor(name: str, given: Mapping[str, str]) -> BaseExecutor:
     return backend(**read_options(name, backend.options(), given))
 
 
+@dataclass(frozen=True)
 class Backends:
     """The backends of a choice. Executors are made when they are first needed, and closed here.
 
@@ -89,40 +90,36 @@ class Backends:
         choice: The backends and their options.
         patience: Seconds in which a backend has to answer.
         make: Makes an executor; for tests.
+
+    Attributes:
+        made: The executors.
     """
 
-    def __init__(
-        self,
-        choice: Choice,
-        *,
-        patience: float = PATIENCE,
-        make: Callable[[str, Mapping[str, str]], BaseExecutor] = make_executor,
-    ) -> None:
-        self._choice = choice
-        self._patience = patience
-        self._make = make
-        self._made: list[BaseExecutor] = []
+    choice: Choice
+    patience: float = PATIENCE
+    make: Callable[[str, Mapping[str, str]], BaseExecutor] = make_executor
+    made: list[BaseExecutor] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for executor in self._made:
+        for executor in self.made:
             executor.close()
 
     def ask(self, question: Callable[[BaseExecutor], T]) -> dict[str, T | Exception]:
         """Ask all backends at the same time; their answers, or errors, by backend."""
 
         def ask_one(name: str) -> T:
-            executor = self._make(name, self._choice.options.get(name, {}))
+            executor = self.make(name, self.choice.options.get(name, {}))
             try:
                 return question(executor)
             finally:  # one that has not answered might not let itself close
-                self._made.append(executor)
+                self.made.append(executor)
 
-        asked = {name: in_thread(partial(ask_one, name)) for name in self._choice.names}
-        wait(asked.values(), timeout=self._patience)
-        late = UnavailableError(f"there was no answer in {self._patience:g} s")
+        asked = {name: in_thread(partial(ask_one, name)) for name in self.choice.names}
+        wait(asked.values(), timeout=self.patience)
+        late = UnavailableError(f"there was no answer in {self.patience:g} s")
         answers: dict[str, T | Exception] = {}
         for name, each in asked.items():
             try:
@@ -145,14 +142,10 @@ class Backends:
                 "`diloco ls` names the runs"
             )
         answers = self.ask(lambda executor: (executor, executor.attach(run_id)))
-        return choose(self._choice.backend, run_id, answers)
+        return choose(self.choice.backend, run_id, answers)
 
 
-def choose(
-    backend: str | None,
-    run_id: str,
-    answers: Mapping[str, tuple[BaseExecutor, list[ReplicaHandle]] | Exception],
-) -> Run:
+def choose(backend: str | None, run_id: str, answers: Mapping[str, Found | Exception]) -> Run:
     """Return the run that the backends' answers name; :meth:`Backends.find` says what it raises."""
     having = {
         name: answer
@@ -172,9 +165,8 @@ def choose(
         return Run(run_id, name, executor, handles, tuple(notes))
     notes += [f"{name} was not searched: {text}" for name, text in unset.items()]
     searched = [name for name in answers if name not in {**unset, **failed}]
-    text = ". ".join(
-        [f"there is no run {run_id} on {', '.join(searched)}"] * bool(searched) + notes
-    )
+    none = [f"there is no run {run_id} on {', '.join(searched)}"] * bool(searched)
+    text = ". ".join(none + notes)
     if failed or not searched:
         raise UnavailableError(f"{text}. So it is not known whether there is a run {run_id}")
     raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs")

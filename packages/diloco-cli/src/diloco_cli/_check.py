@@ -10,10 +10,9 @@ from diloco_protocol import BaseExecutor, DilocoError, Finding, InvalidRequestEr
 
 from ._exits import FAILED, SUCCEEDED
 from ._extra import find_extra
-from ._facts import VERSION
+from ._facts import VERSION, Cell
 from ._options import UnsetError
 from ._session import Session
-from ._table import Cell
 from ._texts import clean
 
 _WORDS = {True: Cell("ok ", "green"), False: Cell("no ", "red"), None: Cell("?  ", "yellow")}

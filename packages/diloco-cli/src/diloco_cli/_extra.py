@@ -10,10 +10,9 @@ from diloco_protocol import MissingDependencyError, Option
 from diloco_protocol.backend import Command, get_command, redact_json
 
 from ._exits import SUCCEEDED
-from ._facts import VERSION
+from ._facts import VERSION, Cell
 from ._options import REQUIRED, read_value
 from ._screen import Screen
-from ._table import Cell
 from ._texts import clean
 
 

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from diloco_protocol import (
@@ -20,9 +21,9 @@ from diloco_protocol import (
 from diloco_protocol.backend import redact_and_cut, redact_text
 
 from ._exits import SUCCEEDED, UNKNOWN, exit_of_error
+from ._facts import Cell
 from ._session import Session
 from ._store import is_uri
-from ._table import Cell
 from ._texts import LINE, clean_line, in_ranges, read_moment, read_ranks
 from ._told import read_run
 
@@ -70,22 +71,21 @@ def logs(session: Session, run_id: str, **options: Any) -> int:
                 f"choose some, such as --rank 0-{MOST_FOLLOWED - 1}"
             )
         read = partial(_read, run.executor, since=since, query=query)
-        lines = _merged(read, handles) if query.follow else _in_turn(read, handles)
+        in_turn = chain.from_iterable(map(read, handles))
+        lines = _merged(read, handles) if query.follow else in_turn
         code = SUCCEEDED
         room = len(str(wanted[-1]))
         with session.looking("logs", run_id, run.backend, query.again()):
             for rank, text in lines:
-                if isinstance(text, InvalidRequestError) or (
-                    isinstance(text, Exception) and not isinstance(text, BackendError)
-                ):
-                    raise text
-                if isinstance(text, Exception):
+                if isinstance(text, BackendError) and not isinstance(text, InvalidRequestError):
                     session.screen.say(f"rank {rank}: {text}")
                     code = max(code, exit_of_error(text))
+                elif isinstance(text, Exception):
+                    raise text
                 elif text is not None:
                     _print(session, rank, text, room)
                 if query.follow:
-                    session.screen.flush()
+                    session.screen.out.flush()
     return code
 
 
@@ -104,21 +104,19 @@ def _read(
 
     Where the backend has none, they are the last lines that the executor's journal keeps, if any.
     """
-    begun = False
+    begun, end = False, None
     try:
         for line in executor.log_iter(handle, follow=query.follow, since=since, regex=query.grep):
             begun = True
             yield Line(handle.rank, line)
     except DilocoError as error:
-        is_gone = isinstance(error, ReplicaNotFoundError) and not begun
+        is_gone = isinstance(end := error, ReplicaNotFoundError) and not begun
         kept = executor.kept_log(handle) if is_gone else None
+        if kept is not None:
+            end = ReplicaNotFoundError(f"{error}. The lines are the last ones, from the journal")
         for line in _chosen(kept, query.grep):
             yield Line(handle.rank, line)
-        if kept is not None:
-            error = ReplicaNotFoundError(f"{error}. The lines are the last ones, from the journal")
-        yield Line(handle.rank, error)
-    else:
-        yield Line(handle.rank, None)
+    yield Line(handle.rank, end)
 
 
 def _logs_in_store(session: Session, uri: str, query: Query) -> int:
@@ -154,11 +152,6 @@ def _chosen(log: str | None, grep: str | None) -> list[str]:
     except re.error as error:
         raise InvalidRequestError(f"--grep is not a regular expression: {error}") from None
     return [line for line in (log or "").split("\n")[:-1] if wanted.search(line)]
-
-
-def _in_turn(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> Iterator[Line]:
-    for handle in handles:
-        yield from read(handle)
 
 
 def _merged(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> Iterator[Line]:

@@ -1,22 +1,25 @@
-"""The verbs that look once: ``ls`` and ``status``."""
+"""The verbs that show runs as their backends know them: ``ls``, ``status`` and ``wait``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from diloco_protocol import (
     BaseExecutor,
     DilocoError,
+    ReplicaHandle,
     ReplicaNotFoundError,
+    ReplicaStatus,
     UnavailableError,
 )
 
 from . import _facts, _told
 from ._backends import Run, problems
-from ._exits import SUCCEEDED, UNREACHABLE, exit_of_states
+from ._exits import SUCCEEDED, UNKNOWN, UNREACHABLE, exit_of_states
+from ._facts import table
 from ._session import Session
 from ._store import is_uri
-from ._table import table
 from ._texts import clean
 
 
@@ -72,17 +75,11 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
             continue  # it was removed since the list was made
         except DilocoError as error:  # also a record of another version
             problem = clean(str(error))
-        started = [facts["started_at"] for facts in replicas if facts["started_at"] is not None]
-        found.append(
-            {
-                "run_id": clean(run_id),
-                "replicas": len(replicas),
-                "world_size": handles[0].world_size if replicas else 0,
-                "states": _facts.counts(facts["state"] for facts in replicas),
-                "started_at": min(started, default=None),
-                "problem": problem,
-            }
-        )
+        started = [each["started_at"] for each in replicas if each["started_at"] is not None]
+        facts = {"run_id": clean(run_id), "replicas": len(replicas), "problem": problem}
+        facts["world_size"] = handles[0].world_size if replicas else 0
+        facts["states"] = _facts.counts(each["state"] for each in replicas)
+        found.append({**facts, "started_at": min(started, default=None)})
     return found, max(0, len(names) - limit)
 
 
@@ -105,24 +102,44 @@ def status(session: Session, run_id: str) -> int:
 
 def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
     """Print the facts about the replicas of a run."""
-    place = _facts.place_of(run.handles)
-    states = _facts.counts(facts["state"] for facts in replicas)
+    facts: dict[str, Any] = {
+        "version": _facts.VERSION,
+        "run_id": run.run_id,
+        "backend": run.backend,
+        "place": _facts.place_of(run.handles),
+        "world_size": run.handles[0].world_size,
+        "states": _facts.counts(each["state"] for each in replicas),
+        "replicas": replicas,
+    }
     screen = session.screen
     if session.as_json:
-        screen.json(
-            {
-                "version": _facts.VERSION,
-                "run_id": run.run_id,
-                "backend": run.backend,
-                "place": place,
-                "world_size": run.handles[0].world_size,
-                "states": states,
-                "replicas": replicas,
-            }
-        )
+        screen.json(facts)
         return
-    where = _facts.place_in_words(run.backend, place)
-    screen.line(f"{run.run_id}: {_facts.counts_in_words(states)}, on {where}")
+    where = _facts.place_in_words(run.backend, facts["place"])
+    screen.line(f"{run.run_id}: {_facts.counts_in_words(facts['states'])}, on {where}")
     screen.lines(table(_facts.REPLICA_COLUMNS, replicas, session.clock(), screen.width))
     for line in _facts.replica_lines(replicas):
         screen.line(line)
+
+
+def wait(session: Session, run_id: str) -> int:
+    """Wait until every replica of a run has ended, print how, and return the exit code."""
+    with session.run(run_id) as run:
+        shown = [""]
+
+        def progress(known: Mapping[ReplicaHandle, ReplicaStatus]) -> None:
+            states = (
+                "unknown" if status.reason == "lost" else status.state.value
+                for status in known.values()
+            )
+            text = _facts.counts_in_words(_facts.counts(states))
+            if text != shown[-1]:
+                session.screen.say(f"{run_id}: {text}")
+                shown.append(text)
+
+        with session.looking("wait", run_id, run.backend):
+            results = run.executor.collect(run.handles, progress=progress)
+    replicas = [_facts.result_facts(result) for result in results]
+    show_replicas(session, run, replicas)
+    lost = any(facts["state"] == "succeeded" and facts["error"] for facts in replicas)
+    return exit_of_states(facts["state"] for facts in replicas) or (UNKNOWN if lost else 0)

@@ -15,7 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ._table import Cell
+import click
+
+from diloco_protocol import InvalidRequestError
+
+from ._facts import Cell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +63,7 @@ class Screen:
 
     def line(self, *pieces: Cell | str) -> None:
         """Print one line of data. Nothing in it is taken for markup."""
-        cells = [piece if isinstance(piece, Cell) else Cell(piece) for piece in pieces]
+        cells = [Cell(piece) if isinstance(piece, str) else piece for piece in pieces]
         if self.coloured and any(cell.style for cell in cells):
             from rich.text import Text
 
@@ -84,10 +88,6 @@ class Screen:
         self.err.write(f"{text}\n")
         self.err.flush()
 
-    def flush(self) -> None:
-        """Send what was printed."""
-        self.out.flush()
-
     def confirm(self, question: str, stdin: Callable[[], TextIO] = lambda: sys.stdin) -> bool:
         """Ask a question on the terminal.
 
@@ -95,11 +95,7 @@ class Screen:
             InvalidRequestError: There is no terminal to ask on.
         """
         if not (stdin().isatty() and self.err.isatty()):
-            from diloco_protocol import InvalidRequestError
-
             raise InvalidRequestError(
                 "nothing was done: this asks first, and there is no terminal to ask on. Add --yes"
             )
-        import click
-
         return click.confirm(question, err=True)

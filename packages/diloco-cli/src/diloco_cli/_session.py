@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from click.exceptions import Exit
+
 from diloco_protocol import InvalidRequestError
 
 from ._backends import Backends, Run
-from ._choice import Choice, read_choice
+from ._options import Choice, read_choice
 from ._screen import Screen
 from ._texts import clean
 
 INTERRUPTED = 130
-
-
-class LeftError(Exception):
-    """Raised when Ctrl-C ended a verb that only looked; what to type next has been said."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,11 @@ class Session:
             more: Further words to come back with.
 
         Raises:
-            LeftError: It was Ctrl-C.
+            Exit: It was Ctrl-C.
         """
         try:
             yield
         except KeyboardInterrupt:
             again = self.choice.again(verb, run, backend, more)
             self.screen.say(f"run {clean(run)} is left as it is. Come back with:\n  {again}")
-            raise LeftError from None
+            raise Exit(INTERRUPTED) from None

@@ -17,16 +17,17 @@ from ._facts import (
     NAMES,
     REPLICA_COLUMNS,
     VERSION,
+    Cell,
     counts,
     counts_in_words,
     plain,
     replica_lines,
+    table,
 )
 from ._journal import Recorded, read_journal
 from ._screen import Screen
 from ._session import Session
 from ._store import Store
-from ._table import Cell, table
 from ._texts import clean, in_ranges
 from ._view import COLUMNS, rank_facts, see
 

@@ -13,8 +13,19 @@ from diloco_protocol import ReplicaStatus
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Metric, SyncLine
 
-from ._facts import ENDS, NAMES, STYLES, VERSION, counts, counts_in_words, shown_value
-from ._table import Cell, Column, Facts, table
+from ._facts import (
+    ENDS,
+    NAMES,
+    STYLES,
+    VERSION,
+    Cell,
+    Column,
+    Facts,
+    counts,
+    counts_in_words,
+    shown_value,
+    table,
+)
 from ._texts import clean, duration, in_ranges
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"

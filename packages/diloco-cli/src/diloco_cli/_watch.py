@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -23,9 +23,9 @@ from diloco_protocol import (
 from . import _view
 from ._backends import PATIENCE, Run, in_thread
 from ._exits import exit_of_states
+from ._facts import Cell, Facts
 from ._session import Session
 from ._store import Store, is_uri
-from ._table import Cell, Facts
 from ._texts import clean
 from ._told import check_version, run_facts, unread
 
@@ -41,6 +41,7 @@ _MOST_OBJECTS = 50  # of the history of one rank
 _MOST_BYTES = 4 * 1024 * 1024
 
 
+@dataclass
 class Source(Generic[T]):
     """Something that is asked again and again, in a thread, and may be silent.
 
@@ -55,14 +56,16 @@ class Source(Generic[T]):
         error: Why the last question has no answer; None if it has one.
     """
 
-    def __init__(
-        self, question: Callable[[], T], clock: Callable[[], float], retry: float = 0.0
-    ) -> None:
-        self._question, self._clock, self._retry = question, clock, retry
-        self._asked: Future[T] | None = None
-        self.value: T | None = None
-        self.since, self._next = clock(), 0.0
-        self.error: DilocoError | None = None
+    question: Callable[[], T]
+    clock: Callable[[], float]
+    retry: float = 0.0
+    value: T | None = None
+    error: DilocoError | None = None
+    _asked: Future[T] | None = None
+    _next: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.since = self.clock()
 
     def ask(self, patience: float) -> None:
         """Ask, and wait for so many seconds; what is still unanswered is not asked again.
@@ -73,19 +76,19 @@ class Source(Generic[T]):
             Exception: What the question raised, if it is no error of the protocol.
         """
         if self._asked is None:
-            if self._clock() < self._next:
+            if self.clock() < self._next:
                 return
-            self._asked = in_thread(self._question)
+            self._asked = in_thread(self.question)
             wait([self._asked], patience)
         if not self._asked.done():
             self.error = UnavailableError("it does not answer")
             return
         asked, self._asked, self.error = self._asked, None, None
         try:
-            self.value, self.since = asked.result(), self._clock()
+            self.value, self.since = asked.result(), self.clock()
         except DilocoError as error:
             self.error = error
-            self._next = self._clock() + (self._retry if self.value is None else 0.0)
+            self._next = self.clock() + (self.retry if self.value is None else 0.0)
 
 
 class Watcher:
@@ -254,7 +257,7 @@ def watch(
     Raises:
         ReplicaNotFoundError: There is no run.
         UnavailableError: The store or the backend cannot be reached, at the first look.
-        LeftError: Ctrl-C ended the command; the run goes on.
+        Exit: Ctrl-C ended the command; the run goes on.
     """
     with contextlib.ExitStack() as opened:
         found = _open(target) if is_uri(target) else opened.enter_context(session.run(target))
@@ -294,7 +297,7 @@ def _painter(
                     screen.json(facts, indent=None)
                 elif words:
                     screen.line(words)
-            screen.flush()
+            screen.out.flush()
             shown.append(view)
 
         yield tell

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from statistics import median
 from string import Template
 from typing import Any
 
-from .._table import Facts
+from .._facts import Facts
 from . import _pictures
-from ._charts import number, seconds
+from ._pictures import number, seconds
 from ._prices import PARTS
 from ._replicas import Incarnation
 
 _MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
-_EPOCH, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), 253_402_300_799.0
+_LATEST = 253_402_300_799.0  # of all calendars
 _EXPLAINED = (
     "Exposed exchange and wait are the time in which a replica did not train because of a sync. "
     "Where it trained beside a sync, it is the wait first that this has hidden."
@@ -30,13 +30,10 @@ _NOT_IN_IT = (
 
 def page(summary: Facts) -> str:
     """Return the page, which needs neither a network nor a script."""
-    page, style = (
-        Path(__file__).with_name(name).read_text(encoding="utf-8")
-        for name in ("page.html", "style.css")
-    )
-    return Template(page).substitute(
+    files = Path(__file__).parent
+    return Template((files / "page.html").read_text(encoding="utf-8")).substitute(
         name=escape(summary["run_id"] or "without a name"),
-        style=style,
+        style=(files / "style.css").read_text(encoding="utf-8"),
         head=_head(summary),
         telemetry=_telemetry(summary) if summary["incarnations"] else "",
         failures=_failures(summary),
@@ -49,8 +46,7 @@ def moment(time: float | None) -> str:
     """Return a time as people read it."""
     if time is None:
         return "unknown"
-    time = min(max(time, 0.0), _LATEST)
-    return f"{_EPOCH + timedelta(seconds=time):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(min(max(time, 0.0), _LATEST), UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _in_bytes(count: float) -> str:
@@ -97,9 +93,7 @@ def _head(summary: Facts) -> str:
         f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}, "
         "from telemetry of version 1",
     ]
-    tiles = (
-        f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()
-    )
+    tiles = [f"<div><dt>{escape(name)}<dd>{escape(text)}</div>" for name, text in facts.items()]
     return f"{_soft(lines)}<dl>{''.join(tiles)}</dl>"
 
 
@@ -111,12 +105,10 @@ def _telemetry(summary: Facts) -> str:
     newest = f"{shown} of {len(summary['incarnations'])} incarnations are shown, the newest ones."
     note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary["incarnations"])))
     loss = escape(summary["loss"] or "loss")
-    syncs = (
-        _pictures.members_chart(summary, ranks)
-        if summary["syncs"]
-        else "<p>No outer step was told of.</p>"
-    )
-    lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], 5)
+    syncs = "<p>No outer step was told of.</p>"
+    if summary["syncs"]:
+        syncs = _pictures.members_chart(summary, ranks)
+    lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], "lives")
     return f"""<h2>Loss</h2>
 <h3>{loss} against inner steps</h3>{_pictures.loss_chart(summary, by_time=False)}
 <h3>{loss} against time</h3>{_pictures.loss_chart(summary, by_time=True)}
@@ -127,15 +119,11 @@ def _telemetry(summary: Facts) -> str:
 <h2>Who was in which sync</h2>{note}{syncs}"""
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> str:
-    """Return a table of texts; so many columns at its left are not numbers."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        starts = [f"<{tag} class=t>" if n < texts else f"<{tag}>" for n in range(len(cells))]
-        return "".join(f"{start}{escape(cell)}" for start, cell in zip(starts, cells, strict=True))
-
-    lines = [line("th", heads), *(line("td", row) for row in rows)]
-    return f'<div class="wide"><table><tr>{"<tr>".join(lines)}</table></div>'
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str) -> str:
+    """Return a table of texts; its class says how many columns at its left are not numbers."""
+    lines = ["<th>".join(["", *map(escape, heads)])]
+    lines += ["<td>".join(["", *map(escape, row)]) for row in rows]
+    return f'<div class="wide"><table class={kind}><tr>{"<tr>".join(lines)}</table></div>'
 
 
 _HEADS = (
@@ -176,18 +164,13 @@ def _failures(summary: Facts) -> str:
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
-    rows = [
-        (
-            PARTS[part["part"]],
-            part["name"] or "not told",
-            number(part["amount"]),
-            "none" if part["price"] is None else f"{part['price']:g}",
-            _money(part["cost"]),
-        )
-        for part in cost["parts"][:_MOST_PARTS]
-    ]
+    rows = []
+    for part in cost["parts"][:_MOST_PARTS]:
+        price = "none" if part["price"] is None else f"{part['price']:g}"
+        names = PARTS[part["part"]], part["name"] or "not told"
+        rows.append((*names, number(part["amount"]), price, _money(part["cost"])))
     known = f"Known: {_money(cost['known'])}, by prices of {cost['date']}."
     if cost["known"] is None:
         known = "No price is known for any part: give your own (--prices)."
-    table = _table(("part", "where", "amount", "price", "cost"), rows, 2)
+    table = _table(("part", "where", "amount", "price", "cost"), rows, "cost")
     return f"{table}{_soft([known, _NOT_IN_IT + '.'])}"

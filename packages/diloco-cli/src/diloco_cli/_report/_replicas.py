@@ -19,8 +19,6 @@ _LARGEST_LOSS = 1e30  # a larger one cannot be drawn, and neither can infinity
 _POINTS, _LEAST_POINTS = 8000, 24  # of all incarnations together, and of each
 _LAST_LINES, _LINE = 3, 300
 
-_WAYS = ("sent", "received")
-
 Loss = tuple[int, float, float | None]
 History = Mapping[tuple[int, int], Sequence[SyncLine]]
 
@@ -112,11 +110,8 @@ def clock_offsets(history: History) -> dict[tuple[int, int], float]:
     shared = {sync: median_low(by.values()) for sync, by in times.items() if len(by) > 1}
     offsets = {}
     for life, lines in history.items():
-        if ahead := [
-            line.time - shared[line.sync]
-            for line in lines
-            if line.committed and line.sync in shared
-        ]:
+        of_both = (line for line in lines if line.committed and line.sync in shared)
+        if ahead := [line.time - shared[line.sync] for line in of_both]:
             offset = median(ahead)
             offsets[life] = offset if abs(offset) >= LEAST_OFFSET else 0.0
     return offsets
@@ -139,7 +134,6 @@ def _incarnation(
         if loss is not None and loss in line.metrics
     ]
     waits = sum(map(_exposed_wait, lines))
-    sent, received = (sum(getattr(line, f"bytes_{way}") for line in lines) for way in _WAYS)
     ended = None if live is None or live.ended is None else clean(live.ended)
     lacking = lines[-1].number - len(lines) if lines else 0
     return Incarnation(
@@ -162,8 +156,8 @@ def _incarnation(
             "wait": waits,
         },
         bytes={
-            "sent": max(sent, live.bytes_sent if live else 0),
-            "received": max(received, live.bytes_received if live else 0),
+            way: max(sum(getattr(line, name) for line in lines), getattr(live, name, 0))
+            for way, name in (("sent", "bytes_sent"), ("received", "bytes_received"))
         },
         losses=tuple(_thinned(losses, most)),
         losses_wrong=sum(value is None for _, _, value in losses),
@@ -179,11 +173,11 @@ def _drawable(value: Metric) -> float | None:
 def _thinned(points: Sequence[Loss], most: int) -> list[Loss]:
     """Return so many points, or one more: the first one without a value is among them."""
     last = len(points) - 1
-    chosen = (
-        {round(n * last / (most - 1)) for n in range(most)} if last >= most else range(last + 1)
-    )
-    wrong = next((n for n, point in enumerate(points) if point[2] is None), None)
-    return [points[n] for n in sorted({*chosen, *([] if wrong is None else [wrong])})]
+    if last < most:
+        return list(points)
+    wrong = [n for n, point in enumerate(points) if point[2] is None][:1]
+    chosen = {round(n * last / (most - 1)) for n in range(most)}
+    return [points[n] for n in sorted(chosen.union(wrong))]
 
 
 def _exposed(line: SyncLine) -> float:
