@@ -49,11 +49,8 @@ class Query(NamedTuple):
         return words if self.grep is None else [*words, "--grep", redact_text(self.grep)]
 
 
-class Line(NamedTuple):
-    """A line of the log of a rank, the error that ended that log, or None for its end."""
-
-    rank: int
-    text: str | Exception | None
+Line = tuple[int, str | Exception | None]
+"""A rank and a line of its log, the error that ended that log, or None for its end."""
 
 
 def logs(session: Session, run_id: str, **options: Any) -> int:
@@ -108,15 +105,15 @@ def _read(
     try:
         for line in executor.log_iter(handle, follow=query.follow, since=since, regex=query.grep):
             begun = True
-            yield Line(handle.rank, line)
+            yield handle.rank, line
     except DilocoError as error:
         is_gone = isinstance(end := error, ReplicaNotFoundError) and not begun
         kept = executor.kept_log(handle) if is_gone else None
         if kept is not None:
             end = ReplicaNotFoundError(f"{error}. The lines are the last ones, from the journal")
         for line in _chosen(kept, query.grep):
-            yield Line(handle.rank, line)
-    yield Line(handle.rank, end)
+            yield handle.rank, line
+    yield handle.rank, end
 
 
 def _logs_in_store(session: Session, uri: str, query: Query) -> int:
@@ -166,7 +163,7 @@ def _merged(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> 
             for line in read(handle):
                 lines.put(line)
         except Exception as error:  # noqa: BLE001 - raised in the main thread
-            lines.put(Line(handle.rank, error))
+            lines.put((handle.rank, error))
 
     for handle in handles:
         threading.Thread(target=follow, args=(handle,), daemon=True).start()
@@ -176,5 +173,5 @@ def _merged(read: partial[Iterator[Line]], handles: Sequence[ReplicaHandle]) -> 
             line = lines.get(timeout=_NOTICED)
         except queue.Empty:  # a Ctrl-C just before the wait is noticed only after it
             continue
-        ended += not isinstance(line.text, str)
+        ended += not isinstance(line[1], str)
         yield line

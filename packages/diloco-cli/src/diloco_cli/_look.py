@@ -17,7 +17,6 @@ from diloco_protocol import (
 from . import _facts, _told
 from ._backends import Run, problems
 from ._exits import SUCCEEDED, UNKNOWN, UNREACHABLE, exit_of_states
-from ._facts import table
 from ._session import Session
 from ._store import is_uri
 from ._texts import clean
@@ -47,7 +46,7 @@ def ls(session: Session, limit: int) -> int:
         ]
         screen.json({"version": _facts.VERSION, "runs": runs, "backends": backends_facts})
     else:
-        screen.lines(table(_facts.RUN_COLUMNS, runs, session.clock(), screen.width))
+        screen.lines(_facts.table(_facts.RUN_COLUMNS, runs, session.clock(), screen.width))
     for name, text in failed.items():
         screen.say(f"{name} could not be asked: {text}")
     for name, text in unset.items():
@@ -117,7 +116,7 @@ def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) ->
         return
     where = _facts.place_in_words(run.backend, facts["place"])
     screen.line(f"{run.run_id}: {_facts.counts_in_words(facts['states'])}, on {where}")
-    screen.lines(table(_facts.REPLICA_COLUMNS, replicas, session.clock(), screen.width))
+    screen.lines(_facts.table(_facts.REPLICA_COLUMNS, replicas, session.clock(), screen.width))
     for line in _facts.replica_lines(replicas):
         screen.line(line)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import dropwhile, groupby
 
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import readable, redact_and_cut, shown
@@ -35,12 +36,9 @@ def duration(seconds: float) -> str:
     ('3s', '3m 20s', '1d 1h')
     """
     left = max(0, int(seconds))
-    parts: list[tuple[int, str]] = []
-    for unit, length in reversed(_UNITS.items()):
-        if left >= length or parts:
-            parts.append((left // length, unit))
-            left %= length
-    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
+    counts = {"d": left // 86_400, "h": left // 3600 % 24, "m": left // 60 % 60, "s": left % 60}
+    largest = list(dropwhile(lambda pair: not pair[1], counts.items()))[:2]
+    return " ".join(f"{count}{unit}" for unit, count in largest if count) or "0s"
 
 
 def read_moment(text: str, now: float) -> float:
@@ -99,10 +97,7 @@ def in_ranges(ranks: Iterable[int]) -> str:
     >>> in_ranges([0, 1, 2, 5, 7, 8])
     '0-2, 5, 7-8'
     """
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+    places = enumerate(sorted(ranks))  # ranks that follow each other are as far from their places
+    groups = groupby(places, lambda each: each[1] - each[0])
+    spans = [[rank for _, rank in span] for _, span in groups]
+    return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in spans)

@@ -181,11 +181,9 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
     for note in unread(facts):
         screen.say(note)
-    if journal := facts["journal"]:
-        _show_journal(screen, journal, now)
-
-
-def _show_journal(screen: Screen, journal: dict[str, Any], now: float) -> None:
+    journal = facts["journal"]
+    if journal is None:
+        return
     if ends := journal["ends"]:
         screen.line("ended, as the journal in the store says:")
         screen.lines(table(REPLICA_COLUMNS, ends, now, screen.width))

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -91,6 +91,7 @@ class Source(Generic[T]):
             self._next = self.clock() + (self.retry if self.value is None else 0.0)
 
 
+@dataclass
 class Watcher:
     """Looks at a run again and again.
 
@@ -102,34 +103,31 @@ class Watcher:
         opened: Closes backends.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        name: str,
-        found: Run | Store,
-        every: float,
-        opened: contextlib.ExitStack,
-    ) -> None:
-        self._session, self._name, self._every = session, clean(name), every
-        self._clock, self._opened = session.clock, opened
-        self._launches: dict[Launch, Source[Statuses]] = {}
-        self._launch_of: dict[int, Launch] = {}
-        self._store: Store | None = None
-        self._syncs_of: int | None = None
-        self._syncs_at = 0.0
-        self._seen: dict[int, _view.Seen] = {}
-        self._looked: float | None = None
-        self._told: Facts = {}
-        self._size = 0
-        if isinstance(found, Run):
-            self._size = found.handles[0].world_size
-            self._add((found.run_id, found.backend), found)
+    session: Session
+    name: str
+    found: Run | Store
+    every: float
+    opened: contextlib.ExitStack
+    _launches: dict[Launch, Source[Statuses]] = field(default_factory=dict)
+    _launch_of: dict[int, Launch] = field(default_factory=dict)
+    _seen: dict[int, _view.Seen] = field(default_factory=dict)
+    _told: Facts = field(default_factory=dict)
+    _store: Store | None = None
+    _looked: float | None = None
+    _syncs_of: int | None = None
+    _syncs_at: float = 0.0
+    _size: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.found, Run):
+            self._size = self.found.handles[0].world_size
+            self._add((self.found.run_id, self.found.backend), self.found)
             return
-        self._store = found
-        live = telemetry.RunReader(found.list_keys, found.read)
-        self._live = Source(partial(live.look, history=False), self._clock)
-        history = telemetry.RunReader(self._history_keys, found.read, most_bytes=_MOST_BYTES)
-        self._syncs = Source(partial(self._read_syncs, history), self._clock)
+        self._store = store = self.found
+        live = telemetry.RunReader(store.list_keys, store.read)
+        self._live = Source(partial(live.look, history=False), self.session.clock)
+        history = telemetry.RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
+        self._syncs = Source(partial(self._read_syncs, history), self.session.clock)
 
     def look(self) -> _view.View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
@@ -141,8 +139,8 @@ class Watcher:
         if self._store:
             self._look_at_live()
         for source in self._launches.values():
-            source.ask(self._every)
-        view = _view.View(self._name, self._rows(), now=self._clock())
+            source.ask(self.every)
+        view = _view.View(self.name, self._rows(), now=self.session.clock())
         if self._store:
             self._look_at_syncs(view)
             rank, syncs = self._syncs.value or (None, ())
@@ -160,15 +158,15 @@ class Watcher:
             return {handle.rank: seen.get(handle) for handle in found.handles}
 
         if launch not in self._launches and len(self._launches) < _MOST_LAUNCHES:
-            self._launches[launch] = Source(statuses, self._clock, 0.0 if run else _RETRY)
+            self._launches[launch] = Source(statuses, self.session.clock, 0.0 if run else _RETRY)
 
     def _find(self, run_id: str, name: str) -> Run:
-        choice = self._session.choice
+        choice = self.session.choice
         if name:
             choice = replace(choice, backend=name, names=(name,))
         with contextlib.ExitStack() as opened:
-            run = opened.enter_context(self._session.backends(choice)).find(run_id)
-            self._opened.push(opened.pop_all())
+            run = opened.enter_context(self.session.backends(choice)).find(run_id)
+            self.opened.push(opened.pop_all())
         return run
 
     def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
@@ -183,19 +181,19 @@ class Watcher:
         return rank, [(key.epoch, line) for key, each in history.items() for line in each.lines]
 
     def _look_at_live(self) -> None:
-        self._live.ask(PATIENCE if self._looked is None else self._every)
+        self._live.ask(PATIENCE if self._looked is None else self.every)
         told, error = self._live.value, self._live.error
         if told is None:
-            raise error or UnavailableError(f"{self._name} does not answer")
-        check_version(self._name, told)
+            raise error or UnavailableError(f"{self.name} does not answer")
+        check_version(self.name, told)
         if error is None and told.live:
-            self._told = run_facts(self._name, told)
+            self._told = run_facts(self.name, told)
             self._size = self._told["world_size"]
         if error is None:
             replicas = self._told.get("replicas", ())
             self._seen = _view.see(self._seen, replicas, self._live.since, self._looked)
             self._looked = self._live.since
-        names = self._session.choice.names
+        names = self.session.choice.names
         for live in told.live.values():
             self._launch_of[live.rank] = launch = live.run, live.backend
             if live.run and (live.backend in names if live.backend else names):
@@ -203,7 +201,7 @@ class Watcher:
 
     def _rows(self) -> list[dict[str, Any]]:
         looked = self._looked or 0.0  # where the store is silent, nobody knows whether a rank is
-        quiet = _QUIET_PUTS * telemetry.live_seconds(self._size) + self._every
+        quiet = _QUIET_PUTS * telemetry.live_seconds(self._size) + self.every
         return [
             _view.rank_facts(rank, self._seen.get(rank), self._word(rank), looked, quiet)
             for rank in range(self._size)
@@ -220,13 +218,13 @@ class Watcher:
 
     def _look_at_syncs(self, view: _view.View) -> None:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
-        before, now = self._syncs_of, self._clock()
+        before, now = self._syncs_of, self.session.clock()
         rank = _view.choose_rank(view.rows, before)
         is_due = rank != before or now >= self._syncs_at or view.is_over
         if rank is not None and is_due and self._live.error is None:
             self._syncs_at = now + telemetry.history_seconds(self._size)
             self._syncs_of = rank
-            self._syncs.ask(self._every)
+            self._syncs.ask(self.every)
 
     def _notes(self) -> Iterator[str]:
         named: list[tuple[str, Source[Any]]] = [
@@ -263,7 +261,7 @@ def watch(
         found = _open(target) if is_uri(target) else opened.enter_context(session.run(target))
         backend = found.backend if isinstance(found, Run) else session.choice.backend
         opened.enter_context(session.looking("watch", target, backend, ["--every", f"{every:g}"]))
-        watcher = Watcher(session, target, found, every, opened)
+        watcher = Watcher(session, clean(target), found, every, opened)
         show = opened.enter_context(_painter(session, size))
         while True:
             view = watcher.look()
@@ -289,16 +287,17 @@ def _painter(
     """Yield what shows a view: on a terminal as a table, elsewhere what has changed, as lines."""
     screen = session.screen
     if session.as_json or not screen.terminal or screen.dumb:
-        shown: list[_view.View] = []
+        shown: _view.View | None = None
 
         def tell(view: _view.View) -> None:
-            for facts, words in _view.changes(shown.pop() if shown else None, view):
+            nonlocal shown
+            before, shown = shown, view
+            for facts, words in _view.changes(before, view):
                 if session.as_json:
                     screen.json(facts, indent=None)
                 elif words:
                     screen.line(words)
             screen.out.flush()
-            shown.append(view)
 
         yield tell
         return

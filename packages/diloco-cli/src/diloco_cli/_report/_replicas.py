@@ -133,7 +133,7 @@ def _incarnation(
         for line in lines
         if loss is not None and loss in line.metrics
     ]
-    waits = sum(map(_exposed_wait, lines))
+    waits, compute = sum(map(_exposed_wait, lines)), sum(line.compute_seconds for line in lines)
     ended = None if live is None or live.ended is None else clean(live.ended)
     lacking = lines[-1].number - len(lines) if lines else 0
     return Incarnation(
@@ -150,11 +150,7 @@ def _incarnation(
         syncs=len(lines),
         lines_missing=lacking + (live.dropped if live else 0),
         step=max([line.total_inner_steps for line in lines] + ([live.step] if live else [])),
-        seconds={
-            "compute": sum(line.compute_seconds for line in lines),
-            "exchange": sum(map(_exposed, lines)) - waits,
-            "wait": waits,
-        },
+        seconds={"compute": compute, "exchange": sum(map(_exposed, lines)) - waits, "wait": waits},
         bytes={
             way: max(sum(getattr(line, name) for line in lines), getattr(live, name, 0))
             for way, name in (("sent", "bytes_sent"), ("received", "bytes_received"))

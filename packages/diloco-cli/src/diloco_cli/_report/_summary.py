@@ -139,12 +139,12 @@ def _missing(
             "Its times are corrected here."
         )
     histories = told.history.values()
-    lines_of_others = sum(each.of_another_version for each in histories)
+    others = told.of_another_version + sum(each.of_another_version for each in histories)
     for text, count in (
         ("More clocks that were corrected likewise", len(moved[_MOST_CLOCKS:])),
         ("Objects that are not what a replica tells", told.skipped),
         ("Lines that are torn, or not of a history", sum(each.skipped for each in histories)),
-        ("Objects and lines of another version", told.of_another_version + lines_of_others),
+        ("Objects and lines of another version", others),
         ("Objects that were not read, since there are too many", told.left_out),
     ):
         if count:
