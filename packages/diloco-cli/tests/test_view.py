@@ -150,9 +150,15 @@ class TestRow:
 
     @pytest.mark.parametrize(
         ("metrics", "shown"),
-        [({"lr": 1, "loss": "nan"}, "nan"), ({"lr": 0.5}, "0.5"), ({}, ""), ({"token": "x"}, None)],
+        [
+            ({"a_loss": 1, "loss": "nan"}, "nan"),
+            ({"lr": 1, "Train/Loss": 0.5}, "0.5"),
+            ({"lr": 1}, ""),
+            ({}, ""),
+            ({"loss_token": "x"}, None),
+        ],
     )
-    def test_the_loss_is_the_metric_of_that_name_or_the_first(self, metrics, shown):
+    def test_the_loss_is_the_metric_of_that_name_or_with_it_in_its_name(self, metrics, shown):
         text = cells(facts((NOW, live(metrics=metrics))))["loss"]
         assert text == ("<redacted>" if shown is None else shown)
 

@@ -10,7 +10,7 @@ from diloco_protocol import BaseExecutor, DilocoError, Finding, InvalidRequestEr
 
 from ._exits import FAILED, SUCCEEDED
 from ._extra import find_extra
-from ._facts import VERSION, Cell
+from ._facts import Cell
 from ._options import UnsetError
 from ._session import Session
 from ._texts import clean
@@ -54,7 +54,7 @@ def check(session: Session, uri: str | None, replicas: int = 1, gpu: str | None 
     ]
     passed = all(finding.ok is not False for finding in findings)
     if session.as_json:
-        session.screen.json({"version": VERSION, "ok": passed, "findings": facts})
+        session.screen.json({"ok": passed, "findings": facts})
     else:
         for each in facts:
             session.screen.line(_WORDS[each["ok"]], f"{each['subject']}: {each['message']}")

@@ -10,7 +10,7 @@ from diloco_protocol import MissingDependencyError, Option
 from diloco_protocol.backend import Command, get_command, redact_json
 
 from ._exits import SUCCEEDED
-from ._facts import VERSION, Cell
+from ._facts import Cell
 from ._options import REQUIRED, read_value
 from ._screen import Screen
 from ._texts import clean
@@ -51,7 +51,7 @@ def make_command(verb: str) -> click.Command:
         }
         answer = extra(**values)
         if as_json:
-            screen.json({"version": VERSION, "verb": verb, **redact_json(dict(answer.values))})
+            screen.json({"verb": verb, **redact_json(dict(answer.values))})
         else:
             screen.lines([Cell(clean(line))] for line in answer.lines)
         return SUCCEEDED

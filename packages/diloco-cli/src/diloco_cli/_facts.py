@@ -221,6 +221,15 @@ RUN_COLUMNS = (
 )
 
 
+def loss_name(metrics: Iterable[str]) -> str:
+    """Return the metric that is the loss: ``loss``, or else the first with that in its name.
+
+    It is empty if there is none.
+    """
+    names = sorted(name for name in set(metrics) if "loss" in name.lower())
+    return "loss" if "loss" in names else next(iter(names), "")
+
+
 def shown_value(value: Metric) -> str:
     """Return the value of a metric as people see it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import re
 import threading
@@ -88,7 +89,7 @@ def logs(session: Session, run_id: str, **options: Any) -> int:
 
 def _print(session: Session, rank: int, text: str, room: int) -> None:
     if session.as_json:  # JSON escapes control characters itself
-        session.screen.json({"rank": rank, "line": redact_and_cut(text, LINE)}, indent=None)
+        session.screen.line(json.dumps({"rank": rank, "line": redact_and_cut(text, LINE)}))
     else:
         prefix = Cell(f"{rank:>{room}} | ", _STYLES[rank % len(_STYLES)])
         session.screen.line(prefix, clean_line(text))

@@ -44,7 +44,7 @@ def ls(session: Session, limit: int) -> int:
         backends_facts = [
             {"name": name, "asked": name in found, "problem": problem.get(name)} for name in answers
         ]
-        screen.json({"version": _facts.VERSION, "runs": runs, "backends": backends_facts})
+        screen.json({"runs": runs, "backends": backends_facts})
     else:
         screen.lines(_facts.table(_facts.RUN_COLUMNS, runs, session.clock(), screen.width))
     for name, text in failed.items():
@@ -102,7 +102,6 @@ def status(session: Session, run_id: str) -> int:
 def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
     """Print the facts about the replicas of a run."""
     facts: dict[str, Any] = {
-        "version": _facts.VERSION,
         "run_id": run.run_id,
         "backend": run.backend,
         "place": _facts.place_of(run.handles),

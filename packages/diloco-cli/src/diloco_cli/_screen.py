@@ -13,13 +13,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from diloco_protocol import InvalidRequestError
 
-from ._facts import Cell
+from ._facts import VERSION, Cell, Facts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,12 +76,13 @@ class Screen:
         for line in lines:
             self.line(*line)
 
-    def json(self, value: Any, *, indent: int | None = 2) -> None:
-        """Print a JSON value; every character beyond ASCII is escaped.
+    def json(self, facts: Facts, *, indent: int | None = 2) -> None:
+        """Print facts and their version as JSON; every character beyond ASCII is escaped.
 
         Objects become their attributes.
         """
-        self.out.write(json.dumps(value, indent=indent, default=vars) + "\n")
+        versioned = {"version": VERSION, **facts}
+        self.out.write(json.dumps(versioned, indent=indent, default=vars) + "\n")
 
     def say(self, text: str) -> None:
         """Print a sentence that is not data, to standard error."""

@@ -16,7 +16,6 @@ from ._facts import (
     ENDS,
     NAMES,
     REPLICA_COLUMNS,
-    VERSION,
     Cell,
     counts,
     counts_in_words,
@@ -55,7 +54,7 @@ def status(session: Session, uri: str) -> int:
     if runs != [""]:
         uris = [clean(f"{uri.rstrip('/')}/{name}") for name in runs]
         if session.as_json:
-            screen.json({"version": VERSION, "uri": clean(uri), "runs": uris})
+            screen.json({"uri": clean(uri), "runs": uris})
         else:
             screen.say(f"there are runs below {clean(uri)}:")
             screen.lines([Cell(each)] for each in uris)
@@ -137,7 +136,6 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
         if live.rank < world_size
     ]
     return {
-        "version": VERSION,
         "uri": clean(uri),
         "run_id": clean(_most(live.run for live in lives) or ""),
         "world_size": world_size,

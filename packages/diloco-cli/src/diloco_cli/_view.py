@@ -17,19 +17,19 @@ from ._facts import (
     ENDS,
     NAMES,
     STYLES,
-    VERSION,
     Cell,
     Column,
     Facts,
     counts,
     counts_in_words,
+    loss_name,
     shown_value,
     table,
 )
 from ._texts import clean, duration, in_ranges
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-LOSS, TOTAL_STEPS, DOLLARS = "loss", "total_steps", "dollars"
+TOTAL_STEPS, DOLLARS = "total_steps", "dollars"
 """The metrics that are shown by what their names mean."""
 _FINAL = frozenset({"succeeded", "failed", "cancelled"})
 _KIND = ("state", "reason", "phase", "ended", "past")
@@ -232,18 +232,13 @@ def _last_sign(facts: Facts, now: float) -> str:
     return words + " by its clock" * (facts["seen_at"] is None)
 
 
-def loss_of(metrics: Mapping[str, Metric]) -> tuple[str, Metric]:
-    """Return the name and the value that stand for the loss: ``loss``, or the first metric."""
-    return (LOSS, metrics[LOSS]) if LOSS in metrics else next(iter(metrics.items()), ("", ""))
-
-
 def _of(name: str, show: Callable[[Any], str]) -> Callable[[Facts, float], str]:
     """Return a cell of a fact, which is empty if that is not known."""
     return lambda facts, _: "" if facts[name] is None else show(facts[name])
 
 
 def _loss(metrics: Mapping[str, Metric]) -> str:
-    return clean(shown_value(loss_of(metrics)[1]), 16)
+    return clean(shown_value(metrics.get(loss_name(metrics), "")), 16)
 
 
 def _place(facts: Facts, _: float) -> str:
@@ -361,7 +356,7 @@ def syncs_per_hour(syncs: Sequence[tuple[int, SyncLine]]) -> float | None:
 def loss_line(view: View, columns: int, blocks: str = BLOCKS) -> list[str]:
     """Return the loss of one rank at its syncs as a line of blocks, if there is any."""
     metrics = [line.metrics for _, line in view.syncs]
-    name, _ = loss_of({key: each[key] for each in metrics for key in each})
+    name = loss_name(key for each in metrics for key in each)
     values = [each[name] for each in metrics if name in each]
     numbers = [float(value) for value in values if not isinstance(value, str)]
     if not numbers:
@@ -392,22 +387,18 @@ def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], s
     """
     for epoch, line in _new_syncs(before, view):
         facts = {"rank": view.syncs_of, "epoch": epoch, **redact_json(asdict(line))}
-        yield (_named("sync", facts), _sync_in_words(line, len(view.rows)))
+        yield {"change": "sync", **facts}, _sync_in_words(line, len(view.rows))
     old = {row["rank"]: row for row in before.rows} if before else {}
     for row in view.rows:
         was = old.get(row["rank"])
         if row != was and (was or row["state"] or row["time"] is not None):
-            yield (_named("replica", row), _row_in_words(was, row, view.now))
+            yield {"change": "replica", **row}, _row_in_words(was, row, view.now)
     for note in view.notes:
         if before is None or note not in before.notes:
-            yield (_named("note", {"text": note}), note)
+            yield {"change": "note", "text": note}, note
     if view.is_over:
         words = f"{view.name}: {counts_in_words(view.counts)}"
-        yield (_named("end", {"run": view.name, "states": view.counts}), words)
-
-
-def _named(change: str, facts: Facts) -> dict[str, Any]:
-    return {"version": VERSION, "change": change, **facts}
+        yield {"change": "end", "run": view.name, "states": view.counts}, words
 
 
 def _new_syncs(before: View | None, view: View) -> Sequence[tuple[int, SyncLine]]:
@@ -429,11 +420,11 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
 
 
 def _sync_in_words(line: SyncLine, world_size: int) -> str:
-    name, value = loss_of(line.metrics)
+    name = loss_name(line.metrics)
     parts = [
         f"sync {line.sync}: {line.members} of {world_size}",
         "" if line.committed else "not adopted",
-        clean(f"{name} {shown_value(value)}" if name else "", 80),
+        clean(f"{name} {shown_value(line.metrics[name])}" if name else "", 80),
         f"{amount((line.bytes_sent + line.bytes_received) / 1e6)} MB",
         f"waited {line.wait_seconds:.3g} s",
     ]

@@ -79,15 +79,8 @@ def history_of(told: Told) -> dict[tuple[int, int], list[SyncLine]]:
     return {life: [by[n] for n in sorted(by)] for life, by in lines.items() if by}
 
 
-def loss_name(history: History) -> str | None:
-    """Return the metric that is the loss: ``loss``, or else the first with that in its name."""
-    names = {name for lines in history.values() for line in lines for name in line.metrics}
-    losses = sorted(name for name in names if "loss" in name.lower())
-    return "loss" if "loss" in losses else next(iter(losses), None)
-
-
 def incarnations_of(
-    told: Told, history: History, world_size: int, loss: str | None
+    told: Told, history: History, world_size: int, loss: str
 ) -> tuple[Incarnation, ...]:
     """Return all incarnations, in the order of ranks."""
     lives = {(live.rank, live.epoch): live for live in told.live.values()}
@@ -122,7 +115,7 @@ def _incarnation(
     live: Live | None,
     lines: Sequence[SyncLine],
     offset: float | None,
-    loss: str | None,
+    loss: str,
     most: int,
 ) -> Incarnation:
     records: list[Live | SyncLine] = [*([live] if live else []), *lines[::-1]]  # the newest first
@@ -131,7 +124,7 @@ def _incarnation(
     losses = [
         (line.total_inner_steps, line.time - ahead, _drawable(line.metrics[loss]))
         for line in lines
-        if loss is not None and loss in line.metrics
+        if loss in line.metrics
     ]
     waits, compute = sum(map(_exposed_wait, lines)), sum(line.compute_seconds for line in lines)
     ended = None if live is None or live.ended is None else clean(live.ended)

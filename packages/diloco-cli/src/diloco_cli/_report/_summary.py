@@ -9,11 +9,11 @@ from typing import Any
 
 from diloco_protocol.telemetry import Told
 
-from .._facts import VERSION
+from .._facts import loss_name
 from .._texts import clean, duration, in_ranges
 from .._told import run_facts
 from ._prices import Prices, cost_of
-from ._replicas import History, Incarnation, history_of, incarnations_of, loss_name
+from ._replicas import History, Incarnation, history_of, incarnations_of
 
 _MOST_CLOCKS = 10
 
@@ -42,13 +42,12 @@ def summarise(
     facts = run_facts(uri or "", told)
     world_size = facts["world_size"] or (backend["world_size"] if backend else 0)
     history = history_of(told)
-    loss = loss_name(history)
+    loss = loss_name(name for lines in history.values() for line in lines for name in line.metrics)
     incarnations = incarnations_of(told, history, world_size, loss)
     first, last = span(incarnations)
     silent = sorted(set(range(world_size)) - {each.rank for each in incarnations})
     syncs = list(_syncs(history, incarnations))
     return {
-        "version": VERSION,
         "made_at": now,
         "made_by": made_by,
         "run_id": run_id or facts["run_id"],
@@ -57,7 +56,7 @@ def summarise(
         "first": first,
         "last": last,
         "sync": max([facts["sync"], *(each["sync"] for each in syncs)]),
-        "loss": None if loss is None else clean(loss),
+        "loss": clean(loss) or None,
         "incarnations": incarnations,
         "syncs": syncs,
         "backend": backend,
@@ -104,7 +103,7 @@ _NOTHING_READ = (
 
 
 def _missing(
-    told: Told, incarnations: Sequence[Incarnation], silent: Sequence[int], loss: str | None
+    told: Told, incarnations: Sequence[Incarnation], silent: Sequence[int], loss: str
 ) -> Iterable[str]:
     """Say what is missing or odd."""
     low, high = span(incarnations)
@@ -149,7 +148,7 @@ def _missing(
     ):
         if count:
             yield f"{text}: {count}."
-    if loss is None:
+    if not loss:
         yield "No metric with “loss” in its name was logged, or there is no history yet."
     yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
     yield "They tell neither their settings nor the versions of their programs."
