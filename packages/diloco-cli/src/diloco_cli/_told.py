@@ -11,18 +11,9 @@ from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, SpecVersi
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import RunReader, Told, find_runs
 
+from . import _facts
 from ._exits import SUCCEEDED, exit_of_states
-from ._facts import (
-    ENDS,
-    NAMES,
-    REPLICA_COLUMNS,
-    Cell,
-    counts,
-    counts_in_words,
-    plain,
-    replica_lines,
-    table,
-)
+from ._facts import Cell, table
 from ._journal import Recorded, read_journal
 from ._screen import Screen
 from ._session import Session
@@ -131,7 +122,7 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     lives = [told.live[rank] for rank in sorted(told.live)]
     world_size = _most(live.world_size for live in lives) or 0
     replicas = [
-        plain(redact_json({name: getattr(live, name) for name in NAMES}))
+        _facts.plain(redact_json({name: getattr(live, name) for name in _facts.NAMES}))
         for live in lives
         if live.rank < world_size
     ]
@@ -154,7 +145,7 @@ def _most(values: Iterable[Any]) -> Any:
 
 def _state(replica: Mapping[str, Any]) -> str:
     ended = replica["ended"]
-    return "running" if ended is None else ENDS.get(ended, "unknown")
+    return "running" if ended is None else _facts.ENDS.get(ended, "unknown")
 
 
 def _states(facts: dict[str, Any]) -> list[str]:
@@ -172,7 +163,7 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         for rank, each in see({}, facts["replicas"], now, None).items()
     ]
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
-    states = counts_in_words(counts(_states(facts)))
+    states = _facts.counts_in_words(_facts.counts(_states(facts)))
     screen.line(f"{facts['uri']}: {run}{states}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, rows, now, screen.width))
     if silent:
@@ -184,8 +175,8 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         return
     if ends := journal["ends"]:
         screen.line("ended, as the journal in the store says:")
-        screen.lines(table(REPLICA_COLUMNS, ends, now, screen.width))
-        for text in replica_lines(ends):
+        screen.lines(table(_facts.REPLICA_COLUMNS, ends, now, screen.width))
+        for text in _facts.replica_lines(ends):
             screen.line(text)
     if ranks := journal["disproved"]:
         screen.say(f"ended by the journal, and have told something since: {in_ranges(ranks)}")

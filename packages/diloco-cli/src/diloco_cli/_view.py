@@ -13,19 +13,8 @@ from diloco_protocol import ReplicaStatus
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Metric, SyncLine
 
-from ._facts import (
-    ENDS,
-    NAMES,
-    STYLES,
-    Cell,
-    Column,
-    Facts,
-    counts,
-    counts_in_words,
-    loss_name,
-    shown_value,
-    table,
-)
+from . import _facts
+from ._facts import Cell, Column, Facts, table
 from ._texts import clean, duration, in_ranges
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
@@ -92,9 +81,9 @@ def rank_facts(
         looked: When the store has answered last, by the clock of this machine.
         quiet: Seconds without a sign after which a rank counts as silent.
     """
-    said = dict.fromkeys(NAMES) if seen is None else seen.said
+    said = dict.fromkeys(_facts.NAMES) if seen is None else seen.said
     status = word.status if word else None
-    state = None if said["ended"] is None else ENDS.get(said["ended"], "unknown")
+    state = None if said["ended"] is None else _facts.ENDS.get(said["ended"], "unknown")
     state = status.state.value if status else state or ("unknown" if word else None)
     is_silent = seen is not None and said["ended"] is None and looked - seen.since > quiet
     silent_since = seen.since if seen and is_silent and state not in _FINAL else None
@@ -163,7 +152,7 @@ class View:
     @property
     def counts(self) -> dict[str, int]:
         """How many ranks are in each state."""
-        return counts(row["state"] for row in self.rows)
+        return _facts.counts(row["state"] for row in self.rows)
 
 
 def choose_rank(rows: Sequence[Facts], before: int | None) -> int | None:
@@ -178,7 +167,7 @@ def choose_rank(rows: Sequence[Facts], before: int | None) -> int | None:
 def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> list[list[Cell]]:
     """Return the lines that a terminal of this size shows."""
     silent = sum(row["silent_since"] is not None for row in view.rows)
-    parts = [counts_in_words(view.counts), f"{silent} silent" * bool(silent)]
+    parts = [_facts.counts_in_words(view.counts), f"{silent} silent" * bool(silent)]
     known = ", ".join(filter(None, parts))
     count = f"{len(view.rows)} replicas" if view.rows else "no replica has told anything yet"
     head = f"{view.name}: {count}" + f" ({known})" * bool(known)
@@ -206,7 +195,7 @@ def _state(facts: Facts, now: float) -> Cell:
     words, since = facts["state"] or "", facts["state_since"]
     if words and since is not None:
         words += f" {duration(now - since)} ago"
-    return Cell(words, STYLES.get(facts["state"], ""))
+    return Cell(words, _facts.STYLES.get(facts["state"], ""))
 
 
 def _phase(facts: Facts, now: float) -> Cell:
@@ -238,7 +227,7 @@ def _of(name: str, show: Callable[[Any], str]) -> Callable[[Facts, float], str]:
 
 
 def _loss(metrics: Mapping[str, Metric]) -> str:
-    return clean(shown_value(metrics.get(loss_name(metrics), "")), 16)
+    return clean(_facts.shown_value(metrics.get(_facts.loss_name(metrics), "")), 16)
 
 
 def _place(facts: Facts, _: float) -> str:
@@ -356,7 +345,7 @@ def syncs_per_hour(syncs: Sequence[tuple[int, SyncLine]]) -> float | None:
 def loss_line(view: View, columns: int, blocks: str = BLOCKS) -> list[str]:
     """Return the loss of one rank at its syncs as a line of blocks, if there is any."""
     metrics = [line.metrics for _, line in view.syncs]
-    name = loss_name(key for each in metrics for key in each)
+    name = _facts.loss_name(key for each in metrics for key in each)
     values = [each[name] for each in metrics if name in each]
     numbers = [float(value) for value in values if not isinstance(value, str)]
     if not numbers:
@@ -397,7 +386,7 @@ def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], s
         if before is None or note not in before.notes:
             yield {"change": "note", "text": note}, note
     if view.is_over:
-        words = f"{view.name}: {counts_in_words(view.counts)}"
+        words = f"{view.name}: {_facts.counts_in_words(view.counts)}"
         yield {"change": "end", "run": view.name, "states": view.counts}, words
 
 
@@ -420,11 +409,11 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
 
 
 def _sync_in_words(line: SyncLine, world_size: int) -> str:
-    name = loss_name(line.metrics)
+    name = _facts.loss_name(line.metrics)
     parts = [
         f"sync {line.sync}: {line.members} of {world_size}",
         "" if line.committed else "not adopted",
-        clean(f"{name} {shown_value(line.metrics[name])}" if name else "", 80),
+        clean(f"{name} {_facts.shown_value(line.metrics[name])}" if name else "", 80),
         f"{amount((line.bytes_sent + line.bytes_received) / 1e6)} MB",
         f"waited {line.wait_seconds:.3g} s",
     ]

@@ -45,29 +45,26 @@ def read_prices(data: bytes) -> Prices:
         table = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"--prices: it is not JSON: {error}") from None
-    if problem := _problem(table):
-        raise InvalidRequestError(f"--prices: {problem}")
-    return {"date": table["date"], **{part: table.get(part, {}) for part in PARTS}}
-
-
-def _problem(table: Any) -> str:
-    """Return what is wrong with a price table; empty if nothing is."""
     allowed = ["version", "date", *PARTS]
     if not isinstance(table, dict) or not set(table) <= set(allowed):
-        return f"it must be an object with {', '.join(allowed)}, not {shown(table)}"
+        raise _refused("it", f"an object with {', '.join(allowed)}", table)
     if table.get("version") != 1:
-        return f"version must be 1, not {shown(table.get('version'))}"
+        raise _refused("version", "1", table.get("version"))
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(table.get("date")), re.ASCII):
-        return f"date must be a day such as 2026-11-01, not {shown(table.get('date'))}"
-    for part in PARTS:
-        prices = table.get(part, {})
-        if not isinstance(prices, dict):
-            return f"{part} must be an object with a price by name, not {shown(prices)}"
-        for name, price in prices.items():
+        raise _refused("date", "a day such as 2026-11-01", table.get("date"))
+    prices = {part: table.get(part, {}) for part in PARTS}
+    for part, by_name in prices.items():
+        if not isinstance(by_name, dict):
+            raise _refused(part, "an object with a price by name", by_name)
+        for name, price in by_name.items():
             if type(price) not in {int, float} or not 0 <= price <= _HIGHEST:
                 limits = f"a number from 0 to {_HIGHEST:g}"
-                return f"{part} of {shown(name)} must be {limits}, not {shown(price)}"
-    return ""
+                raise _refused(f"{part} of {shown(name)}", limits, price)
+    return {"date": table["date"], **prices}
+
+
+def _refused(name: str, must: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"--prices: {name} must be {must}, not {shown(value)}")
 
 
 def cost_of(incarnations: Sequence[Incarnation], uri: str | None, prices: Prices) -> dict[str, Any]:

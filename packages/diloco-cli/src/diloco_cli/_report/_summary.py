@@ -112,14 +112,12 @@ def _missing(
     odd: dict[str, set[int]] = {"nothing was told": set(silent)}
     for each in incarnations:
         is_last = each is newest[each.rank]
+        has_gap = is_last and each.epoch > lives[each.rank]
         off = each.last < (low or 0.0) or each.first > (high or 0.0)
         for text, applies in (
             ("the end of the last incarnation was not told", is_last and each.ended is None),
             ("the end of an earlier incarnation was not told", not (is_last or each.ended)),
-            (
-                "earlier incarnations have left nothing to read",
-                is_last and each.epoch > lives[each.rank],
-            ),
+            ("earlier incarnations have left nothing to read", has_gap),
             ("lines of the history are missing", each.lines_missing > 0),
             ("losses are NaN, infinite or too large to draw", each.losses_wrong > 0),
             ("the clock cannot be compared, and is outside of the time shown here", off),
