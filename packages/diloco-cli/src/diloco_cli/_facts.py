@@ -14,6 +14,25 @@ from diloco_protocol.telemetry import Live, Metric
 from ._texts import clean, duration, in_ranges
 
 Facts = Mapping[str, Any]
+VERSION = 1
+"""The version of what ``--json`` prints."""
+STYLES = {
+    "pending": "yellow",
+    "running": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "unknown": "red",
+}
+ENDS = {"left": "succeeded", "failed": "failed"}
+"""The states that the words of replicas on their end mean."""
+NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
+"""What is told of a rank."""
+_STATUS = (
+    "state", "reason", "stopping", "attempt", "exit_code", "signal", "message", "started_at",
+    "finished_at", "url", "native",
+)  # fmt: skip
+_RESULT = 200  # characters of a result that people see
 
 
 class Cell(NamedTuple):
@@ -79,27 +98,6 @@ def table(
 
     lines = zip(*([Cell(each.name, "bold"), *cells[each]] for each in kept), strict=True)
     return [list(map(pad, kept, line)) for line in lines]
-
-
-VERSION = 1
-"""The version of what ``--json`` prints."""
-STYLES = {
-    "pending": "yellow",
-    "running": "cyan",
-    "succeeded": "green",
-    "failed": "red",
-    "cancelled": "magenta",
-    "unknown": "red",
-}
-ENDS = {"left": "succeeded", "failed": "failed"}
-"""The states that the words of replicas on their end mean."""
-NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
-"""What is told of a rank."""
-_STATUS = (
-    "state", "reason", "stopping", "attempt", "exit_code", "signal", "message", "started_at",
-    "finished_at", "url", "native",
-)  # fmt: skip
-_RESULT = 200  # characters of a result that people see
 
 
 def place_of(handles: Sequence[ReplicaHandle]) -> dict[str, str]:

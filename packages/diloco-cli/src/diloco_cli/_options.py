@@ -12,6 +12,12 @@ from diloco_protocol import FolderJournal, InvalidRequestError, Option, executor
 from diloco_protocol.backend import redact, shown
 
 VARIABLE = "DILOCO_OPTIONS"
+REQUIRED = "(required)"
+_IN_JSON = (
+    "mapping", "mapping of text to text", "list of mappings", "name to label to values",
+    "part of a request", "pod template",
+)  # fmt: skip
+_FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,6 @@ def _pairs(where: str, texts: Iterable[str], default: str | None) -> Iterable[tu
         yield owner, name, value
 
 
-REQUIRED = "(required)"
-_IN_JSON = (
-    "mapping", "mapping of text to text", "list of mappings", "name to label to values",
-    "part of a request", "pod template",
-)  # fmt: skip
-
-
 class UnsetError(InvalidRequestError):
     """Raised when a backend needs an option that was not given, so it was not asked."""
 
@@ -166,16 +165,12 @@ def read_value(option: Option, text: str) -> Any:
         ) from None
 
 
-def _flag(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
 def _list(text: str) -> Any:
     return json.loads(text) if text.startswith("[") else text.split(",") if text else []
 
 
 def _flag_or_list(text: str) -> Any:
-    return _flag(text) if text.lower() in {"true", "false"} else _list(text)
+    return _FLAGS[text.lower()] if text.lower() in _FLAGS else _list(text)
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -186,7 +181,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("text", "path", "quantity"), str),
     "whole number": _or_none(int),
     "number": _or_none(float),
-    "bool": _flag,
+    "bool": lambda text: _FLAGS[text.lower()],
     **dict.fromkeys(("list of text", "list of paths"), _list),
     "True, False or list of text": _flag_or_list,
     **dict.fromkeys(_IN_JSON, json.loads),
