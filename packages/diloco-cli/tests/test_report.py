@@ -369,7 +369,7 @@ class TestVerb:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["-o", "{}/none/page.html"], "there is no folder"),
+            (["-o", "{}/none/page.html"], "there is no such folder: make it first"),
             (["-o", "{}"], "is a directory"),
             ([], "say where the page goes"),
             (["--json", "--prices", "{}/none.json"], "none.json': No such file"),
@@ -393,7 +393,7 @@ class TestVerb:
     def test_a_run_by_name(self, uri, tmp_path):
         world = World("eks", {"monday": [DONE, FAILED]}, logs={1: ["first", "last\x1b[2J"]})
         file = tmp_path / "page.html"
-        given = {"file": file, "force": False, "prices": None}
+        given = {"file": str(file), "force": False, "prices": None}
         made = command(world, as_json=True)
         assert report(made.session, "monday", store=uri, **given) == 0
         facts = json.loads(made.out())

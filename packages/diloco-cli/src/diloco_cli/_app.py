@@ -11,7 +11,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -113,7 +112,7 @@ _OPTION = click.option(
 _BACKEND = click.option("--backend", metavar="NAME", help="The backend; all of them if left out.")
 _RUN = click.argument("run")
 _RUN_OR_URI = click.argument("run", metavar="RUN|URI")
-_PAGE = click.Path(dir_okay=False, path_type=Path)
+_PAGE = click.Path(dir_okay=False)
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
 

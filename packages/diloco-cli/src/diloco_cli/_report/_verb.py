@@ -41,7 +41,7 @@ def report(
     run: str,
     *,
     store: str | None,
-    file: Path | None,
+    file: str | None,
     force: bool,
     prices: BinaryIO | None,
 ) -> int:
@@ -61,9 +61,9 @@ def report(
     """
     if file is None and not session.as_json:
         raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
-    if file is not None and not file.parent.is_dir():
-        raise InvalidRequestError(f"-o {file}: there is no folder {file.parent}: make it first")
-    if file is not None and file.exists() and not force:
+    if file is not None and not Path(file).parent.is_dir():
+        raise InvalidRequestError(f"-o {file}: there is no such folder: make it first")
+    if file is not None and Path(file).exists() and not force:
         raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
     table = read_prices(DEFAULT.read_bytes() if prices is None else prices.read(MOST_BYTES + 1))
     run_id = "" if is_uri(run) else run
@@ -87,11 +87,11 @@ def report(
     if recorded is not None and recorded.ends:
         summary["missing"].append(_BY_JOURNAL)
     if file is not None:
-        _write(file, page(summary), force=force)
+        _write(Path(file), page(summary), force=force)
     if session.as_json:
         session.screen.json(summary)
-    else:
-        session.screen.line(clean(str(file)))
+    elif file is not None:
+        session.screen.line(clean(file))
     return SUCCEEDED
 
 
