@@ -276,6 +276,12 @@ class TestPage:
         assert "sync 5 at step 25: contribution counted, 2 members, waited 3 s. loss=2.5" in text
         assert "sync 2 at step" not in text
 
+    def test_an_incarnation_that_was_killed_is_a_failure(self):
+        histories = {(0, 1): five(), (0, 2): five()}
+        text = Page(page(of([live(0, epoch=2), live(1)], histories))).text
+        assert "Rank 0: incarnation 1 ended without a word, as if it was killed, and 2" in text
+        assert text.count("without a word") == 1
+
     @pytest.mark.parametrize(("ranks", "syncs"), [(200, 300), (1000, 20)])
     def test_many_ranks_stay_small(self, ranks, syncs):
         lines = {

@@ -12,7 +12,7 @@ from diloco_protocol.backend import cancel_all, is_run_id
 
 from ._backends import Run, problems
 from ._exits import BAD_USE, SUCCEEDED
-from ._facts import VERSION, place_in_words, place_of
+from ._facts import place_in_words, place_of
 from ._session import Session
 from ._store import is_uri
 from ._texts import clean
@@ -61,7 +61,7 @@ def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes:
                 errors.append(error)
     if session.as_json and done:
         facts = {"uri": clean(target), "runs": done} if is_uri(target) else done[0]
-        screen.json({"version": VERSION, "verb": verb, **facts})
+        screen.json({"verb": verb, **facts})
     for other in errors[1:]:
         errors[0].add_note(f"diloco: {other}")
     if errors:
@@ -107,11 +107,12 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
     backends = opened.enter_context(session.backends(session.choice))
     answers = backends.ask(lambda executor: _look(executor, names, place))
     unset, failed = problems(answers)
-    runs = [run for answer in answers.values() for run in answer.value or ()]
+    found = {name: runs for name, runs in answers.items() if not isinstance(runs, Exception)}
+    runs = [run for some in found.values() for run in some]
     notes = [f"{name} could not be searched: {text}" for name, text in {**unset, **failed}.items()]
     notes += [note for run in runs for note in run.notes]
     if not (meeting := [run for run in runs if not run.notes]):
-        searched = ", ".join(name for name, answer in answers.items() if answer.error is None)
+        searched = ", ".join(found)
         looked = f"looked on {searched or 'no backend'} for {', '.join(names) or 'no name'}"
         kind = UnavailableError if failed or not searched else ReplicaNotFoundError
         raise kind(". ".join([f"no run meets at {clean(uri)} by its own record: {looked}", *notes]))

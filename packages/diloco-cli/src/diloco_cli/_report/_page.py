@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from string import Template
@@ -150,6 +151,11 @@ def _failures(summary: Facts) -> str:
         for each in summary["incarnations"]
         if each.ended == "failed"
     ]
+    for each, after in pairwise(summary["incarnations"]):
+        if each.rank == after.rank and each.ended is None:
+            text = f"incarnation {each.epoch} ended without a word, as if it was killed"
+            when = f"its last line is of {moment(each.last)}; a minute before the end may be lost"
+            failures.append((each.rank, f"{text}, and {after.epoch} came after it", [when]))
     for said in summary["backend"]["replicas"] if summary["backend"] else ():
         if said["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{said['state']}, {said['reason'] or 'no reason'}: {said['message'] or ''}"
@@ -160,7 +166,7 @@ def _failures(summary: Facts) -> str:
     ]
     if len(failures) > _MOST_FAILURES:
         parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
-    return "".join(parts) or "<p>No replica has said that it failed.</p>"
+    return "".join(parts) or "<p>No replica has failed, as far as they have told.</p>"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
