@@ -423,6 +423,7 @@ class TestVerb:
         assert report(made.session, "monday", store=None, **given) == 0
         facts = json.loads(made.out())
         assert (facts["world_size"], facts["incarnations"], facts["uri"]) == (2, [], None)
+        assert "--store" in made.err()
         assert "--store" in facts["missing"][0]
         with pytest.raises(ReplicaNotFoundError):
             report(made.session, "tuesday", store=None, **given)

@@ -88,6 +88,8 @@ def report(
         summary["missing"].append(_BY_JOURNAL)
     if file is not None:
         _write(Path(file), page(summary), force=force)
+    for note in summary["missing"]:
+        session.screen.say(note)
     if session.as_json:
         session.screen.json(summary)
     elif file is not None:
