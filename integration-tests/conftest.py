@@ -50,3 +50,10 @@ def compared(scale, kind, replicas, parameters=1e6, **options):
     run = scale.cohort.Run(kind, parameters, replicas, **options)
     outcome = scale.cohort.simulate(run)
     return scale.figures.sync_of(run, outcome), scale.figures.plan_of(run, outcome.parameters)
+
+
+@pytest.fixture(autouse=True)
+def no_session_of_another_test(monkeypatch):
+    """Let boto3 read the credentials of this test: it keeps the first ones that it has read."""
+    if (boto3 := sys.modules.get("boto3")) is not None:
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)

@@ -77,11 +77,11 @@ def refuse_left(store: Patient, rank: int) -> None:
         is_newest = hint.rank == rank and hint.epoch >= epoch
         if is_newest and read_farewell(hint.key, store.peek).event == "left":
             raise RunExistsError(
-                f"the run at {store.uri} has ended for rank {rank}, which has left it after its "
-                "last sync. To continue that run, start all of its ranks again with resume=True. "
-                "To begin another run, use another prefix, or delete everything under this one. If "
-                "this replica was started again in the same run, it failed after its block had "
-                "ended, and the log before has that error."
+                f"rank {rank} has left the run at {store.uri} after its last sync: it has ended. "
+                "To continue that run, start all of its ranks again with resume=True. To begin "
+                "another run, use another prefix, or delete everything under this one. If this "
+                "replica was started again in the same run, it failed after its block had ended, "
+                "and its log before has that error."
             )
 
 
