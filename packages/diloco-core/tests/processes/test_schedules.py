@@ -1,6 +1,8 @@
 """Whatever goes wrong, and whenever: all processes of a replica do the same, to the end."""
 
 import threading
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from diloco_core._processes._inner_states import InnerStates
 from diloco_core._processes._inside import Inside
 from diloco_core._processes._leader import Leading, follow
 from diloco_core._processes._moves import Mail, Progress
-from diloco_core._processes._values import held_tensors
+from diloco_core._processes._values import held_tensors, samples
 
 PROCESSES, TENSORS = 3, 4
 
@@ -231,3 +233,47 @@ def test_where_nothing_is_synced_no_process_looks_at_the_model():
     done = leading.together(lambda _: None, Mail, 1)
     inside.share, inside.process = lambda: done, 1
     assert follow(inside, now, Mail, None, 1) is done
+
+
+class Rounded:
+    """A replica whose other process has rounded what it trains in another way."""
+
+    process, processes, common, each = 0, 2, None, Inside.each
+
+    def __init__(self):
+        self.apart = 0.0
+
+    def share(self, _):
+        """All hear it."""
+
+    def collect(self, message):
+        if not isinstance(message, Mail):
+            return [message, message]
+        other = [value + self.apart * number for number, value in enumerate(message.samples)]
+        return [message, replace(message, samples=other)]
+
+
+def test_what_is_not_synced_yet_may_differ_by_rounding_while_nothing_moves():
+    inside, process, asked = Rounded(), TrainingProcess(), []
+    process.training = True
+    tensors = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    held = held_tensors(inside, tensors, [torch.zeros(1) for _ in tensors])
+    wholes = [each.whole for each in held]
+
+    def make(ask, _):
+        asked.append(ask)
+        return Loop()
+
+    leading = Leading(inside, wholes, lambda: held, process, make)
+    leading.loop.take = list
+    leading.together(lambda _: None, Mail, 0, everything=True)
+    for way in (1.0, 0.0):  # the first fragment alone is synced, and then nothing moves any more
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.add_(way)
+        inside.apart = 1e-3
+        mail = partial(Mail, samples=samples(held))
+        leading.together(lambda _: asked[0]([wholes[0]]), lambda mail=mail: mail(), 0)
+    inside.apart = 0.5
+    with pytest.raises(SyncError, match="process 1 of this replica has trained its model to other"):
+        leading.together(lambda _: asked[0]([wholes[0]]), mail, 0)

@@ -88,7 +88,7 @@ def report(
         summary["missing"].append(_BY_JOURNAL)
     if file is not None:
         _write(Path(file), page(summary), force=force)
-    for note in summary["missing"]:
+    for note in summary["missing"] if uri is None else ():
         session.screen.say(note)
     if session.as_json:
         session.screen.json(summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ from ._moves import (
     check_steps,
     failed,
 )
-from ._values import Now, gather, samples, spread
+from ._values import Now, gather, sampled, samples, spread
 
 Ask: TypeAlias = Callable[[Iterable[torch.Tensor]], None]
 
@@ -135,7 +136,7 @@ class Leading:
         self._asked: set[int] = set()
         self._mail: Callable[[], Mail] = Mail
         self._has_mail = False
-        self._samples: Sequence[float] | None = None
+        self._samples = array("d")
         self._reports: list[SyncReport] = []
         self.loop = make(self._ask, self._reports.append)
 
@@ -177,9 +178,22 @@ class Leading:
         self._reports.clear()
         self._inside.share(done)
         spread_last(self._inside, self._now, changed)
-        if self._asked:
-            self._samples = samples(self._now())
+        self._remember()
         return done
+
+    def _remember(self) -> None:
+        """Keep what the processes have agreed on; other tensors have moved since an earlier time.
+
+        Processes may round differently, so what they have not agreed on since differs already.
+        """
+        if not self._asked:
+            return
+        held = self._now()
+        values = samples(held)
+        for place, number in enumerate(sampled(held) if self._samples else ()):
+            if number not in self._asked:
+                values[place] = self._samples[place]
+        self._samples = values
 
     def ask_for_all(self) -> None:
         """Gather the values of all tensors that have not been gathered or adopted just now."""
@@ -204,7 +218,7 @@ class Leading:
         if mails := [mail for mail in found if mail is not None]:
             self._has_mail = True
             check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
-            if self._samples is not None:
+            if self._samples:
                 check_alike([mail.samples for mail in mails], self._samples)
             self.loop.take(mails)
 

@@ -159,7 +159,7 @@ def check_alike(samples: Sequence[Sequence[float]], before: Sequence[float]) -> 
 
     Args:
         samples: The same values, from each process.
-        before: What they were when all met last.
+        before: What they were when the processes had last agreed on them.
 
     Raises:
         SyncError: They have, by more than rounding explains.

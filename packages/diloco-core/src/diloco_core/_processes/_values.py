@@ -80,15 +80,24 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
-def samples(held: Sequence[Held]) -> Sequence[float]:
+def samples(held: Sequence[Held]) -> array[float]:
     """Return some values of the trained tensors that all processes hold alike."""
+    return array("d", (value for _, tensor in _sampled(held) for value in tensor.tolist()))
+
+
+def sampled(held: Sequence[Held]) -> list[int]:
+    """Return of which tensor, by number, each of the :func:`samples` is a value."""
+    return [number for number, tensor in _sampled(held) for _ in range(tensor.numel())]
+
+
+def _sampled(held: Sequence[Held]) -> list[tuple[int, torch.Tensor]]:
     alike = [
-        each.tensor
-        for each in held
+        (number, each.tensor)
+        for number, each in enumerate(held)
         if each.tensor.requires_grad and not isinstance(each.tensor, DTensor)
     ]
     most = min(_MOST, max(1, _MOST_OF_ALL // max(1, len(alike))))
-    return array("d", (value for each in alike for value in sample(each, most).tolist()))
+    return [(number, sample(tensor, most)) for number, tensor in alike]
 
 
 @torch.no_grad()
