@@ -1,8 +1,9 @@
 """What it costs that a replica is several processes: ``hatch run bench-processes``.
 
 * The time of a sync of one replica that is two processes, with DDP and with FSDP2, beside that of a
-  replica of one process with the same model and store. One replica trains at a time, and the
-  contenders take turns. Goals: 1.15 times and 1.3 times.
+  replica of one process with the same model and store: a store that speaks S3 on a loopback port
+  (moto), and a folder in memory, where a sync is as short as it can be. One replica trains at a
+  time, and the contenders take turns. Goals over the object store: 1.15 times and 1.3 times.
 * The time in which the leader gives values to both processes, beside that of a copy of the same
   bytes in memory. Goal: twice.
 * What a step costs more inside the block than outside, far from a sync. Goal: 5 microseconds.
@@ -21,8 +22,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from s3 import s3_server
 from torch import distributed
 from worker import make_model
 
@@ -43,25 +46,19 @@ def main() -> int:
     parser.add_argument("--parameters", type=int, default=25_000_000, help="fp32 parameters")
     parser.add_argument("--rounds", type=int, default=5, help="turns of the contenders")
     parser.add_argument("--syncs", type=int, default=6, help="counted syncs in each turn")
-    parser.add_argument(
-        "--store", help="where the runs lie, a URI (default: a memory-backed folder, else on disk)"
-    )
+    parser.add_argument("--store", help="a URI to measure over, instead of the two stores")
     parser.add_argument("--worker", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         work(arguments.worker[0], Path(arguments.worker[1]), arguments)
         return 0
-    rounds = [{kind: run(kind, arguments) for kind in KINDS} for _ in range(arguments.rounds)]
-    megabytes = 4 * arguments.parameters / 1e6
-    print(f"{megabytes:.0f} MB of parameters, medians of {arguments.rounds} rounds")
-    for kind, goal in (("ddp", 1.15), ("fsdp", 1.3)):
-        ratio = statistics.median(
-            statistics.median(each[kind]["syncs"]) / statistics.median(each["plain"]["syncs"])
-            for each in rounds
-        )
-        print(f"a sync with {kind}, two processes: {ratio:.2f} x one process (goal: {goal})")
-    seconds = statistics.median(statistics.median(each["plain"]["syncs"]) for each in rounds)
-    print(f"a sync of one process: {seconds:.3f} s")
+    print(f"{4 * arguments.parameters / 1e6:.0f} MB of parameters")
+    if arguments.store:
+        rounds = compare(f"over {arguments.store}", arguments)
+    else:
+        with s3_server():
+            compare("over S3 on loopback", arguments, "s3://bucket")
+        rounds = compare("over a folder in memory", arguments)
     ratio = statistics.median(each["ddp"]["spread"] / each["ddp"]["copy"] for each in rounds)
     print(f"values to both processes: {ratio:.2f} x a copy in memory (goal: 2)")
     micros = statistics.median(1e6 * each["ddp"]["step"] for each in rounds)
@@ -69,14 +66,30 @@ def main() -> int:
     return 0
 
 
-def run(kind: str, arguments: argparse.Namespace) -> dict[str, object]:
+def compare(
+    where: str, arguments: argparse.Namespace, store: str | None = None
+) -> list[dict[str, Any]]:
+    """Let the contenders take turns over a store; print the ratios, and return all measured."""
+    rounds = [{k: run(k, arguments, store) for k in KINDS} for _ in range(arguments.rounds)]
+    for kind, goal in (("ddp", 1.15), ("fsdp", 1.3)):
+        ratio = statistics.median(
+            statistics.median(each[kind]["syncs"]) / statistics.median(each["plain"]["syncs"])
+            for each in rounds
+        )
+        print(f"{where}, {kind}, two processes: {ratio:.2f} x one process (goal: {goal})")
+    seconds = statistics.median(statistics.median(each["plain"]["syncs"]) for each in rounds)
+    print(f"{where}, one process: a sync takes {seconds:.3f} s")
+    return rounds
+
+
+def run(kind: str, arguments: argparse.Namespace, store: str | None) -> dict[str, Any]:
     """One turn of a contender; returns what its first process has measured."""
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="diloco-bench-", dir=parent))
     command = [sys.executable, __file__, "--worker", kind, str(folder)]
     command += ["--parameters", str(arguments.parameters), "--syncs", str(arguments.syncs)]
-    if arguments.store:
-        command += ["--store", f"{arguments.store.rstrip('/')}/{folder.name}"]
+    if store := store or arguments.store:
+        command += ["--store", f"{store.rstrip('/')}/{folder.name}"]
     variables = {"REPLICA_RANK": "0", "REPLICA_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     processes = KINDS[kind]
     started = []

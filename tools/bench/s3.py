@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,25 @@ print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 server.stop()
 """
+
+
+@contextmanager
+def s3_server() -> Iterator[int]:
+    """Start a server with ``s3://bucket``, to which the environment leads; gives its port."""
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            port = int(server.stdout.readline()) if server.stdout else 0
+            address = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+            os.environ.update(address, AWS_DEFAULT_REGION="us-east-1")
+            os.environ.update(AWS_ACCESS_KEY_ID="bench", AWS_SECRET_ACCESS_KEY="bench")
+            bare = Bare(port)
+            bare.done(bare.request("PUT", "/bucket")).read()
+            yield port
+        finally:
+            server.kill()
 
 
 class Bare:
@@ -187,18 +207,10 @@ def main() -> int:
         "--no-memory", action="store_true", help="leave out the measurement of peak memory"
     )
     arguments = parser.parse_args()
-    command = [sys.executable, "-c", SERVER]
-    server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        port = int(server.stdout.readline()) if server.stdout else 0
+    with s3_server() as port:
         _print_times(_measure(port, arguments.megabytes * MIB, arguments.rounds), arguments)
         if not arguments.no_memory:
             _print_memory(arguments.parameters)
-    finally:
-        server.kill()
-        server.wait()
     return 0
 
 
@@ -269,13 +281,7 @@ def _peak(scheme: str, kind: str, parameters: int, replicas: int) -> int:
 
 
 def _measure(port: int, size: int, rounds: int) -> dict[tuple[str, str], list[float]]:
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    os.environ.update(environment, AWS_ACCESS_KEY_ID="bench", AWS_SECRET_ACCESS_KEY="bench")
     bare = Bare(port)
-    bare.done(bare.request("PUT", "/bucket")).read()
     contenders: dict[str, Bare | Ours] = {
         "bare": bare,
         "obstore": Ours(open_store("obstore+s3://bucket/obstore")),
