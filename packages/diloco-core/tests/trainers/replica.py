@@ -1,0 +1,110 @@
+"""One replica of a run under a ``Trainer``, as a process: ``replica.py FOLDER JSON``.
+
+It trains a tiny GPT-2 that is made from its configuration, and writes what it ended with into
+``FOLDER/end-RANK.json``.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from diloco_core import connect
+from diloco_core.transformers import DiLoCoCallback
+
+VOCABULARY, LENGTH, EXAMPLES = 64, 16, 22
+
+
+class Examples(torch.utils.data.Dataset):
+    """Sequences that differ between ranks; some labels are left out, so batches weigh unequally."""
+
+    def __init__(self, rank):
+        drawing = torch.Generator().manual_seed(rank)
+        self.rows = torch.randint(VOCABULARY, (EXAMPLES, LENGTH), generator=drawing)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, number):
+        labels = self.rows[number].clone()
+        labels[: number % 5] = -100
+        return {"input_ids": self.rows[number], "labels": labels}
+
+
+class Killed(TrainerCallback):
+    """Kills the process after some step, as a machine that goes away."""
+
+    def __init__(self, step, how):
+        self.step, self.how = step, how
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), getattr(signal, self.how))
+
+
+def make_model():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
+    return GPT2LMHeadModel(config)
+
+
+def digest(model):
+    parts = [p.detach().contiguous().numpy().tobytes() for p in model.parameters()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def train(folder, rank, wanted):
+    set_seed(1)
+    arguments = TrainingArguments(
+        output_dir=str(folder / f"out-{rank}"),
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=1,
+        seed=5,
+        **{"num_train_epochs": 3, "save_strategy": "no", **wanted.get("arguments", {})},
+    )
+    exchange = connect(folder / "run", **wanted.get("connect", {}))
+    callback = DiLoCoCallback(
+        exchange, sync_every=3, save_inner_every=1, **wanted.get("diloco", {})
+    )
+    more = [Killed(*wanted["killed"])] if "killed" in wanted else []
+    data = Examples(rank)
+    trainer = Trainer(
+        make_model(), arguments, train_dataset=data, eval_dataset=data, callbacks=[callback, *more]
+    )
+    trainer.train(resume_from_checkpoint=wanted.get("checkpoint"))
+    return {
+        "digest": digest(trainer.model),
+        "step": trainer.state.global_step,
+        "inner_steps": callback.outer.inner_steps,
+        "epoch": trainer.state.epoch,
+        "log": trainer.state.log_history,
+    }
+
+
+def main():
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+    torch.set_num_threads(1)
+    folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+    rank = int(os.environ["REPLICA_RANK"])
+    end = train(folder, rank, wanted)
+    (folder / f"end-{rank}.json").write_text(json.dumps(end))
+
+
+if __name__ == "__main__":
+    main()
