@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -75,7 +76,7 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self, exchange: Exchange | None = None, *, sync_every: int | Seconds, **options: Any
     ) -> None:
-        self.outer: DiLoCo | None = None
+        self.outer: Any = None
         self._exchange, self._sync_every, self._options = exchange, sync_every, options
         self._on_sync = options.pop("on_sync", None)
         self._reports: list[SyncReport] = []
@@ -338,7 +339,7 @@ def _pass_over(loader: Any, epoch: int) -> None:
 
 def _calling_trainer() -> Any:
     """Return the trainer that is calling its callbacks: it does not tell them."""
-    frame = sys._getframe()  # noqa: SLF001 - there is no other way
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way
     while frame is not None:
         if isinstance(trainer := frame.f_locals.get("self"), Trainer):
             return trainer

@@ -44,15 +44,26 @@ class Examples(torch.utils.data.Dataset):
         return {"input_ids": self.rows[number], "labels": labels}
 
 
-class Killed(TrainerCallback):
-    """Kills the process after some step, as a machine that goes away."""
+class Signalled(TrainerCallback):
+    """Sends a signal to this process after some step."""
 
-    def __init__(self, step, how):
-        self.step, self.how = step, how
+    def __init__(self, step, name):
+        self.step, self.signal = step, getattr(signal, name)
 
     def on_step_end(self, args, state, control, **_):
         if state.global_step == self.step:
-            os.kill(os.getpid(), getattr(signal, self.how))
+            os.kill(os.getpid(), self.signal)
+
+
+class Fails(TrainerCallback):
+    """Raises an error after some step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise LookupError("the trainer has failed")
 
 
 def make_model():
@@ -66,7 +77,15 @@ def digest(model):
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def train(folder, rank, wanted):
+class Sampled(Trainer):
+    """Draws its examples in an order of its own, which depends on the epochs before."""
+
+    def _get_train_sampler(self, *_):
+        generator = torch.Generator().manual_seed(7)
+        return torch.utils.data.RandomSampler(self.train_dataset, generator=generator)
+
+
+def make_trainer(folder, rank, wanted, callbacks):
     set_seed(1)
     arguments = TrainingArguments(
         output_dir=str(folder / f"out-{rank}"),
@@ -78,15 +97,18 @@ def train(folder, rank, wanted):
         seed=5,
         **{"num_train_epochs": 3, "save_strategy": "no", **wanted.get("arguments", {})},
     )
-    exchange = connect(folder / "run", **wanted.get("connect", {}))
-    callback = DiLoCoCallback(
-        exchange, sync_every=3, save_inner_every=1, **wanted.get("diloco", {})
-    )
-    more = [Killed(*wanted["killed"])] if "killed" in wanted else []
     data = Examples(rank)
-    trainer = Trainer(
-        make_model(), arguments, train_dataset=data, eval_dataset=data, callbacks=[callback, *more]
-    )
+    kind = Sampled if wanted.get("sampler") else Trainer
+    return kind(make_model(), arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+
+
+def train(folder, rank, wanted):
+    exchange = connect(folder / "run", **wanted.get("connect", {}))
+    options = {"sync_every": 3, "save_inner_every": 1, **wanted.get("diloco", {})}
+    callback = DiLoCoCallback(exchange, **options)
+    signals = [Signalled(*wanted["signal"])] if "signal" in wanted else []
+    failing = [Fails(wanted["fails"])] if "fails" in wanted else []
+    trainer = make_trainer(folder, rank, wanted, [callback, *signals, *failing])
     trainer.train(resume_from_checkpoint=wanted.get("checkpoint"))
     return {
         "digest": digest(trainer.model),

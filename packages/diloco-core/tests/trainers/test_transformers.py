@@ -1,21 +1,29 @@
 """Replicas that are trained by Hugging Face's ``Trainer``."""
 
+import functools
 import json
+import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import replica
+import torch
+from transformers import TrainerCallback
 
-REPLICA = Path(__file__).with_name("replica.py")
+from diloco_core import ConfigurationError, DiLoCo, connect
+from diloco_core.transformers import DiLoCoCallback
+
+pytestmark = pytest.mark.trainers
+
 KILLED, TERMINATED = -9, 143
 
 
 def start(folder, rank=0, world=1, **wanted):
     folder.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(REPLICA), str(folder), json.dumps(wanted)],
+        [sys.executable, replica.__file__, str(folder), json.dumps(wanted)],
         env={**os.environ, "REPLICA_RANK": str(rank), "REPLICA_WORLD_SIZE": str(world)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -24,12 +32,20 @@ def start(folder, rank=0, world=1, **wanted):
 
 
 def run(folder, code=0, **wanted):
-    """Run a lone replica to its end; returns what it wrote and what it ended with."""
-    replica = start(folder, **wanted)
-    output, _ = replica.communicate()
-    assert replica.returncode == code, output
+    """Run a lone replica in a process; returns what it wrote and what it ended with."""
+    process = start(folder, **wanted)
+    output, _ = process.communicate()
+    assert process.returncode == code, output
     end = folder / "end-0.json"
     return output, json.loads(end.read_text()) if end.exists() else None
+
+
+@pytest.fixture
+def lone(monkeypatch):
+    """Trains a lone replica in this process."""
+    monkeypatch.setenv("REPLICA_RANK", "0")
+    monkeypatch.setenv("REPLICA_WORLD_SIZE", "1")
+    return lambda folder, **wanted: replica.train(folder, 0, wanted)
 
 
 CASES = {
@@ -45,21 +61,184 @@ CASES = {
             "load_best_model_at_end": True,
         }
     },
+    "an own sampler": {"sampler": True},
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("step", [2, 13, 24])
-def test_a_replica_that_is_killed_ends_as_one_that_was_not(tmp_path, case, step):
-    _, expected = run(tmp_path / "never", **CASES[case])
-    step = min(step, expected["step"] - 1)
-    run(tmp_path / "killed", code=KILLED, killed=[step, "SIGKILL"], **CASES[case])
-    _, end = run(tmp_path / "killed", **CASES[case])
+@functools.cache
+def undisturbed(parent, case):
+    return run(parent / case, **CASES[case])[1]
+
+
+def check_same(end, expected):
     assert end["digest"] == expected["digest"]
-    assert (end["step"], end["inner_steps"]) == (expected["step"], expected["inner_steps"])
-    assert end["epoch"] == expected["epoch"] == 3
-    logged = {each["step"]: each for each in expected["log"] if "loss" in each}
-    again = [each for each in end["log"] if "loss" in each]
-    assert again
-    for each in again:
-        assert each == logged[each["step"]]
+    for counter in ("step", "inner_steps", "epoch"):
+        assert end[counter] == expected[counter]
+    logged = {each["step"]: each["loss"] for each in expected["log"] if "loss" in each}
+    again = {each["step"]: each["loss"] for each in end["log"] if "loss" in each}
+    assert again.items() <= logged.items()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("step", [2, 13, 16])
+def test_a_killed_replica_ends_as_one_that_was_not(tmp_path, tmp_path_factory, case, step):
+    expected = undisturbed(tmp_path_factory.getbasetemp(), case)
+    run(tmp_path / "run", code=KILLED, signal=[step, "SIGKILL"], **CASES[case])
+    check_same(run(tmp_path / "run", **CASES[case])[1], expected)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["", "with a handler of the trainer's own"])
+def test_sigterm_saves_and_leaves(tmp_path, tmp_path_factory, own):
+    expected = undisturbed(tmp_path_factory.getbasetemp(), "three epochs")
+    case = {"arguments": {"enable_jit_checkpoint": own}}
+    output, _ = run(tmp_path / "run", code=TERMINATED, signal=[13, "SIGTERM"], **case)
+    assert "told to end (SIGTERM) after inner step 14" in output
+    output, end = run(tmp_path / "run", **case)
+    assert "inner step 14" in output
+    assert end["digest"] == expected["digest"]
+
+
+def test_replicas_end_with_the_same_model(tmp_path):
+    replicas = [start(tmp_path / "run", rank, 2) for rank in range(2)]
+    for each in replicas:
+        output, _ = each.communicate()
+        assert each.returncode == 0, output
+    ends = [json.loads((tmp_path / "run" / f"end-{rank}.json").read_text()) for rank in range(2)]
+    assert ends[0]["digest"] == ends[1]["digest"]
+    losses = [[each["loss"] for each in end["log"] if "loss" in each] for end in ends]
+    assert losses[0] != losses[1]
+
+
+def test_it_is_bit_equal_to_a_plain_loop(tmp_path, lone):
+    end = lone(tmp_path / "a", arguments={"gradient_accumulation_steps": 2})
+    trainer = replica.make_trainer(
+        tmp_path, 0, {"arguments": {"gradient_accumulation_steps": 2}}, callbacks=[]
+    )
+    batches = trainer.get_train_dataloader()
+    model, steps = trainer.model, 3 * 6
+    optimizer = trainer.create_optimizer()
+    assert optimizer.defaults["fused"]
+    schedule = trainer.create_scheduler(steps)
+    model.train()
+    with DiLoCo(model, optimizer, connect(tmp_path / "plain"), sync_every=3):
+        for epoch in range(3):
+            batches.set_epoch(epoch)
+            rows = list(batches)
+            for first in range(0, len(rows), 2):
+                group = rows[first : first + 2]
+                items = sum(row["labels"].ne(-100).sum() for row in group)
+                for row in group:
+                    model(**row, num_items_in_batch=items).loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    assert replica.digest(model) == end["digest"]
+
+
+def test_a_run_that_has_ended_is_not_trained_again(tmp_path, lone):
+    first = lone(tmp_path)
+    again = lone(tmp_path, connect={"resume": True})
+    assert again["digest"] == first["digest"]
+    assert again["step"] == first["step"]
+
+
+@pytest.mark.parametrize(("step", "every", "killed"), [(6, 3, 11), (23, 9, 24)])
+def test_the_store_counts_more_than_a_checkpoint_of_the_trainer(tmp_path, step, every, killed):
+    """The second one is newer than what the store holds, and of a later epoch."""
+    wanted = {
+        "diloco": {"sync_every": every},
+        "arguments": {"save_strategy": "steps", "save_steps": step},
+    }
+    expected = run(tmp_path / "never", **wanted)[1]
+    run(tmp_path / "run", code=KILLED, signal=[killed, "SIGKILL"], **wanted)
+    checkpoint = str(tmp_path / "run" / "out-0" / f"checkpoint-{step}")
+    output, end = run(tmp_path / "run", checkpoint=checkpoint, **wanted)
+    assert end["digest"] == expected["digest"]
+    assert f"of step {step}, and the run's store holds step {killed // every * every}" in output
+
+
+def test_a_new_run_goes_on_from_a_checkpoint_of_the_trainer(tmp_path, lone):
+    lone(tmp_path / "first", arguments={"save_strategy": "steps", "save_steps": 8})
+    checkpoint = str(tmp_path / "first" / "out-0" / "checkpoint-8")
+    end = lone(tmp_path / "second", checkpoint=checkpoint)
+    assert (end["step"], end["inner_steps"]) == (33, 33 - 8)
+
+
+def test_metrics_go_both_ways(tmp_path, lone):
+    end = lone(tmp_path)
+    (key,) = (tmp_path / "run" / "live").iterdir()
+    metrics = json.loads(key.read_text())["metrics"]
+    assert {"loss", "learning_rate", "grad_norm"} <= metrics.keys()
+    assert not any(name.startswith("diloco") for name in metrics)
+    syncs = [each["diloco_sync"] for each in end["log"] if "diloco_sync" in each]
+    assert syncs == list(range(1, 12))
+    assert sum("loss" in each for each in end["log"]) == 33
+
+
+def test_an_error_ends_the_other_replica_too(tmp_path):
+    soon = {"return_within": 0.0}
+    failing = start(tmp_path / "run", 0, 2, fails=5, connect=soon)
+    replicas = [failing, start(tmp_path / "run", 1, 2, connect=soon)]
+    outputs = [each.communicate()[0] for each in replicas]
+    assert [each.returncode for each in replicas] == [1, 1]
+    assert "LookupError: the trainer has failed" in outputs[0]
+    assert "rank 0" in outputs[1]
+    assert "LookupError: the trainer has failed" in outputs[1]
+
+
+def refuse(tmp_path, match, callbacks, **wanted):
+    trainer = replica.make_trainer(tmp_path, 0, wanted, callbacks=callbacks)
+    with pytest.raises(ConfigurationError, match=match):
+        trainer.train()
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_mistakes_are_refused(tmp_path):
+    exchange = functools.partial(connect, tmp_path / "run", rank=0, world_size=1)
+    two = [DiLoCoCallback(exchange(), sync_every=3), DiLoCoCallback(exchange(), sync_every=3)]
+    refuse(tmp_path, "two DiLoCoCallbacks", two)
+    taken = DiLoCoCallback(exchange(), sync_every=3, stateful={"scaler": torch.nn.Linear(1, 1)})
+    refuse(tmp_path, "stateful of DiLoCoCallback has scaler", [taken])
+
+
+class AddsLate(TrainerCallback):
+    def __init__(self, trainer, late):
+        self.trainer, self.late = trainer, late
+
+    def on_epoch_begin(self, args, state, control, **_):
+        if self.late not in self.trainer.callback_handler.callbacks:
+            self.trainer.add_callback(self.late)
+
+
+def test_a_callback_that_is_added_late_is_refused(tmp_path):
+    late = DiLoCoCallback(connect(tmp_path / "run", rank=0, world_size=1), sync_every=3)
+    trainer = replica.make_trainer(tmp_path, 0, {}, callbacks=[])
+    trainer.add_callback(AddsLate(trainer, late))
+    with pytest.raises(ConfigurationError, match="added after the training began"):
+        trainer.train()
+
+
+def test_a_second_training_is_refused(tmp_path):
+    callback = DiLoCoCallback(connect(tmp_path / "run", rank=0, world_size=1), sync_every=3)
+    trainer = replica.make_trainer(tmp_path, 0, {}, callbacks=[callback])
+    trainer.train()
+    with pytest.raises(ConfigurationError, match="make a new one for each call"):
+        trainer.train()
+
+
+def test_few_steps_are_named_at_once(tmp_path, lone, caplog):
+    with caplog.at_level(logging.WARNING):
+        lone(tmp_path, arguments={"max_steps": 2})
+    assert "the training has 2 steps, and sync_every is 3" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["groups of four", "groups of six"])
+def test_an_interval_that_parts_generations_is_refused(tmp_path, kind):
+    steps = {"groups of four": 4, "groups of six": 6}[kind]
+    callback = DiLoCoCallback(connect(tmp_path / "run", rank=0, world_size=1), sync_every=9)
+    trainer = replica.make_trainer(tmp_path, 0, {}, callbacks=[callback])
+    trainer.args.steps_per_generation = steps  # as GRPOConfig has it
+    nearest = {4: 8, 6: 12}[steps]
+    with pytest.raises(ConfigurationError, match=f"choose a multiple of that, such as {nearest}"):
+        trainer.train()

@@ -37,7 +37,7 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = []
     for optimizer in given if isinstance(given, (list, tuple)) else [given]:
         if type(optimizer).__module__.startswith("accelerate."):
-            optimizer = optimizer.optimizer  # the other one only steps it
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # which the other one only steps
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigurationError(
                 "inner_optimizer must be a torch.optim.Optimizer or a list of them, not "
