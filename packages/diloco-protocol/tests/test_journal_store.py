@@ -143,8 +143,32 @@ class TestRecords:
         assert b"hunter2" not in b"".join(objects.values())
         assert journal.end(handles()[0])[1]["loss"] == 1
 
+    def test_what_a_reader_would_refuse_is_not_written(self, journal, objects):
+        nested = []
+        for _ in range(300):
+            nested = [nested]
+        for given, options in (
+            (handles("a") + handles("a"), {}),
+            (handles("a"), {"gpu": nested}),
+            (handles("a"), {"gpu": float("nan")}),
+        ):
+            with pytest.raises(InvalidRequestError):
+                journal.record_launch(given, options)
+        assert objects == {}
+
 
 class TestStrangers:
+    def test_what_is_nested_too_deeply_is_damaged(self, journal, objects):
+        """Python reads 400 levels of JSON, and those who show it, by recursion, fail there."""
+        journal.record_launch(handles("a"), {"gpu": "H100"})
+        journal.record_end(handles("a")[0], DONE, "H100")
+        for key, data in objects.items():
+            objects[key] = data.replace(b'"H100"', b"[" * 400 + b"]" * 400)
+        run = journal.look("a")
+        assert (run.launches, run.ends, run.skipped) == ((), {}, 1)
+        with pytest.raises(InvalidRequestError, match="damaged: the JSON value around result"):
+            journal.end(handles("a")[0])
+
     def test_what_is_damaged_or_foreign_is_skipped_and_counted(self, journal, objects):
         journal.record_launch(handles("a"))
         for handle in handles("a"):

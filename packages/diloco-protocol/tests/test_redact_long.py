@@ -1,11 +1,18 @@
 """Secrets in long texts: in time that is linear, and also where the text is cut."""
 
+import json
 import tracemalloc
 
 import pytest
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import REDACTED, check_whole, redact_and_cut, redact_text
+from diloco_protocol.backend import (
+    REDACTED,
+    check_whole,
+    redact_and_cut,
+    redact_json,
+    redact_text,
+)
 
 NASTY = [
     "x", "a:", "s3://", "://", "eyJ", "eyJ-", "sk-", "-----BEGIN ", "@?a=", "password=",
@@ -41,6 +48,30 @@ NASTY = [
 def test_long_texts_take_linear_time(text):
     """Arguments may be a megabyte of one word; quadratic work would take hours."""
     redact_text(text * (20_000 // len(text)))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inside: ["password:", inside],
+        lambda inside: ["--password", inside],
+        lambda inside: ["x", "password:", inside, 2],
+        lambda inside: ["password", inside],
+        lambda inside: {"name": "password", "value": inside},
+    ],
+    ids=["header", "option", "header among others", "pair", "value"],
+)
+def test_nested_lists_and_objects_are_read_once(around):
+    """Whatever is read twice at every level takes ages at the 150th."""
+    value = "hunter2"
+    for _ in range(150):
+        value = around(value)
+    assert "hunter2" not in str(redact_json(value))
+    assert "hunter2" not in redact_text(f"password={json.dumps(value)}")
+
+
+def test_a_long_list_of_headers_takes_linear_time():
+    assert redact_json(["password:"] * 50_000) == ["password:", *[REDACTED] * 49_999]
 
 
 @pytest.mark.slow

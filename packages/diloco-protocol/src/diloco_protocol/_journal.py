@@ -24,7 +24,7 @@ T = TypeVar("T")
 MOST_KEYS = 200_000
 """The most keys of one listing that are looked at."""
 MOST_BYTES = 64 * 1024 * 1024
-"""The most bytes of records that one look at a run reads."""
+"""After so many bytes of records, one look at a run reads no further one."""
 
 
 @runtime_checkable
@@ -120,7 +120,8 @@ class StoreJournal:
     replicas of a run can write where they meet, so these records are the word of strangers. An
     executor asks its backend first, and an end counts only where the backend has no record of the
     replica. Where a record contradicts the backend, it is replaced. What is damaged is skipped.
-    Messages, results and logs are written without what looks like a secret.
+    Messages and results are written without what looks like a secret; an executor hands over the
+    options of a launch, and logs, without it.
 
     Keys are relative, such as ``"run-1/eks-00003.5d1f0a2b.ended.json"``. The functions may be
     called from several threads. Any exception that they raise means that the store cannot be
@@ -232,7 +233,7 @@ class StoreJournal:
     def look(self, run_id: str) -> RecordedRun:
         """Return what there is of a run: one listing, and one read for each launch and end.
 
-        Records that are damaged are skipped and counted, and at most 64 MiB are read.
+        Records that are damaged are skipped and counted. None is read after the first 64 MiB.
         """
         folder, tally = records.folder_of(run_id), _Tally()
         names = self._listed(folder)

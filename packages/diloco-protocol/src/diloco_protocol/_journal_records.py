@@ -162,10 +162,17 @@ def options_of_launch(request: RunRequest) -> dict[str, Any]:
 def launch_record(
     handles: Iterable[ReplicaHandle], options: Mapping[str, Any] | None
 ) -> tuple[Launch, str, dict[str, Any]]:
-    """Return a launch, a digest of its handles, and its record."""
+    """Return a launch, a digest of its handles, and its record.
+
+    Raises:
+        InvalidRequestError: It has a rank twice, or the options are not JSON.
+    """
     import hashlib  # slow to import
 
+    check_json(options or {}, "options")
     launch = Launch(tuple(sorted(handles, key=_rank)), options or {})
+    if len(set(map(_place, launch.handles))) != len(launch.handles):
+        raise InvalidRequestError("a launch cannot be recorded that has a rank twice")
     record: dict[str, Any] = {"handles": [handle.to_dict() for handle in launch.handles]}
     digest = hashlib.sha256(dumps(record).encode()).hexdigest()[:16]
     return launch, digest, record | ({"options": dict(options)} if options else {})
@@ -220,7 +227,7 @@ def read_launch(data: bytes, what: str) -> Launch:
     handles = tuple(_handle(each, what) for each in record["handles"])
     if len(set(map(_place, handles))) != len(handles):
         raise _damaged(what, "it has a rank twice")
-    return Launch(handles, options)
+    return Launch(handles, _sound(options, "options", what))
 
 
 def read_end(handle: ReplicaHandle, data: bytes, what: str) -> tuple[ReplicaStatus, Any] | None:
@@ -235,7 +242,7 @@ def read_end(handle: ReplicaHandle, data: bytes, what: str) -> tuple[ReplicaStat
         return None  # the end of another run, which got the same run_id elsewhere
     if not status.state.terminal:
         raise _damaged(what, f"the state {status.state.value!r} is not an end")
-    return status, record["result"]
+    return status, _sound(record["result"], "result", what)
 
 
 def read_log(handle: ReplicaHandle, data: bytes, what: str) -> str | None:
@@ -244,6 +251,15 @@ def read_log(handle: ReplicaHandle, data: bytes, what: str) -> str | None:
     if type(text := record["log"]) is not str:
         raise _damaged(what, "log is not text")
     return text if _handle(record["handle"], what) == handle else None
+
+
+def _sound(value: Any, name: str, what: str) -> Any:
+    """Return a value of which :func:`check_json` has nothing to say, so that any reader can."""
+    try:
+        check_json(value, name)
+    except DilocoError as error:
+        raise _damaged(what, str(error)) from None
+    return value
 
 
 def _handle(data: Any, what: str) -> ReplicaHandle:

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import fields
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._secret_forms import NAME_MEMBER, REDACTED, TOKEN, VALUE_MEMBER, forms
 from ._secret_names import (
@@ -18,6 +18,9 @@ from ._secret_names import (
     is_secret_term,
 )
 from ._userinfo import without_userinfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SETTING = re.compile(r"(-{0,2}[A-Za-z_][\w.\-]*+)=")
 _OPTION = re.compile(r"-{1,2}[A-Za-z][\w.\-]*")
@@ -130,25 +133,36 @@ def redact_json(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
         return _redact_members(value, _BELOW if secret else "")
     if isinstance(value, (list, tuple)):
-        shown = [redact_json(inside, name) for inside in value]
+        names = _names_of_items(value, name)
+        shown = [redact_json(inside, of) for inside, of in zip(value, names, strict=True)]
         for number, (option, given) in enumerate(pairwise(value), start=1):
-            an_option = isinstance(option, str) and _OPTION.fullmatch(option) is not None
-            another = isinstance(given, str) and given.startswith("--")
-            if an_option and not another and is_secret_name(option):
-                shown[number] = redact_json(given, option)
-            elif an_option and isinstance(given, str) and shown[number] == given:
-                # Some options are recognised by their value: -u user:password
+            # Some options are recognised by their value: -u user:password
+            if _is_option(option) and isinstance(given, str) and shown[number] == given:
                 shown[number] = redact_text(f"{option} {given}").partition(" ")[2]
-            elif (
-                isinstance(option, str) and option.endswith(":") and is_secret_name(_header(option))
-            ):
-                shown[number:] = redact_json(value[number:], _header(option))
-                break
-        if len(value) == 2 and is_secret_name(header := _header(value[0])):  # a name and its value
-            shown[1] = redact_json(value[1], header)
         return type(value)(shown)
     is_shown = not secret or value is None or value in (0, 1) or _counts(name, value)
     return value if is_shown else REDACTED
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(value, str) and _OPTION.fullmatch(value) is not None
+
+
+def _names_of_items(items: Sequence[Any], name: str) -> list[str]:
+    """Return the name under which each item of a list is redacted, from those before it.
+
+    It is found first, so that no item is redacted twice: nested lists would be read 2^depth times.
+    """
+    names = [name][: len(items)]
+    for option, given in pairwise(items):
+        if isinstance(option, str) and option.endswith(":") and is_secret_name(_header(option)):
+            name = _header(option)  # of all that follows
+        another = isinstance(given, str) and given.startswith("--")
+        is_named = _is_option(option) and not another and is_secret_name(option)
+        names.append(option if is_named else name)
+    if len(items) == 2 and is_secret_name(header := _header(items[0])):  # a name and its value
+        names[1] = header
+    return names
 
 
 def redacted_repr(value: Any) -> str:
@@ -167,18 +181,17 @@ def _header(value: object) -> str:
 
 
 def _redact_members(members: dict[str, Any], secret: str) -> dict[str, Any]:
-    shown = {
-        redact_text(key) if type(key) is str else key: redact_json(
-            inside,
-            secret if type(key) is not str else key if is_secret_reference(key) else secret or key,
-        )
-        for key, inside in members.items()
-    }
     keys = [key for key in members if type(key) is str]
     names = [members[key] for key in keys if _NAME_MEMBER.fullmatch(key)]
     called = [name for name in names if isinstance(name, str) and is_secret_name(name)]
-    for key in filter(_VALUE_MEMBER.fullmatch, keys) if called else ():
-        shown[key] = redact_json(members[key], called[0])
+    shown = {}
+    for key, inside in members.items():
+        if type(key) is not str:
+            shown[key] = redact_json(inside, secret)
+            continue
+        above = key if is_secret_reference(key) else secret or key
+        name = called[0] if called and _VALUE_MEMBER.fullmatch(key) else above
+        shown[redact_text(key)] = redact_json(inside, name)
     return shown
 
 
