@@ -82,7 +82,7 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         s3.network,
         topology="gather" if run.kind == "gather" else "sharded",
         fixed=run.kind == "fixed",
-        publish_every=run.publish_every,
+        publish_every=run.publish_every if run.kind == "gather" else None,
         codec=run.codec,
         clip=run.clip,
         tensors=run.tensors,

@@ -107,8 +107,8 @@ def plan_of(row: Row, parameters: int, training: Training, conditions: Condition
     state_codec = row.more.get("state_codec", "plain")
     return plan_exchange(
         parameters, training.replicas, bandwidth, outer_state=outer_state, fragments=row.fragments,
-        codec=row.codec, state_codec=state_codec, publish_every=row.publish_every,
-        tensors=row.fragments, store=store, transfer=transfer,
+        codec=row.codec, state_codec=state_codec, tensors=row.fragments, store=store,
+        transfer=transfer, publish_every=row.publish_every if state_codec == "plain" else None,
     )  # fmt: skip
 
 

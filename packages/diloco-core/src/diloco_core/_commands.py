@@ -109,10 +109,10 @@ class PlanOptions(Options):
     fragments: int = option(1)
     topology: Literal["auto", "sharded", "gather"] = option("auto")
     fixed: bool = option(False)
-    publish_every: int = option(4)
+    publish_every: int | None = option(None)
     codec: str = option("plain")
     state_codec: str = option("plain")
-    full_state_every: int = option(8)
+    full_state_every: int | None = option(None)
 
 
 @command(PlanOptions)

@@ -208,7 +208,8 @@ def compare(tmp_path, kind, replicas, params, *, outer_state=1.0, **options):
     counted, _ = moved(kind, stores, params, warm=6, syncs=8, **given)
     known = {name: options[name] for name in PLANNED if name in options}
     known |= {"fixed": True} if kind == "fixed" else {"topology": kind}
-    known |= {"outer_state": outer_state, "publish_every": 2, "tensors": 1}
+    known |= {"publish_every": 2} if kind == "gather" else {}
+    known |= {"outer_state": outer_state, "tensors": 1}
     plan = plan_exchange(params, replicas, 1e9, **known)
     return counted, [plan.bytes_sent, plan.bytes_received]
 

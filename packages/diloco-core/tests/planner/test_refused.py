@@ -21,6 +21,15 @@ from diloco_core import ConfigurationError, StoreModel, Transfer, plan_exchange
         ({"outer_state": -1}, "outer_state must be a number of tensors, 0 or more, not -1"),
         ({"tensors": 0}, "tensors must be a whole number"),
         ({"publish_every": 0}, "publish_every"),
+        *(
+            ({"publish_every": 9} | sharded, "publish_every=9 has no effect on the sharded")
+            for sharded in (
+                {"topology": "sharded"},
+                {"fixed": True},
+                {"state_codec": "int8"},
+            )
+        ),
+        ({"full_state_every": 9}, "full_state_every=9 needs a state_codec"),
         *(({"fragments": value}, "fragments must be a whole") for value in (0, 2.0, "strided")),
         ({"fixed": "yes"}, "fixed must be True or False, not 'yes'"),
         ({"fixed": True, "topology": "gather"}, "fixed membership always use the sharded topol"),

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from .._checks import whole
 from .._errors import ConfigurationError
 
 
@@ -94,3 +95,21 @@ def check_state_codec(codec: Codec, *, gather: bool) -> None:
             "model would come many syncs late. Choose a codec that sends all of them, such as "
             "'int8'; codec, which encodes contributions, can be sparse"
         )
+
+
+def whole_state_every(codec: Codec, given: object) -> int:
+    """Return the number of syncs of a fragment from one whole publication of its state to the next.
+
+    Args:
+        codec: The codec for state.
+        given: The option; None if it was left out.
+
+    Raises:
+        ConfigurationError: It was given without a codec for state, or is not a number of syncs.
+    """
+    if codec.plain and given is not None:
+        raise ConfigurationError(
+            f"full_state_every={given!r} needs a state_codec: without one, the whole state is "
+            "published in every sync"
+        )
+    return whole("full_state_every", 8 if given is None else given)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from diloco_protocol.telemetry import history_seconds, live_seconds
 
 from .._checks import MOST_RANKS, check_positive, kind_of, number, one_of, whole, yes_or_no
-from .._codecs._codec import Codec, check_state_codec
+from .._codecs._codec import Codec, check_state_codec, whole_state_every
 from .._codecs._named import find_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
@@ -158,10 +158,10 @@ def plan_exchange(
     fragments: int = 1,
     topology: str = "auto",
     fixed: bool = False,
-    publish_every: int = 4,
+    publish_every: int | None = None,
     codec: str | Codec = "plain",
     state_codec: str | Codec = "plain",
-    full_state_every: int = 8,
+    full_state_every: int | None = None,
     clip: str | None = None,
     tensors: int = 100,
     store: StoreModel | None = None,
@@ -190,12 +190,12 @@ def plan_exchange(
         fixed: Whether membership is fixed: then a replica does not send the part of its
             contribution that only it uses.
         publish_every: In the gather topology, the number of syncs from one publication of the state
-            to the next. All figures are means over these syncs.
+            to the next; 4 if left out. All figures are means over these syncs.
         codec: How contributions are sent, as given to :class:`DiLoCo`.
         state_codec: How results are published, as given to :class:`DiLoCo`. Such runs are always
             sharded.
         full_state_every: With a ``state_codec``: the number of syncs of a fragment from one whole
-            publication to the next. The figures are means over these syncs.
+            publication to the next; 8 if left out. The figures are means over these syncs.
         clip: As given to :class:`DiLoCo`: with ``"median"``, the norms of every contribution are
             read too.
         tensors: How many tensors are synced. Only small syncs depend on it: it counts in the
@@ -223,8 +223,7 @@ def plan_exchange(
     if replicas > MOST_RANKS:
         raise ConfigurationError(f"replicas must be at most {MOST_RANKS:,}, not {replicas}")
     fragments, tensors = whole("fragments", fragments), whole("tensors", tensors)
-    publish_every = whole("publish_every", publish_every)
-    full_state_every = whole("full_state_every", full_state_every)
+    every = whole("publish_every", 4 if publish_every is None else publish_every)
     check_amount("outer_state", outer_state, " of tensors")
     one_of("topology", topology, ("auto", *TOPOLOGIES))
     if yes_or_no("fixed", fixed) and topology == "gather":
@@ -234,6 +233,7 @@ def plan_exchange(
         )
     published = find_codec(state_codec)
     check_state_codec(published, gather=topology == "gather")
+    full_every = whole_state_every(published, full_state_every)
     if not published.plain and outer_state > 1:
         raise ConfigurationError(
             f"outer_state is {outer_state:g}, but with a state_codec it can be at most 1: only SGD "
@@ -250,15 +250,20 @@ def plan_exchange(
         fixed=fixed,
         codec=find_codec(codec),
         state_codec=published,
-        full_every=full_state_every,
+        full_every=full_every,
         clip=clip is not None,
         tensors=tensors,
     )
     each = {"sharded": sharded_sync(model, store, bandwidth)}
     if not fixed and published.plain:
-        each["gather"] = gather_sync(model, publish_every, store, bandwidth)
+        each["gather"] = gather_sync(model, every, store, bandwidth)
     quickest = min(each, key=lambda name: each[name].seconds)
     chosen = quickest if topology == "auto" else topology
+    if publish_every is not None and (topology == "sharded" or "gather" not in each):
+        raise ConfigurationError(
+            f"publish_every={publish_every} has no effect on the sharded topology, which publishes "
+            "the state in every sync. Leave publish_every out, or pass topology='gather'"
+        )
     costs, count = each[chosen], each[chosen].requests
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     dollars += costs.received * store.egress_price

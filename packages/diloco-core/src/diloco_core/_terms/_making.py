@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._checks import is_whole, kind_of, one_of, whole
-from .._codecs._codec import Codec, check_state_codec, is_sparse
+from .._codecs._codec import Codec, check_state_codec, is_sparse, whole_state_every
 from .._codecs._named import CODECS, find_codec
 from .._errors import ConfigurationError
 from .._seconds import Seconds
@@ -16,7 +16,6 @@ from ._schedule import Schedule, Windows
 from ._support import support_of
 from ._terms import OuterGroup, StateCoding, Terms, Weighting
 
-_FULL_STATE_EVERY = 8
 # SparseLoCo, arXiv 2508.15706.
 _SPARSE_DECAY = 0.95
 
@@ -254,16 +253,11 @@ def _coding(exchange: object, given: object, full_every: object) -> StateCoding 
             "can only be given as codec: export() has to read the state without your program.)"
         )
     codec = CODECS[given]
+    every = whole_state_every(codec, full_every)
     if codec.plain:
-        if full_every is not None:
-            raise ConfigurationError(
-                f"full_state_every={full_every!r} needs a state_codec: without one, the whole "
-                "state is published in every sync"
-            )
         return None
     support = support_of(exchange)
     check_state_codec(codec, gather=support.gather)
-    every = whole("full_state_every", _FULL_STATE_EVERY if full_every is None else full_every)
     if not support.state_codecs:
         why = (
             "which does not publish encoded state: only runs over a store and replicas in one "
