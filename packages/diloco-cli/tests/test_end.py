@@ -11,6 +11,7 @@ from test_told import live, run_of, write
 from diloco_cli import _app
 from diloco_cli._end import _spelling, end
 from diloco_protocol import (
+    BackendError,
     ForbiddenError,
     InvalidRequestError,
     ReplicaNotFoundError,
@@ -191,6 +192,26 @@ class TestMeeting:
         made = command(World("a", {}), Broken("b", ForbiddenError("no right to list")))
         with pytest.raises(UnavailableError, match=r"looked on a for .*\. b could not be searched"):
             end(made.session, "cancel", str(folder), yes=True)
+
+    def test_a_damaged_record_concerns_its_own_run(self, folder):
+        """A stranger who can damage one run would otherwise keep all others from being ended."""
+
+        class Damaged(World):
+            def _attach(self, run_id):
+                if run_id == "one":
+                    raise BackendError("run.json is not JSON")
+                return super()._attach(run_id)
+
+        world = Damaged("a", {"two": [RUNNING]})
+        with pytest.raises(
+            UnavailableError, match=r"run one on a cannot be read: run\.json is not"
+        ):
+            end(command(world).session, "cancel", str(folder), yes=True)
+        world.meets = {"two": str(folder)}
+        made = command(world)
+        assert end(made.session, "cancel", str(folder), yes=True) == 0
+        assert acted(world) == [("stop", 0)]
+        assert "run one on a cannot be read: run.json is not JSON" in made.err()
 
     def test_where_nothing_is_told_nothing_is_known(self, tmp_path, worlds):
         uri = write(tmp_path / "silent", {"manifest.json": b"{}"})

@@ -361,6 +361,8 @@ class TestVerb:
         file.write_text("mine")
         assert _app.run(["report", uri, "-o", str(file)]) == 2
         assert "is there already: --force replaces it" in capsys.readouterr().err
+        assert _app.run(["report", uri, "--json", "--force"]) == 2
+        assert "there is no -o" in capsys.readouterr().err
         assert file.read_text() == "mine"
         assert _app.run(["report", uri, "-o", str(file), "--force"]) == 0
         assert file.read_text().startswith("<!doctype html>")

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from diloco_protocol import BaseExecutor, DilocoError, ReplicaNotFoundError, UnavailableError
+from diloco_protocol import (
+    AuthError,
+    BaseExecutor,
+    DilocoError,
+    ForbiddenError,
+    ReplicaNotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
 from diloco_protocol.backend import cancel_all, is_run_id
 
 from ._backends import Run, problems
@@ -114,7 +122,8 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
     if not (meeting := [run for run in runs if not run.notes]):
         searched = ", ".join(found)
         looked = f"looked on {searched or 'no backend'} for {', '.join(names) or 'no name'}"
-        kind = UnavailableError if failed or not searched else ReplicaNotFoundError
+        is_known = searched and not failed and all(run.handles for run in runs)
+        kind = ReplicaNotFoundError if is_known else UnavailableError
         raise kind(". ".join([f"no run meets at {clean(uri)} by its own record: {looked}", *notes]))
     for note in notes:
         session.screen.say(note)
@@ -122,16 +131,27 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
 
 
 def _look(executor: BaseExecutor, names: list[str], place: str | None) -> list[Run]:
-    """Return the runs of these names that a backend has; those with notes do not meet there."""
+    """Return the runs of these names that a backend has.
+
+    Those with notes do not meet there, or cannot be read; then they have no handles.
+    """
     runs = []
     for name in names:
-        with contextlib.suppress(ReplicaNotFoundError):
+        called = f"run {name} on {executor.backend_name}"
+        try:
             handles = executor.attach(name)
             uri = executor.meets_at(handles[0])  # as all of its launch
             own = uri and _spelling(uri)
-            note = f"run {name} on {executor.backend_name} meets at {clean(uri or 'no place')}"
-            notes = () if own and own == place else (note,)
-            runs.append(Run(name, executor.backend_name, executor, handles, notes))
+            notes = (
+                () if own and own == place else (f"{called} meets at {clean(uri or 'no place')}",)
+            )
+        except ReplicaNotFoundError:
+            continue
+        except (AuthError, ForbiddenError, ThrottledError, UnavailableError):
+            raise  # no other name would be answered
+        except DilocoError as error:  # a damaged record concerns its own run
+            handles, notes = [], (f"{called} cannot be read: {clean(str(error))}",)
+        runs.append(Run(name, executor.backend_name, executor, handles, notes))
     return runs
 
 

@@ -109,10 +109,10 @@ class PlanOptions(Options):
     fragments: int = option(1)
     topology: Literal["auto", "sharded", "gather"] = option("auto")
     fixed: bool = option(False)
-    publish_every: int | None = option(None)
+    publish_every: int | None = option(None, shown="4")
     codec: str = option("plain")
     state_codec: str = option("plain")
-    full_state_every: int | None = option(None)
+    full_state_every: int | None = option(None, shown="8")
 
 
 @command(PlanOptions)

@@ -61,6 +61,8 @@ def report(
     """
     if file is None and not session.as_json:
         raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
+    if file is None and force:
+        raise InvalidRequestError("--force replaces the file of -o, and there is no -o")
     if file is not None and not Path(file).parent.is_dir():
         raise InvalidRequestError(f"-o {file}: there is no such folder: make it first")
     if file is not None and Path(file).exists() and not force:
