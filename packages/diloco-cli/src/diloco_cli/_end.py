@@ -142,9 +142,8 @@ def _look(executor: BaseExecutor, names: list[str], place: str | None) -> list[R
             handles = executor.attach(name)
             uri = executor.meets_at(handles[0])  # as all of its launch
             own = uri and _spelling(uri)
-            notes = (
-                () if own and own == place else (f"{called} meets at {clean(uri or 'no place')}",)
-            )
+            note = f"{called} meets at {clean(uri or 'no place')}"
+            notes = () if own and own == place else (note,)
         except ReplicaNotFoundError:
             continue
         except (AuthError, ForbiddenError, ThrottledError, UnavailableError):
