@@ -188,6 +188,7 @@ def test_the_code_of_a_page(path, folder, request):
         assert any(file.stem in code for code in uses), f"nothing runs {file.name}"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_two_replicas_of_two_processes_run_as_the_page_shows_them(folder):
     page = [code for _, code, _ in blocks(TOP / "packages/diloco-core/docs/processes.md")]

@@ -51,6 +51,9 @@ def main() -> int:
     parser.add_argument(
         "--no-memory", action="store_true", help="leave out the measurement of peak memory"
     )
+    parser.add_argument(
+        "--no-processes", action="store_true", help="leave out replicas of several processes"
+    )
     arguments = parser.parse_args()
     print(
         f"{arguments.parameters:,} fp32 parameters, {os.cpu_count()} cores, one thread per replica"
@@ -68,6 +71,8 @@ def main() -> int:
         "< 50)\n",
         flush=True,
     )
+    if arguments.no_processes:
+        return 0
     command = [sys.executable, str(HERE / "processes.py")]
     command += [f"--parameters={arguments.parameters}", f"--rounds={arguments.rounds}"]
     return subprocess.run(command, check=False).returncode

@@ -25,7 +25,7 @@ import torch
 from diloco_core import DiLoCo, connect
 
 
-def train(raise_on=None):
+def train():
     exchange = connect()
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
@@ -36,21 +36,31 @@ def train(raise_on=None):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if raise_on == exchange.process:
-                raise ArithmeticError("a bad batch")
     print("a line of", exchange.process)
     torch.distributed.destroy_process_group()
     return [exchange.process, exchange.processes, outer.committed]
 """
 
 
-def started(folder, *more):
+FAILING = """
+import os
+import time
+
+
+def train():
+    if os.environ["RANK"] == "1":
+        raise ArithmeticError("a bad batch")
+    time.sleep(600)
+"""
+
+
+def started(folder, trainer):
     """Run the entrypoint as somebody types it."""
-    (folder / "trainer.py").write_text(TRAINER)
+    (folder / "trainer.py").write_text(trainer)
     command = [sys.executable, "-m", "diloco_core.replica_entrypoint", "--processes", "2"]
     command += ["--rank", "0", "--world-size", "1", "--rendezvous", "store"]
     return subprocess.run(
-        [*command, "--trainer-module", "trainer", *more],
+        [*command, "--trainer-module", "trainer"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])},
         capture_output=True,
@@ -61,7 +71,7 @@ def started(folder, *more):
 
 @pytest.mark.processes
 def test_it_returns_what_the_first_process_returns(tmp_path):
-    done = started(tmp_path)
+    done = started(tmp_path, TRAINER)
     assert done.returncode == 0, done.stderr
     *lines, result = done.stdout.splitlines()
     assert json.loads(result) == [0, 2, 2]
@@ -71,11 +81,11 @@ def test_it_returns_what_the_first_process_returns(tmp_path):
 
 @pytest.mark.processes
 def test_it_fails_as_the_first_process_that_fails(tmp_path):
-    done = started(tmp_path, "--trainer-kwargs-json", '{"raise_on": 1}')
+    done = started(tmp_path, FAILING)
     assert done.returncode == 1
     assert "ProcessFailedError: process 1 of this replica (pid " in done.stderr
     assert "ArithmeticError: a bad batch" in done.stderr
-    assert 'trainer.py", line 22, in train' in done.stderr
+    assert 'trainer.py", line 8, in train' in done.stderr
 
 
 @pytest.mark.parametrize("code", [None, 0, 3])
