@@ -5,6 +5,7 @@ import boto3
 import botocore.session
 import pytest
 from botocore.client import ClientCreator
+from botocore.hooks import EventAliaser
 
 from diloco_protocol import Backoff
 from diloco_sagemaker import SageMakerExecutor
@@ -30,6 +31,18 @@ def _methods_of(creator, model):
 
 
 ClientCreator._create_methods = _methods_of
+
+# Each session looks up anew what its hundreds of events are called; the names are always the same.
+NAMES = {}
+_make_aliaser = EventAliaser.__init__
+
+
+def _with_shared_names(aliaser, *arguments):
+    _make_aliaser(aliaser, *arguments)
+    aliaser._alias_name_cache = NAMES
+
+
+EventAliaser.__init__ = _with_shared_names
 
 REQUIRED = {
     "role_arn": "arn:aws:iam::123456789012:role/trainer",

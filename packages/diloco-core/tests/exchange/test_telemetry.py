@@ -583,7 +583,7 @@ class TestHarm:
             folder != "history/",
         ]
 
-    @pytest.mark.parametrize("early", [True, False])
+    @pytest.mark.parametrize("early", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_a_process_ends_while_its_store_hangs(self, tmp_path, early):
         """The threads that wait for the store do not keep it alive."""
         program = f"""

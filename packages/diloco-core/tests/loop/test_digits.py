@@ -9,7 +9,6 @@ import functools
 import pytest
 import torch
 from loop_lab import AVERAGING
-from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from diloco_core import DiLoCo, in_process
@@ -21,6 +20,9 @@ THRESHOLD = 0.60
 @functools.cache
 def digits():
     """1400 training images sorted by label, and 397 to validate."""
+    # Not above: this takes long, and each worker of pytest reads this file.
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(data.data, dtype=torch.float32)[order] / 16

@@ -7,11 +7,16 @@ import re
 from typing import Any
 
 import boto3
+import botocore.loaders
+import botocore.session
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from diloco_localcloud import SageMakerStandIn
+
+# Reading the services' models anew for each test would take most of the time.
+LOADER = botocore.loaders.create_loader()
 
 
 class Lab:
@@ -19,7 +24,9 @@ class Lab:
 
     def __init__(self, stand_in: SageMakerStandIn) -> None:
         self.stand_in, self.world = stand_in, stand_in.world
-        self.session = boto3.Session()
+        core = botocore.session.Session()
+        core.register_component("data_loader", LOADER)
+        self.session = boto3.Session(botocore_session=core)
         self.config = Config(
             retries={"total_max_attempts": 1},
             connect_timeout=60,
