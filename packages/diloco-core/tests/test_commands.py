@@ -102,6 +102,7 @@ class TestProbe:
         answer = _commands.probe(uri=str(tmp_path))
         assert answer.values["exclusive"] is True
         assert "all runs can use this store" in answer.lines[0]
+        assert "MB/s" in answer.lines[1]
 
     def test_a_store_that_cannot(self, tmp_path):
         (tmp_path / "file").touch()

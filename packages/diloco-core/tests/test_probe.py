@@ -1,10 +1,12 @@
 """The probe says what a store can do, and leaves nothing behind."""
 
+import itertools
+
 import pytest
 
 from diloco_core import ConfigurationError, StoreUnavailableError
 from diloco_core._store import _open as stores
-from diloco_core.probe import main, run
+from diloco_core.probe import main, measure, run, speed_in_words
 
 
 def test_a_folder_will_do(tmp_path):
@@ -30,6 +32,41 @@ def test_what_cannot_be_used_raises(tmp_path):
         run(str(tmp_path / "file" / "run"))
     with pytest.raises(ConfigurationError):
         run("nonsense://bucket/run")
+
+
+class TestSpeed:
+    def test_it_is_measured_and_nothing_is_left(self, tmp_path):
+        found = run(str(tmp_path / "run"), measured=True)
+        assert all(found[name] > 0 for name in ("write_ms", "read_ms", "write_mb_s", "read_mb_s"))
+        assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+
+    def test_a_clock_gives_the_numbers(self, tmp_path):
+        ticks = itertools.accumulate([0, 0.002, 0, 0.001] * 5 + [0, 0.5, 0, 0.25])
+        found = measure(stores.open_store(str(tmp_path)), lambda: next(ticks))
+        assert found == {"write_ms": 2.0, "read_ms": 1.0, "write_mb_s": 16.8, "read_mb_s": 33.6}
+        assert speed_in_words(found) == (
+            "a small object is written in 2 ms and read in 1 ms, and one of 8 MiB at 16.8 and "
+            "33.6 MB/s"
+        )
+
+    def test_nothing_is_left_after_an_error(self, tmp_path):
+        store = stores.open_store(str(tmp_path))
+
+        class Failing(store.__class__):
+            def get(self, key, largest=0):
+                if len(written) == 6:  # the large one
+                    raise StoreUnavailableError("it is away")
+                return super().get(key)
+
+            def put(self, key, parts):
+                written.append(key)
+                return super().put(key, parts)
+
+        written = []
+        with pytest.raises(StoreUnavailableError):
+            measure(Failing(str(tmp_path)))
+        assert len(written) == 6
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 class TestTheCommandLine:

@@ -162,7 +162,7 @@ class ProbeOptions(Options):
 
 @command(ProbeOptions)
 def probe(options: ProbeOptions) -> Answer:
-    """Try a store as a run would use it."""
+    """Try a store as a run would use it, and measure how fast it is."""
     with _reachable():
-        found = _probe.run(options.uri)
-    return Answer(found, (_probe.in_words(found),))
+        found = _probe.run(options.uri, measured=True)
+    return Answer(found, (_probe.in_words(found), _probe.speed_in_words(found)))
