@@ -93,7 +93,7 @@ def test_a_run_on_kubernetes(tmp_path):
             assert purged.returncode == 0
             assert "this removes the records, logs and results of 3 replicas" in purged.stderr
             assert not executor.exists("seen")
-        checked = diloco(tmp_path, "check", "--replicas", "2", *here, **options)
+        checked = diloco(tmp_path, "check", *here, **options)
         assert "ok eks rights: " in checked.stdout
     gone = diloco(tmp_path, "status", "seen", *here, **options, PYTHONWARNINGS="ignore")
     assert gone.returncode == 4, "the cluster is away"

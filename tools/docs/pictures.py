@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.text import Text
 
-from diloco_cli._report import _page, _pictures, _prices, _summary
+from diloco_cli._report import _page, _pictures, _summary
 from diloco_cli._store import Store
 from diloco_cli._told import run_facts
 from diloco_cli._view import View, Word, rank_facts, screenful, see
@@ -79,7 +79,7 @@ def watch(everything: Told) -> str:
 
 def report(everything: Told) -> str:
     """Return the picture of ``report``: the charts of its page below each other."""
-    prices = _prices.read_prices(_prices.DEFAULT.read_bytes())
+    prices = _summary.read_prices(_summary.DEFAULT.read_bytes())
     summary = _summary.summarise(everything, prices, uri=URI, now=0.0, made_by="")
     ranks = _pictures.ranks_with_a_row(summary["incarnations"])
     charts = {

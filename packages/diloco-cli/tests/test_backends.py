@@ -5,7 +5,7 @@ import threading
 import pytest
 from cli_lab import RUNNING, Broken, World, command
 
-from diloco_cli._backends import choose, make_executor
+from diloco_cli._backends import make_executor
 from diloco_cli._options import UnsetError
 from diloco_local import LocalProcessExecutor
 from diloco_protocol import (
@@ -72,13 +72,12 @@ def test_a_backend_that_wants_to_leave_is_named():
 
 
 def test_a_backend_that_needs_options_was_not_searched():
-    answers = {"a": ReplicaNotFoundError("no"), "modal": UNSET}
     with pytest.raises(ReplicaNotFoundError, match=r"modal was not searched: modal needs --option"):
-        choose(None, "one", answers)
+        find(World("a", {}), Broken("modal", UNSET))
     with pytest.raises(UnavailableError, match="it is not known whether there is a run one"):
-        choose(None, "one", {"modal": UNSET})
+        find(Broken("modal", UNSET))
     with pytest.raises(UnsetError):
-        choose("modal", "one", {"modal": UNSET})
+        find(Broken("modal", UNSET), backend="modal")
 
 
 @pytest.mark.parametrize("name", ["s3://bucket/run", "Run", "", "a\x1b"])

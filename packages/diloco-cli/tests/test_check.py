@@ -7,7 +7,7 @@ from cli_lab import RUNNING, Broken, World, command
 
 from diloco_cli import _extra
 from diloco_cli._check import check
-from diloco_protocol import AuthError, Finding, InvalidRequestError, UnavailableError
+from diloco_protocol import AuthError, Finding, UnavailableError
 from diloco_protocol.backend import Answer
 
 REACHED = "it can be reached; runs that it has records of: {}"
@@ -15,7 +15,7 @@ REACHED = "it can be reached; runs that it has records of: {}"
 
 class Quota(World):
     def _findings(self, request):
-        return [Finding("quota", request.gpu != "H100:8", f"\x1bquota for {len(request.ranks)}")]
+        return [Finding("quota", False, f"\x1bquota for {len(request.ranks)}")]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_every_backend_is_asked():
     assert "diloco-protocol 0.1.0" in versions
     assert others == [
         f"ok a: {REACHED.format(1)}",
-        "no b: AuthError: no credentials\\x1b",
+        "no b: no credentials\\x1b",
     ]
 
 
@@ -51,7 +51,7 @@ def test_what_removed_packages_have_left_is_no_matter(tmp_path, monkeypatch):
 def test_a_launch_is_looked_at_by_the_backend_that_is_named():
     world = Quota("a", {})
     made = command(world, backend="a", as_json=True)
-    assert check(made.session, None, 4, "H100:8") == 1
+    assert check(made.session, None) == 1
     printed = json.loads(made.out())
     assert (printed["version"], printed["ok"]) == (1, False)
     assert printed["findings"][1:] == [
@@ -60,18 +60,26 @@ def test_a_launch_is_looked_at_by_the_backend_that_is_named():
             "ok": True,
             "message": REACHED.format(0),
         },
-        {"subject": "a quota", "ok": False, "message": "\\x1bquota for 4"},
+        {"subject": "a quota", "ok": False, "message": "\\x1bquota for 1"},
     ]
-    assert check(command(world, backend="a").session, None, 4) == 0
-    with pytest.raises(InvalidRequestError, match="name it with --backend"):
-        check(command(world).session, None, 4)
+    assert printed["store"] is None
+    assert check(command(world).session, None) == 0, "it was not asked about a launch"
+
+
+def test_a_backend_that_is_named_and_cannot_be_reached():
+    made = command(Broken("b", AuthError("no credentials")), backend="b")
+    assert check(made.session, None) == 1
+    assert made.out().splitlines()[1:] == ["no b: no credentials"]
 
 
 def test_a_store_is_tried(probe):
-    probe(lambda uri: Answer({}, (f"{uri} can be used",)))
+    probe(lambda uri: Answer({"read_ms": 1.5}, (f"{uri} can be used", "and is quick")))
     made = command(World("a", {}))
     assert check(made.session, "s3://bucket/x") == 0
-    assert made.out().splitlines()[-1] == "ok store: s3://bucket/x can be used"
+    assert made.out().splitlines()[-1] == "ok store: s3://bucket/x can be used. and is quick"
+    made = command(World("a", {}), as_json=True)
+    assert check(made.session, "s3://bucket/x") == 0
+    assert json.loads(made.out())["store"] == {"read_ms": 1.5}
 
 
 def test_a_store_that_cannot_be_used(probe):

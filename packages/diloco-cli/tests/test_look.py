@@ -76,7 +76,7 @@ class TestLs:
 
     def test_no_backend_can_be_reached(self):
         broken = Broken("b", AuthError("no credentials"))
-        with pytest.raises(UnavailableError, match="b: no credentials"):
+        with pytest.raises(UnavailableError, match="b could not be asked: no credentials"):
             ls(command(broken).session, 20)
         with pytest.raises(AuthError):
             ls(command(World("a", {}), broken, backend="b").session, 20)

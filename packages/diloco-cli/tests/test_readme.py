@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli._report._prices import read_prices
+from diloco_cli._report._summary import read_prices
 from diloco_cli._told import run_facts
 from diloco_cli._view import View, Word, rank_facts, screenful, see
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus

@@ -13,8 +13,7 @@ from diloco_cli import _app
 from diloco_cli._report import _verb
 from diloco_cli._report._page import page
 from diloco_cli._report._pictures import Axis, make_axis
-from diloco_cli._report._prices import DEFAULT, read_prices
-from diloco_cli._report._summary import summarise
+from diloco_cli._report._summary import DEFAULT, read_prices, summarise
 from diloco_cli._report._verb import report
 from diloco_cli._screen import Screen
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError
@@ -98,10 +97,10 @@ class TestFacts:
         assert (summary["run_id"], summary["world_size"], summary["sync"]) == ("monday", 2, 5)
         assert (summary["first"], summary["last"]) == (START, START + 60)
         first, second = summary["incarnations"]
-        assert (first.rank, second.rank, first.where) == (0, 1, "eks/us-east-1")
-        assert first.seconds == {"compute": 30.0, "exchange": 5.0, "wait": 15.0}
-        assert first.bytes == {"sent": 5000, "received": 10000}
-        assert first.losses[0] == (5, START + 10, pytest.approx(2.9))
+        assert (first["rank"], second["rank"], first["where"]) == (0, 1, "eks/us-east-1")
+        assert first["seconds"] == {"compute": 30.0, "exchange": 5.0, "wait": 15.0}
+        assert first["bytes"] == {"sent": 5000, "received": 10000}
+        assert first["losses"][0] == (5, START + 10, pytest.approx(2.9))
         assert [(each["sync"], each["counted"], each["members"]) for each in summary["syncs"]] == [
             (number, [0, 1], 2) for number in range(1, 6)
         ]
@@ -110,12 +109,12 @@ class TestFacts:
     def test_training_beside_a_sync_hides_the_wait_first(self):
         lines = [line(1, hidden_seconds=2.5, exposed_seconds=1.5)]
         (only,) = of([live(0)], {(0, 1): lines})["incarnations"]
-        assert only.seconds == {"compute": 6.0, "exchange": 1.0, "wait": 0.5}
+        assert only["seconds"] == {"compute": 6.0, "exchange": 1.0, "wait": 0.5}
 
     def test_without_an_inner_loop_the_whole_sync_counts(self):
         lines = [line(1, compute_seconds=0.0, exposed_seconds=0.0)]
         (only,) = of([live(0)], {(0, 1): lines})["incarnations"]
-        assert only.seconds == {"compute": 0.0, "exchange": 1.0, "wait": 3.0}
+        assert only["seconds"] == {"compute": 0.0, "exchange": 1.0, "wait": 3.0}
 
     def test_several_incarnations_of_which_one_was_killed(self):
         later = [line(n, time=START + 100 + 10 * n, sync=5 + n, members=1) for n in (1, 2)]
@@ -123,9 +122,8 @@ class TestFacts:
             [live(0, epoch=3, attempt=2, time=START + 130, sync=7), live(1)],
             {(0, 1): five(), (0, 3): later, (1, 1): five()},
         )
-        assert [(each.rank, each.epoch, each.ended) for each in summary["incarnations"]] == [
-            (0, 1, None), (0, 3, "left"), (1, 1, "left"),
-        ]  # fmt: skip
+        ends = [(each["rank"], each["epoch"], each["ended"]) for each in summary["incarnations"]]
+        assert ends == [(0, 1, None), (0, 3, "left"), (1, 1, "left")]
         assert "Rank 0: the end of an earlier incarnation was not told." in summary["missing"]
         assert "Rank 0: earlier incarnations have left nothing to read." in summary["missing"]
         assert [each["counted"] for each in summary["syncs"][4:]] == [[0, 1], [0], [0]]
@@ -134,13 +132,13 @@ class TestFacts:
         ahead = [line(n, time=START + 10 * n + 3 * HOUR) for n in range(1, 6)]
         lives = [live(0), live(1, time=START + 60 + 3 * HOUR)]
         summary = of(lives, {(0, 1): five(), (1, 1): ahead})
-        assert summary["incarnations"][1].clock_offset == pytest.approx(3 * HOUR)
+        assert summary["incarnations"][1]["clock_offset"] == pytest.approx(3 * HOUR)
         assert (summary["first"], summary["last"]) == (START, START + 60)
         assert any(
             "incarnation 1, is 3h ahead of the others" in each for each in summary["missing"]
         )
         alone = of([live(0), live(1, time=5.0)], {(0, 1): five()})
-        assert alone["incarnations"][1].clock_offset is None
+        assert alone["incarnations"][1]["clock_offset"] is None
 
     def test_a_clock_that_cannot_be_compared_does_not_stretch_the_time(self):
         three = [live(rank, world_size=3, time=START + 60) for rank in (0, 1)]
@@ -157,8 +155,8 @@ class TestFacts:
         del lines[1]
         summary = of([live(0, dropped=2)], {(0, 1): lines})
         (only,) = summary["incarnations"]
-        assert [value for _, _, value in only.losses] == [2.9, None, None, 2.5]
-        assert (only.losses_wrong, only.lines_missing) == (2, 3)
+        assert [value for _, _, value in only["losses"]] == [2.9, None, None, 2.5]
+        assert (only["losses_wrong"], only["lines_missing"]) == (2, 3)
         text = Page(page(summary)).text
         assert "a loss that is not a number" in text
         assert "Rank 0: lines of the history are missing." in text
@@ -181,9 +179,9 @@ class TestFacts:
         lines = [line(n, sync=n) for n in range(1, 20_001)]
         lines[777] = line(778, metrics={"loss": "nan"})
         (only,) = of([live(0)], {(0, 1): lines})["incarnations"]
-        assert len(only.losses) == 8001
-        assert only.losses[-1][0] == 100_000
-        assert sum(value is None for _, _, value in only.losses) == 1
+        assert len(only["losses"]) == 8001
+        assert only["losses"][-1][0] == 100_000
+        assert sum(value is None for _, _, value in only["losses"]) == 1
 
 
 class TestCost:

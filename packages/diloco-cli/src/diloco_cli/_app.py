@@ -202,17 +202,12 @@ def report() -> None:
     """
 
 
-@_verb(
-    "_check:check",
-    click.argument("uri", required=False),
-    click.option("--replicas", type=int, default=1, help="Of the launch."),
-    click.option("--gpu", metavar="GPU", help="Of each replica of the launch, such as H100:8."),
-)
+@_verb("_check:check", click.argument("uri", required=False))
 def check() -> None:
     """Say what is installed here and what stands in the way.
 
-    With the URI of a store, it is tried as a run would use it (needs diloco-core). With --backend,
-    that backend is asked about a launch.
+    With the URI of a store, it is tried as a run would use it, and measured (needs diloco-core).
+    With --backend, that backend is asked about a launch.
     """
 
 

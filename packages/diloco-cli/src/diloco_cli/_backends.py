@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from diloco_protocol import (
     BaseExecutor,
@@ -23,7 +23,6 @@ from ._options import Choice, UnsetError, read_options
 from ._texts import clean
 
 T = TypeVar("T")
-Found = tuple[BaseExecutor, list[ReplicaHandle]]
 
 PATIENCE = 90.0
 """Seconds in which a backend has to answer; its own retries end earlier, by default."""
@@ -46,6 +45,25 @@ class Run:
     executor: BaseExecutor
     handles: list[ReplicaHandle]
     notes: tuple[str, ...] = ()
+
+
+class Answers(NamedTuple, Generic[T]):
+    """What backends have answered, by their names.
+
+    Attributes:
+        found: The answers.
+        unset: What is wrong with those that were not asked, since they need options.
+        failed: What is wrong with those that have not answered.
+    """
+
+    found: dict[str, T]
+    unset: dict[str, str]
+    failed: dict[str, str]
+
+    def notes(self, done: str) -> list[str]:
+        """Return sentences on the backends without an answer, which were to be ``done``."""
+        notes = [f"{name} could not be {done}: {text}" for name, text in self.failed.items()]
+        return notes + [f"{name} was not {done}: {text}" for name, text in self.unset.items()]
 
 
 def in_thread(question: Callable[[], T]) -> Future[T]:
@@ -107,8 +125,12 @@ class Backends:
         for executor in self.made:
             executor.close()
 
-    def ask(self, question: Callable[[BaseExecutor], T]) -> dict[str, T | Exception]:
-        """Ask all backends at the same time; their answers, or errors, by backend."""
+    def ask(self, question: Callable[[BaseExecutor], T]) -> Answers[T]:
+        """Ask all backends at the same time. One that does not know a run is left out.
+
+        Raises:
+            Exception: What the backend that was named has raised.
+        """
 
         def ask_one(name: str) -> T:
             executor = self.make(name, self.choice.options.get(name, {}))
@@ -120,12 +142,17 @@ class Backends:
         asked = {name: in_thread(partial(ask_one, name)) for name in self.choice.names}
         wait(asked.values(), timeout=self.patience)
         late = UnavailableError(f"there was no answer in {self.patience:g} s")
-        answers: dict[str, T | Exception] = {}
+        answers = Answers[T]({}, {}, {})
         for name, each in asked.items():
-            try:
-                answers[name] = each.result() if each.done() else late
-            except Exception as error:  # noqa: BLE001 - whatever a client library raises
-                answers[name] = error
+            error = each.exception() if each.done() else late
+            if error is None:
+                answers.found[name] = each.result()
+            elif self.choice.backend:
+                raise error
+            elif isinstance(error, UnsetError):
+                answers.unset[name] = str(error)
+            elif not isinstance(error, ReplicaNotFoundError):
+                answers.failed[name] = clean(str(error)) or type(error).__name__
         return answers
 
     def find(self, run_id: str) -> Run:
@@ -142,43 +169,19 @@ class Backends:
                 "`diloco ls` names the runs"
             )
         answers = self.ask(lambda executor: (executor, executor.attach(run_id)))
-        return choose(self.choice.backend, run_id, answers)
-
-
-def choose(backend: str | None, run_id: str, answers: Mapping[str, Found | Exception]) -> Run:
-    """Return the run that the backends' answers name; :meth:`Backends.find` says what it raises."""
-    having = {
-        name: answer
-        for name, answer in answers.items()
-        if not isinstance(answer, Exception) and answer[1]
-    }
-    if len(having) > 1:
-        raise InvalidRequestError(
-            f"{' and '.join(having)} each have a run {run_id}: say which one you mean, with "
-            + " or ".join(f"--backend {name}" for name in having)
-        )
-    if backend is not None and isinstance(error := answers[backend], Exception):
-        raise error
-    unset, failed = problems(answers)
-    notes = [f"{name} could not be searched: {text}" for name, text in failed.items()]
-    for name, (executor, handles) in having.items():
-        return Run(run_id, name, executor, handles, tuple(notes))
-    notes += [f"{name} was not searched: {text}" for name, text in unset.items()]
-    searched = [name for name in answers if name not in {**unset, **failed}]
-    none = [f"there is no run {run_id} on {', '.join(searched)}"] * bool(searched)
-    text = ". ".join(none + notes)
-    if failed or not searched:
-        raise UnavailableError(f"{text}. So it is not known whether there is a run {run_id}")
-    raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs")
-
-
-def problems(answers: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what is wrong by backend: of those that need options, and of those that failed."""
-    unset: dict[str, str] = {}
-    failed: dict[str, str] = {}
-    for name, error in answers.items():
-        if isinstance(error, UnsetError):
-            unset[name] = str(error)
-        elif isinstance(error, Exception) and not isinstance(error, ReplicaNotFoundError):
-            failed[name] = clean(str(error)) or type(error).__name__
-    return unset, failed
+        having = {name: answer for name, answer in answers.found.items() if answer[1]}
+        if len(having) > 1:
+            raise InvalidRequestError(
+                f"{' and '.join(having)} each have a run {run_id}: say which one you mean, with "
+                + " or ".join(f"--backend {name}" for name in having)
+            )
+        for name, (executor, handles) in having.items():
+            notes = answers._replace(unset={}).notes("searched")
+            return Run(run_id, name, executor, handles, tuple(notes))
+        silent = {**answers.unset, **answers.failed}
+        searched = [name for name in self.choice.names if name not in silent]
+        none = [f"there is no run {run_id} on {', '.join(searched)}"] * bool(searched)
+        text = ". ".join(none + answers.notes("searched"))
+        if answers.failed or not searched:
+            raise UnavailableError(f"{text}. So it is not known whether there is a run {run_id}")
+        raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs")

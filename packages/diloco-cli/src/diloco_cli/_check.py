@@ -3,58 +3,57 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib.metadata import distributions, version
 from typing import Any
 
-from diloco_protocol import BaseExecutor, DilocoError, Finding, InvalidRequestError
+from diloco_protocol import BaseExecutor, DilocoError, Finding
 
 from ._exits import FAILED, SUCCEEDED
 from ._extra import find_extra
 from ._facts import Cell
-from ._options import UnsetError
 from ._session import Session
 from ._texts import clean
 
 _WORDS = {True: Cell("ok ", "green"), False: Cell("no ", "red"), None: Cell("?  ", "yellow")}
 
 
-def check(session: Session, uri: str | None, replicas: int = 1, gpu: str | None = None) -> int:
+def check(session: Session, uri: str | None) -> int:
     """Print what is in order and what is not, and return the exit code.
 
     Args:
-        session: Says which backends.
+        session: Says which backends; one that is named is also asked about a launch.
         uri: A store to try; None: none.
-        replicas: How many a launch has that the backend that was named looks at.
-        gpu: What each of them has.
-
-    Raises:
-        InvalidRequestError: A launch was described, and no backend was named.
     """
-    named = session.choice.backend is not None
-    if not named and (replicas, gpu) != (1, None):
-        raise InvalidRequestError(
-            "--replicas and --gpu describe a launch to one backend: name it with --backend"
-        )
+    choice = session.choice
 
     def look(executor: BaseExecutor) -> list[Finding]:
         known = len(executor.list_runs())
         found = [Finding("", True, f"it can be reached; runs that it has records of: {known}")]
-        return found + (executor.check(replicas, gpu=gpu) if named else [])
+        return found + (executor.check() if choice.backend else [])
 
-    with session.backends(session.choice) as backends:
+    with session.backends(replace(choice, backend=None)) as backends:
         answers = backends.ask(look)
     findings = [_versions()]
-    for name, answer in answers.items():
-        findings += _of_backend(name, answer)
+    for name, found in answers.found.items():
+        findings += [replace(each, subject=f"{name} {each.subject}".strip()) for each in found]
+    findings += [Finding(name, None, f"not asked: {text}") for name, text in answers.unset.items()]
+    findings += [Finding(name, False, text) for name, text in answers.failed.items()]
+    measured = None
     if uri is not None:
-        findings.append(_of_store(uri))
+        try:
+            answer = find_extra("probe")(uri=uri)
+            measured = answer.values
+            findings.append(Finding("store", True, ". ".join(answer.lines)))
+        except DilocoError as error:
+            findings.append(Finding("store", False, str(error)))
     facts: list[dict[str, Any]] = [
         {"subject": clean(each.subject), "ok": each.ok, "message": clean(each.message)}
         for each in findings
     ]
     passed = all(finding.ok is not False for finding in findings)
     if session.as_json:
-        session.screen.json({"ok": passed, "findings": facts})
+        session.screen.json({"ok": passed, "findings": facts, "store": measured})
     else:
         for each in facts:
             session.screen.line(_WORDS[each["ok"]], f"{each['subject']}: {each['message']}")
@@ -68,19 +67,3 @@ def _versions() -> Finding:
     ours = {name: version(name) for name in names if name.startswith("diloco-")}
     text = ", ".join(f"{name} {number}" for name, number in sorted(ours.items()))
     return Finding("versions", True, f"Python {platform.python_version()}, {text}")
-
-
-def _of_backend(name: str, answer: list[Finding] | Exception) -> list[Finding]:
-    if isinstance(answer, UnsetError):
-        return [Finding(name, None, f"not asked: {answer}")]
-    if isinstance(answer, Exception):
-        return [Finding(name, False, f"{type(answer).__name__}: {answer}")]
-    return [Finding(f"{name} {each.subject}".strip(), each.ok, each.message) for each in answer]
-
-
-def _of_store(uri: str) -> Finding:
-    """Try a store with the probe of diloco-core."""
-    try:
-        return Finding("store", True, ". ".join(find_extra("probe")(uri=uri).lines))
-    except DilocoError as error:
-        return Finding("store", False, str(error))

@@ -18,7 +18,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import cancel_all, is_run_id
 
-from ._backends import Run, problems
+from ._backends import Run
 from ._exits import BAD_USE, SUCCEEDED
 from ._facts import place_in_words, place_of
 from ._session import Session
@@ -114,15 +114,12 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
     place = _spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))
     backends = opened.enter_context(session.backends(session.choice))
     answers = backends.ask(lambda executor: _look(executor, names, place))
-    unset, failed = problems(answers)
-    found = {name: runs for name, runs in answers.items() if not isinstance(runs, Exception)}
-    runs = [run for some in found.values() for run in some]
-    notes = [f"{name} could not be searched: {text}" for name, text in {**unset, **failed}.items()]
-    notes += [note for run in runs for note in run.notes]
+    runs = [run for some in answers.found.values() for run in some]
+    notes = [*answers.notes("searched"), *(note for run in runs for note in run.notes)]
     if not (meeting := [run for run in runs if not run.notes]):
-        searched = ", ".join(found)
+        searched = ", ".join(answers.found)
         looked = f"looked on {searched or 'no backend'} for {', '.join(names) or 'no name'}"
-        is_known = searched and not failed and all(run.handles for run in runs)
+        is_known = searched and not answers.failed and all(run.handles for run in runs)
         kind = ReplicaNotFoundError if is_known else UnavailableError
         raise kind(". ".join([f"no run meets at {clean(uri)} by its own record: {looked}", *notes]))
     for note in notes:

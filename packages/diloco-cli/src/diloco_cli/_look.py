@@ -15,7 +15,7 @@ from diloco_protocol import (
 )
 
 from . import _facts, _told
-from ._backends import Run, problems
+from ._backends import Run
 from ._exits import SUCCEEDED, UNKNOWN, UNREACHABLE, exit_of_states
 from ._session import Session
 from ._store import is_uri
@@ -31,33 +31,29 @@ def ls(session: Session, limit: int) -> int:
     screen = session.screen
     with session.backends(session.choice) as backends:
         answers = backends.ask(lambda executor: _runs_of(executor, limit))
-    unset, failed = problems(answers)
-    if session.choice.backend and isinstance(error := answers[session.choice.backend], Exception):
-        raise error
-    if len(unset) + len(failed) == len(answers):
-        reasons = ". ".join(f"{name}: {text}" for name, text in {**failed, **unset}.items())
-        raise UnavailableError(f"no backend could be asked. {reasons}")
-    found = {name: each for name, each in answers.items() if not isinstance(each, Exception)}
-    runs = [{"backend": name, **facts} for name, (some, _) in found.items() for facts in some]
+    notes = answers.notes("asked")
+    if not answers.found:
+        raise UnavailableError(". ".join(["no backend could be asked", *notes]))
+    runs = [
+        {"backend": name, **facts} for name, (some, _) in answers.found.items() for facts in some
+    ]
     if session.as_json:
-        problem = {**unset, **failed}
+        problems = {**dict.fromkeys(answers.found), **answers.failed, **answers.unset}
         backends_facts = [
-            {"name": name, "asked": name in found, "problem": problem.get(name)} for name in answers
+            {"name": name, "asked": name in answers.found, "problem": problems[name]}
+            for name in session.choice.names
         ]
         screen.json({"runs": runs, "backends": backends_facts})
     else:
         screen.lines(_facts.table(_facts.RUN_COLUMNS, runs, session.clock(), screen.width))
-    for name, text in failed.items():
-        screen.say(f"{name} could not be asked: {text}")
-    for name, text in unset.items():
-        screen.say(f"{name} was not asked: {text}")
-    for name, (_, older) in found.items():
+    for name, (_, older) in answers.found.items():
         if older:
-            screen.say(f"{name} has {older} more, which are older: --limit {limit + older}")
+            notes.append(f"{name} has {older} more, which are older: --limit {limit + older}")
     unread = [facts for facts in runs if facts["problem"]]
-    for facts in unread:
-        screen.say(f"{facts['run_id']} on {facts['backend']}: {facts['problem']}")
-    return UNREACHABLE if failed or unread else SUCCEEDED
+    notes += [f"{each['run_id']} on {each['backend']}: {each['problem']}" for each in unread]
+    for note in notes:
+        screen.say(note)
+    return UNREACHABLE if answers.failed or unread else SUCCEEDED
 
 
 def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], int]:

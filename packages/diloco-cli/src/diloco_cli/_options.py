@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,17 +55,18 @@ def read_choice(
 ) -> Choice:
     """Read ``--backend``, ``--option`` and the variable ``DILOCO_OPTIONS``.
 
-    An option of the command line takes precedence over the same one in the variable. Without an
-    installed backend there is nothing to choose from, which is an error if one is needed or named.
+    The variable has options of any backends, separated by blanks; those that are typed take
+    precedence. Without an installed backend there is nothing to choose from, which is an error if
+    one is needed or named.
 
     Raises:
         InvalidRequestError: No backend is installed, or not this one; or a text does not say which
             option of which backend it is.
     """
     installed = executor_names() if installed is None else installed
-    if not (installed or needed or backend or given):
-        return Choice(None, (), {}, ())
     if not installed:
+        if not (needed or backend or given):
+            return Choice(None, (), {}, ())
         raise InvalidRequestError(
             "no backend is installed here: install the one that runs your replicas beside "
             "diloco-cli, such as diloco-local, diloco-eks, diloco-sagemaker or diloco-modal"
@@ -74,40 +75,26 @@ def read_choice(
         raise InvalidRequestError(
             f"--backend {shown(backend)} is not installed; installed are: {', '.join(installed)}"
         )
-    try:
-        kept = shlex.split(environ.get(VARIABLE, ""))
-    except ValueError as error:
-        raise InvalidRequestError(f"the variable {VARIABLE} cannot be read: {error}") from None
     options: dict[str, dict[str, str]] = {}
-    for where, texts, default in ((VARIABLE, kept, None), ("--option", given, backend)):
-        for owner, name, value in _pairs(where, texts, default):
-            if owner not in installed:
-                raise InvalidRequestError(
-                    f"{where}: {shown(owner)} is not a backend that is installed here; installed "
-                    f"are: {', '.join(installed)}"
-                )
-            if where != VARIABLE and backend not in {None, owner}:
-                raise InvalidRequestError(
-                    f"--option {owner}.{name}=… is for another backend than --backend {backend}"
-                )
-            options.setdefault(owner, {})[name] = value
-    return Choice(backend, (backend,) if backend else tuple(installed), options, tuple(given))
-
-
-def _pairs(where: str, texts: Iterable[str], default: str | None) -> Iterable[tuple[str, str, str]]:
-    """Yield the backend, the name and the text of each option."""
-    for text in texts:
+    for text in (*environ.get(VARIABLE, "").split(), *given):
         key, separator, value = text.partition("=")
-        owner, dot, name = key.partition(".")
-        if not dot:
-            owner, name = default or "", key
-        if not separator or not owner or not name:
-            form = "BACKEND.NAME=VALUE" if default is None else "NAME=VALUE"
+        owner, name = key.split(".", 1) if "." in key else (backend or "", key)
+        if not (separator and owner and name):
             raise InvalidRequestError(
-                f"{where}: {shown(key)} is not of the form {form}"
-                + (", such as eks.namespace=training" if default is None else "")
+                f"the option {shown(key)} is not of the form BACKEND.NAME=VALUE, such as "
+                "eks.namespace=training, or NAME=VALUE with --backend"
             )
-        yield owner, name, value
+        if owner not in installed:
+            raise InvalidRequestError(
+                f"the option {shown(key)}: {owner} is not a backend that is installed here; "
+                f"installed are: {', '.join(installed)}"
+            )
+        if text in given and backend not in {None, owner}:
+            raise InvalidRequestError(
+                f"--option {owner}.{name}=… is for another backend than --backend {backend}"
+            )
+        options.setdefault(owner, {})[name] = value
+    return Choice(backend, (backend,) if backend else tuple(installed), options, tuple(given))
 
 
 class UnsetError(InvalidRequestError):

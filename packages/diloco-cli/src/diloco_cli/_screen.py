@@ -77,12 +77,9 @@ class Screen:
             self.line(*line)
 
     def json(self, facts: Facts, *, indent: int | None = 2) -> None:
-        """Print facts and their version as JSON; every character beyond ASCII is escaped.
-
-        Objects become their attributes.
-        """
+        """Print facts and their version as JSON; every character beyond ASCII is escaped."""
         versioned = {"version": VERSION, **facts}
-        self.out.write(json.dumps(versioned, indent=indent, default=vars) + "\n")
+        self.out.write(json.dumps(versioned, indent=indent) + "\n")
 
     def say(self, text: str) -> None:
         """Print a sentence that is not data, to standard error."""

@@ -14,8 +14,7 @@ from typing import Any
 from .._facts import Facts
 from . import _pictures
 from ._pictures import number, seconds
-from ._prices import PARTS
-from ._replicas import Incarnation
+from ._summary import PARTS
 
 _MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
@@ -69,8 +68,8 @@ def _soft(lines: Iterable[str]) -> str:
 
 def _head(summary: Facts) -> str:
     lives, first, last = summary["incarnations"], summary["first"], summary["last"]
-    newest = {each.rank: each for each in lives}.values()
-    losses = [value for each in newest for _, _, value in each.losses[-1:] if value is not None]
+    newest = {each["rank"]: each for each in lives}.values()
+    losses = [value for each in newest for _, _, value in each["losses"][-1:] if value is not None]
     facts = {
         "ranks": str(summary["world_size"]),
         "outer steps": str(summary["sync"]),
@@ -79,12 +78,12 @@ def _head(summary: Facts) -> str:
         if losses
         else "unknown",
         "time spent training": _share(_pictures.time_split(lives)),
-        "sent": _in_bytes(sum(each.bytes["sent"] for each in lives)),
-        "received": _in_bytes(sum(each.bytes["received"] for each in lives)),
+        "sent": _in_bytes(sum(each["bytes"]["sent"] for each in lives)),
+        "received": _in_bytes(sum(each["bytes"]["received"] for each in lives)),
         "cost, as far as known": _money(summary["cost"]["known"]),
     }
-    where = sorted({each.where for each in lives} - {""})
-    hosts = sorted({each.host for each in lives} - {""})
+    where = sorted({each["where"] for each in lives} - {""})
+    hosts = sorted({each["host"] for each in lives} - {""})
     lines = [
         f"Store: {summary['uri']}" if summary["uri"] else "",
         f"Backend: {summary['backend']['name']}" if summary["backend"] else "",
@@ -100,7 +99,7 @@ def _head(summary: Facts) -> str:
 
 def _telemetry(summary: Facts) -> str:
     ranks = _pictures.ranks_with_a_row(summary["incarnations"])
-    every = len({each.rank for each in summary["incarnations"]})
+    every = len({each["rank"] for each in summary["incarnations"]})
     some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
     shown = sum(map(len, ranks.values()))
     newest = f"{shown} of {len(summary['incarnations'])} incarnations are shown, the newest ones."
@@ -133,29 +132,32 @@ _HEADS = (
 )  # fmt: skip
 
 
-def _cells(each: Incarnation) -> list[str]:
-    loss = [point[2] for point in each.losses[-1:]]
+def _cells(each: Facts) -> list[str]:
+    loss = [point[2] for point in each["losses"][-1:]]
     return [
-        str(each.rank), str(each.epoch), "" if each.attempt is None else str(each.attempt),
-        each.ended or "not told", each.host, moment(each.first), seconds(each.last - each.first),
-        number(each.step), str(each.syncs),
+        *("" if each[name] is None else str(each[name]) for name in ("rank", "epoch", "attempt")),
+        each["ended"] or "not told", each["host"], moment(each["first"]),
+        seconds(each["last"] - each["first"]), number(each["step"]), str(each["syncs"]),
         "".join("not a number" if value is None else number(value) for value in loss),
-        _share(each.seconds), seconds(each.seconds["wait"]), *map(_in_bytes, each.bytes.values()),
+        _share(each["seconds"]), seconds(each["seconds"]["wait"]),
+        *map(_in_bytes, each["bytes"].values()),
     ]  # fmt: skip
 
 
 def _failures(summary: Facts) -> str:
     """Return what failed, as the replicas themselves say, and their backend."""
     failures = [
-        (each.rank, f"said so at {moment(each.last)}, on {each.host}", each.last_lines)
+        (each["rank"], f"said so at {moment(each['last'])}, on {each['host']}", each["last_lines"])
         for each in summary["incarnations"]
-        if each.ended == "failed"
+        if each["ended"] == "failed"
     ]
     for each, after in pairwise(summary["incarnations"]):
-        if each.rank == after.rank and each.ended is None:
-            text = f"incarnation {each.epoch} ended without a word, as if it was killed"
-            when = f"its last line is of {moment(each.last)}; a minute before the end may be lost"
-            failures.append((each.rank, f"{text}, and {after.epoch} came after it", [when]))
+        if each["rank"] == after["rank"] and each["ended"] is None:
+            text = f"incarnation {each['epoch']} ended without a word, as if it was killed"
+            when = (
+                f"its last line is of {moment(each['last'])}; a minute before the end may be lost"
+            )
+            failures.append((each["rank"], f"{text}, and {after['epoch']} came after it", [when]))
     for said in summary["backend"]["replicas"] if summary["backend"] else ():
         if said["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{said['state']}, {said['reason'] or 'no reason'}: {said['message'] or ''}"

@@ -15,7 +15,6 @@ from statistics import median
 
 from .._facts import Facts
 from .._texts import duration
-from ._replicas import Incarnation
 
 _WIDTH, _HEIGHT = 1000.0, 240
 _UNITS = (1, 2, 5, 10, 15, 30)
@@ -30,7 +29,7 @@ _MOST_POINTS = 20_000
 _COLUMNS = 120  # as many places along a chart, where there is more
 _SPENT = {"compute": "compute", "exchange": "exposed exchange", "wait": "wait"}
 
-Ranks = Mapping[int, Sequence[Incarnation]]
+Ranks = Mapping[int, Sequence[Facts]]
 Points = Sequence[tuple[float, float | None]]
 Texts = Iterable[tuple[float, str]]
 Bar = tuple[float, float, str, str]
@@ -167,15 +166,15 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def ranks_with_a_row(incarnations: Iterable[Incarnation]) -> dict[int, list[Incarnation]]:
+def ranks_with_a_row(incarnations: Iterable[Facts]) -> dict[int, list[Facts]]:
     """Return ranks with their newest incarnations: all, or those of note and the first ones."""
-    ranks: dict[int, list[Incarnation]] = defaultdict(list)
+    ranks: dict[int, list[Facts]] = defaultdict(list)
     for each in incarnations:
-        ranks[each.rank].append(each)
+        ranks[each["rank"]].append(each)
 
     def is_plain(rank: int) -> bool:
         lives = ranks[rank]
-        return len(lives) == 1 and lives[0].ended != "failed" and not lives[0].losses_wrong
+        return len(lives) == 1 and lives[0]["ended"] != "failed" and not lives[0]["losses_wrong"]
 
     chosen = sorted(ranks, key=lambda rank: (is_plain(rank), rank))[:MOST_ROWS]
     return {rank: ranks[rank][-MOST_LIVES:] for rank in sorted(chosen)}
@@ -186,8 +185,8 @@ def loss_chart(summary: Facts, *, by_time: bool) -> str:
     start = summary["first"] or 0.0
     points: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
     for each in summary["incarnations"]:
-        for step, time, value in each.losses:
-            points[each.rank].append((time - start if by_time else step, value))
+        for step, time, value in each["losses"]:
+            points[each["rank"]].append((time - start if by_time else step, value))
     every = [point for series in points.values() for point in series]
     values = [value for _, value in every if value is not None]
     if not values:
@@ -226,10 +225,10 @@ def time_axis(summary: Facts) -> Axis:
     return make_axis([0.0, (summary["last"] or 0.0) - (summary["first"] or 0.0)], times=True)
 
 
-def time_split(lives: Iterable[Incarnation]) -> dict[str, float]:
+def time_split(lives: Iterable[Facts]) -> dict[str, float]:
     """Return seconds by what they were spent on."""
     several = list(lives)
-    return {name: sum(each.seconds[name] for each in several) for name in _SPENT}
+    return {name: sum(each["seconds"][name] for each in several) for name in _SPENT}
 
 
 def split_chart(ranks: Ranks) -> str:
@@ -252,10 +251,11 @@ def lives_chart(summary: Facts, ranks: Ranks) -> str:
     """Return the incarnations of each rank on a time axis."""
     x, start = time_axis(summary), summary["first"] or 0.0
 
-    def bar(life: Incarnation) -> Bar:
-        name = life.ended if life.ended in {"left", "failed"} else "open"
-        says = f"rank {life.rank}, incarnation {life.epoch}, attempt {life.attempt or 'unknown'}"
-        return x.share(life.first - start), x.share(life.last - start), name, says
+    def bar(life: Facts) -> Bar:
+        name = life["ended"] if life["ended"] in {"left", "failed"} else "open"
+        attempt = life["attempt"] or "unknown"
+        says = f"rank {life['rank']}, incarnation {life['epoch']}, attempt {attempt}"
+        return x.share(life["first"] - start), x.share(life["last"] - start), name, says
 
     rows = [(str(rank), map(bar, lives)) for rank, lives in ranks.items()]
     entries = [("left", "left"), ("failed", "failed"), ("open", "did not tell its end")]

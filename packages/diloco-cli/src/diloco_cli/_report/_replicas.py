@@ -1,16 +1,40 @@
-"""The incarnations of the ranks, put together from what they have told: pure functions."""
+"""The incarnations of the ranks, put together from what they have told: pure functions.
+
+An incarnation is one life of a rank, as a JSON value. Its times are by the clock of its machine,
+less ``clock_offset``. These are its names:
+
+* ``rank``, ``host`` and ``attempt`` (of the launch) are as the replica tells them.
+* ``epoch``: which incarnation of the rank it is, from 1.
+* ``where``: its backend and place, as far as they are known, such as ``"eks/training"``.
+* ``first``: when it gave its first sign; the training that its first line covers counts as one.
+* ``last``: when it gave its last sign.
+* ``clock_offset``: how many seconds its clock is ahead of the others, by the syncs that they
+  share; 0 below a minute, None if there is no such sync.
+* ``phase``: what it did last; empty if that is not known.
+* ``ended``: how it has ended, ``"left"`` or ``"failed"``; None if it has not told that.
+* ``syncs``: how many syncs it has told of.
+* ``lines_missing``: how many lines of its history are missing.
+* ``step``: inner steps of the rank at the end.
+* ``seconds``: seconds of training (``compute``), and those in which it did not train because of an
+  ``exchange``, or because of its ``wait`` for others.
+* ``bytes``: bytes that its syncs have ``sent`` and ``received``.
+* ``losses``: some of its losses: inner steps, time, value. The value is None where it is NaN,
+  infinite or too large to draw.
+* ``losses_wrong``: how many losses have no value.
+* ``last_lines``: what it told last, if it has failed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median, median_low
 
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Live, Metric, SyncLine, Told
 
+from .._facts import Facts
 from .._texts import clean
 
 LEAST_OFFSET = 60.0
@@ -23,54 +47,6 @@ Loss = tuple[int, float, float | None]
 History = Mapping[tuple[int, int], Sequence[SyncLine]]
 
 
-@dataclass(frozen=True)
-class Incarnation:
-    """One life of a rank. Times are by the clock of its machine, less ``clock_offset``.
-
-    Attributes:
-        rank: The rank.
-        epoch: Which incarnation of the rank it is, from 1.
-        attempt: The attempt of the launch, if that is known.
-        host: Name of the machine; empty if that is not known.
-        where: Its backend and place, as far as they are known, such as ``"eks/training"``.
-        first: When it gave its first sign; the training that its first line covers counts as one.
-        last: When it gave its last sign.
-        clock_offset: How many seconds its clock is ahead of the others, by the syncs that they
-            share; 0 below a minute, None if there is no such sync.
-        phase: What it did last; empty if that is not known.
-        ended: How it has ended, ``"left"`` or ``"failed"``; None if it has not told that.
-        syncs: How many syncs it has told of.
-        lines_missing: How many lines of its history are missing.
-        step: Inner steps of the rank at the end.
-        seconds: Seconds of training (``compute``), and those in which it did not train because of
-            an ``exchange``, or because of its ``wait`` for others.
-        bytes: Bytes that its syncs have ``sent`` and ``received``.
-        losses: Some of its losses: inner steps, time, value. The value is None where it is NaN,
-            infinite or too large to draw.
-        losses_wrong: How many losses have no value.
-        last_lines: What it told last, if it has failed.
-    """
-
-    rank: int
-    epoch: int
-    attempt: int | None
-    host: str
-    where: str
-    first: float
-    last: float
-    clock_offset: float | None
-    phase: str
-    ended: str | None
-    syncs: int
-    lines_missing: int
-    step: int
-    seconds: Mapping[str, float]
-    bytes: Mapping[str, int]
-    losses: tuple[Loss, ...]
-    losses_wrong: int
-    last_lines: tuple[str, ...]
-
-
 def history_of(told: Told) -> dict[tuple[int, int], list[SyncLine]]:
     """Return the lines of every incarnation, by rank and epoch; of equal numbers the last one."""
     lines: dict[tuple[int, int], dict[int, SyncLine]] = defaultdict(dict)
@@ -79,18 +55,16 @@ def history_of(told: Told) -> dict[tuple[int, int], list[SyncLine]]:
     return {life: [by[n] for n in sorted(by)] for life, by in lines.items() if by}
 
 
-def incarnations_of(
-    told: Told, history: History, world_size: int, loss: str
-) -> tuple[Incarnation, ...]:
+def incarnations_of(told: Told, history: History, world_size: int, loss: str) -> list[Facts]:
     """Return all incarnations, in the order of ranks."""
     lives = {(live.rank, live.epoch): live for live in told.live.values()}
     offsets = clock_offsets(history)
     keys = sorted(key for key in lives.keys() | history.keys() if key[0] < world_size)
     most = max(_LEAST_POINTS, _POINTS // max(1, len(keys)))
-    return tuple(
+    return [
         _incarnation(key, lives.get(key), history.get(key, ()), offsets.get(key), loss, most)
         for key in keys
-    )
+    ]
 
 
 def clock_offsets(history: History) -> dict[tuple[int, int], float]:
@@ -117,7 +91,7 @@ def _incarnation(
     offset: float | None,
     loss: str,
     most: int,
-) -> Incarnation:
+) -> Facts:
     records: list[Live | SyncLine] = [*([live] if live else []), *lines[::-1]]  # the newest first
     begun = [line.time - line.compute_seconds - line.exposed_seconds for line in lines[:1]]
     ahead = offset or 0.0
@@ -129,29 +103,35 @@ def _incarnation(
     waits, compute = sum(map(_exposed_wait, lines)), sum(line.compute_seconds for line in lines)
     ended = None if live is None or live.ended is None else clean(live.ended)
     lacking = lines[-1].number - len(lines) if lines else 0
-    return Incarnation(
-        rank=key[0],
-        epoch=key[1],
-        attempt=next((each.attempt for each in records if each.attempt is not None), None),
-        host=clean(next((each.host for each in records if each.host), "")),
-        where=clean(f"{live.backend}/{live.place}".replace("//", "/").strip("/")) if live else "",
-        first=max(0.0, min([each.time for each in records] + begun)) - ahead,
-        last=max(each.time for each in records) - ahead,
-        clock_offset=offset,
-        phase=str(live.phase) if live else "",
-        ended=ended,
-        syncs=len(lines),
-        lines_missing=lacking + (live.dropped if live else 0),
-        step=max([line.total_inner_steps for line in lines] + ([live.step] if live else [])),
-        seconds={"compute": compute, "exchange": sum(map(_exposed, lines)) - waits, "wait": waits},
-        bytes={
+    return {
+        "rank": key[0],
+        "epoch": key[1],
+        "attempt": next((each.attempt for each in records if each.attempt is not None), None),
+        "host": clean(next((each.host for each in records if each.host), "")),
+        "where": clean(f"{live.backend}/{live.place}".replace("//", "/").strip("/"))
+        if live
+        else "",
+        "first": max(0.0, min([each.time for each in records] + begun)) - ahead,
+        "last": max(each.time for each in records) - ahead,
+        "clock_offset": offset,
+        "phase": str(live.phase) if live else "",
+        "ended": ended,
+        "syncs": len(lines),
+        "lines_missing": lacking + (live.dropped if live else 0),
+        "step": max([line.total_inner_steps for line in lines] + ([live.step] if live else [])),
+        "seconds": {
+            "compute": compute,
+            "exchange": sum(map(_exposed, lines)) - waits,
+            "wait": waits,
+        },
+        "bytes": {
             way: max(sum(getattr(line, name) for line in lines), getattr(live, name, 0))
             for way, name in (("sent", "bytes_sent"), ("received", "bytes_received"))
         },
-        losses=tuple(_thinned(losses, most)),
-        losses_wrong=sum(value is None for _, _, value in losses),
-        last_lines=tuple(map(_told_line, lines[-_LAST_LINES:])) if ended == "failed" else (),
-    )
+        "losses": _thinned(losses, most),
+        "losses_wrong": sum(value is None for _, _, value in losses),
+        "last_lines": list(map(_told_line, lines[-_LAST_LINES:])) if ended == "failed" else [],
+    }
 
 
 def _drawable(value: Metric) -> float | None:

@@ -26,8 +26,7 @@ from .._store import is_uri
 from .._texts import clean
 from .._told import read_run
 from ._page import page
-from ._prices import DEFAULT, MOST_BYTES, read_prices
-from ._summary import summarise
+from ._summary import DEFAULT, MOST_BYTES, read_prices, summarise
 
 _LINES, _MOST_LOGS = 20, 16
 _BY_JOURNAL = (
