@@ -9,12 +9,14 @@ import threading
 import pytest
 from cli_lab import DONE, FAILED, NOW, RUNNING, Broken, Terminal, World, command
 from click.exceptions import Exit
+from test_journal import journal_in
 
 from diloco_cli import _app, _watch
 from diloco_cli._screen import Screen
 from diloco_cli._store import Store
 from diloco_protocol import (
     BackendError,
+    InvalidRequestError,
     ReplicaNotFoundError,
     SpecVersionError,
     UnavailableError,
@@ -251,8 +253,10 @@ class TestSources:
 
     def test_what_is_no_run(self, told, tmp_path):
         made = command(World("a", {}))
-        with pytest.raises(ReplicaNotFoundError, match="there is no run in"):
+        with pytest.raises(InvalidRequestError, match="such as run: give the URI of one"):
             follow(made, str(tmp_path))
+        with pytest.raises(ReplicaNotFoundError, match="there is no run in"):
+            follow(made, f"{tmp_path}/none")
         told.broken = UnavailableError("403")
         with pytest.raises(UnavailableError, match="403"):
             follow(made, told.uri)
@@ -266,6 +270,54 @@ class TestSources:
     def test_a_run_whose_replicas_have_told_nothing_yet_is_awaited(self, told):
         made = command(World("a", {"one": [DONE, DONE]}))
         assert follow(made, told.uri, nothing, lambda: told.live(0)) == 0
+
+
+class TestJournal:
+    """Where no rank tells anything (any more), the journal knows the run."""
+
+    @pytest.fixture
+    def journal(self, told):
+        """A journal in the store, as a backend has written it that saw one of two replicas end."""
+        world = World("a", {"one": [DONE, RUNNING]}, journal=journal_in(told.folder))
+        world._journal.record_launch(world.handles("one"))
+        world.describe_run(world.handles("one"))
+        return world._journal
+
+    def test_without_a_backend(self, told, journal):
+        handles, made = World("a", {"one": [DONE] * 2}).handles("one"), command(World("b", {}))
+        now = [NOW]
+        object.__setattr__(made.session, "clock", lambda: now[0])
+
+        def ends():
+            journal.record_end(handles[1], FAILED, None)
+
+        def a_minute_later():
+            now[0] += 60
+
+        assert follow(made, told.uri, ends, a_minute_later) == 1
+        assert made.out().splitlines() == [
+            "rank 0: succeeded, completed, attempt 1",
+            "ended, as the journal in the store says: rank 0",
+            "rank 1: failed, error, attempt 1",
+            "ended, as the journal in the store says: ranks 0-1",
+            f"{told.uri}: 1 succeeded, 1 failed",
+        ]
+
+    def test_a_backend_that_knows_more_comes_first(self, told, journal):
+        world = World("a", {"one": [None, FAILED]})
+        made = command(world)
+        assert follow(made, told.uri) == 1
+        assert made.out().splitlines()[-1] == f"{told.uri}: 1 succeeded, 1 failed"
+
+    def test_what_ranks_tell_later_counts(self, told, journal):
+        made = command(World("b", {}))
+
+        def back():
+            told.live(0, ended="failed")
+            told.live(1, ended="left")
+
+        assert follow(made, told.uri, back) == 1
+        assert made.out().splitlines()[-1] == f"{told.uri}: 1 succeeded, 1 failed"
 
 
 def test_the_requests_of_a_refresh(told):

@@ -11,7 +11,7 @@ from diloco_protocol import ReplicaHandle, ReplicaStatus
 from diloco_protocol.backend import redact, redact_json
 from diloco_protocol.telemetry import Live, Metric
 
-from ._texts import clean, duration, in_ranges
+from ._texts import clean, duration, ranks_in_words
 
 Facts = Mapping[str, Any]
 VERSION = 1
@@ -24,8 +24,8 @@ STYLES = {
     "cancelled": "magenta",
     "unknown": "red",
 }
-ENDS = {"left": "succeeded", "failed": "failed"}
-"""The states that the words of replicas on their end mean."""
+ENDS = {None: "running", "left": "succeeded", "failed": "failed"}
+"""The states that the words of replicas on their end mean; other words mean an unknown one."""
 NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
 """What is told of a rank."""
 _STATUS = (
@@ -193,10 +193,7 @@ def replica_lines(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
             texts.append(f"result {clean(str(facts['result']), _RESULT)}")
         for text in filter(None, texts):
             ranks_by_text.setdefault(text, []).append(facts["rank"])
-    return [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {in_ranges(ranks)}: {text}"
-        for text, ranks in ranks_by_text.items()
-    ]
+    return [f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
 
 
 def _run_state(facts: Facts, _: float) -> Cell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from itertools import dropwhile, groupby
 
@@ -101,3 +101,12 @@ def in_ranges(ranks: Iterable[int]) -> str:
     groups = groupby(places, lambda each: each[1] - each[0])
     spans = [[rank for _, rank in span] for _, span in groups]
     return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in spans)
+
+
+def ranks_in_words(ranks: Collection[int]) -> str:
+    """Return ranks as the subject of a sentence.
+
+    >>> ranks_in_words([3]), ranks_in_words([0, 1, 2, 5])
+    ('rank 3', 'ranks 0-2, 5')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {in_ranges(ranks)}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from statistics import mode
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError, SpecVersionError
@@ -18,7 +18,7 @@ from ._journal import Recorded, read_journal
 from ._screen import Screen
 from ._session import Session
 from ._store import Store
-from ._texts import clean, in_ranges
+from ._texts import clean, in_ranges, ranks_in_words
 from ._view import COLUMNS, rank_facts, see
 
 _UNREAD = {
@@ -67,17 +67,28 @@ def read_run(uri: str, *, history: bool = True) -> tuple[Told, Recorded]:
     """Return what the replicas of a run have told so far, and what the journal in its store says.
 
     Raises:
-        InvalidRequestError: There are several runs below this prefix; the error names some.
+        InvalidRequestError: As in :func:`open_run`.
         ReplicaNotFoundError: As in :func:`status`, as the others.
         SpecVersionError: See there.
         UnavailableError: See there.
+    """
+    return _read(open_run(uri), uri, history=history)
+
+
+def open_run(uri: str) -> Store:
+    """Return the store of a run.
+
+    Raises:
+        InvalidRequestError: There are several runs below this prefix; the error names some.
+        ReplicaNotFoundError: There is no run.
+        UnavailableError: The store cannot be read.
     """
     store, runs = _open(uri)
     if runs != [""]:
         raise InvalidRequestError(
             f"there are runs below {uri}, such as {', '.join(runs[:10])}: give the URI of one"
         )
-    return _read(store, uri, history=history)
+    return store
 
 
 def _open(uri: str) -> tuple[Store, list[str]]:
@@ -120,7 +131,7 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     What is said of the whole run is what most ranks say.
     """
     lives = [told.live[rank] for rank in sorted(told.live)]
-    world_size = _most(live.world_size for live in lives) or 0
+    world_size = mode([live.world_size for live in lives] or [0])
     replicas = [
         _facts.plain(redact_json({name: getattr(live, name) for name in _facts.NAMES}))
         for live in lives
@@ -128,7 +139,7 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     ]
     return {
         "uri": clean(uri),
-        "run_id": clean(_most(live.run for live in lives) or ""),
+        "run_id": clean(mode([live.run for live in lives] or [""])),
         "world_size": world_size,
         "sync": max((replica["sync"] for replica in replicas), default=0),
         "replicas": replicas,
@@ -139,35 +150,26 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     }
 
 
-def _most(values: Iterable[Any]) -> Any:
-    return next(iter(Counter(values).most_common(1)), (None,))[0]
-
-
-def _state(replica: Mapping[str, Any]) -> str:
-    ended = replica["ended"]
-    return "running" if ended is None else _facts.ENDS.get(ended, "unknown")
-
-
 def _states(facts: dict[str, Any]) -> list[str]:
     """Return the state of every rank: as the journal says, or else as the rank itself does."""
     states = dict.fromkeys(facts["silent"], "unknown")
-    states |= {replica["rank"]: _state(replica) for replica in facts["replicas"]}
+    states |= {
+        each["rank"]: _facts.ENDS.get(each["ended"], "unknown") for each in facts["replicas"]
+    }
     states |= {end["rank"]: end["state"] for end in (facts["journal"] or {}).get("ends", ())}
     return list(states.values())
 
 
 def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
-    silent = facts["silent"]
-    rows = [
-        {**rank_facts(rank, each, None, now, math.inf), "state": _state(each.said)}
-        for rank, each in see({}, facts["replicas"], now, None).items()
-    ]
+    seen = see({}, facts["replicas"], now, None)
+    rows = [rank_facts(rank, each, None, now, math.inf) for rank, each in seen.items()]
+    rows = [{**row, "state": row["state"] or "running"} for row in rows]
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
     states = _facts.counts_in_words(_facts.counts(_states(facts)))
     screen.line(f"{facts['uri']}: {run}{states}, sync {facts['sync']}")
     screen.lines(table(COLUMNS, rows, now, screen.width))
-    if silent:
-        screen.line(f"silent so far: {'rank' if len(silent) == 1 else 'ranks'} {in_ranges(silent)}")
+    if facts["silent"]:
+        screen.line(f"silent so far: {ranks_in_words(facts['silent'])}")
     for note in unread(facts):
         screen.say(note)
     journal = facts["journal"]

@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 
 from diloco_protocol import (
     DilocoError,
-    ReplicaNotFoundError,
     ReplicaStatus,
     UnavailableError,
     telemetry,
@@ -24,10 +23,11 @@ from . import _view
 from ._backends import PATIENCE, Run, in_thread
 from ._exits import exit_of_states
 from ._facts import Cell, Facts
+from ._journal import read_journal
 from ._session import Session
 from ._store import Store, is_uri
-from ._texts import clean
-from ._told import check_version, run_facts, unread
+from ._texts import clean, ranks_in_words
+from ._told import check_version, open_run, run_facts, unread
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
@@ -46,6 +46,7 @@ class Source(Generic[T]):
     """Something that is asked again and again, in a thread, and may be silent.
 
     Args:
+        name: What is said of it where it does not answer.
         question: Returns the answer.
         clock: Returns the time in Unix seconds.
         retry: Seconds until it is asked again after an error, if it has never answered.
@@ -56,6 +57,7 @@ class Source(Generic[T]):
         error: Why the last question has no answer; None if it has one.
     """
 
+    name: str
     question: Callable[[], T]
     clock: Callable[[], float]
     retry: float = 0.0
@@ -90,6 +92,12 @@ class Source(Generic[T]):
             self.error = error
             self._next = self.clock() + (self.retry if self.value is None else 0.0)
 
+    @property
+    def note(self) -> str:
+        """What is wrong with it, and since when; empty if it has answered."""
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
+        return clean(f"{self.name} since {since}: {self.error}") if self.error else ""
+
 
 @dataclass
 class Watcher:
@@ -110,6 +118,7 @@ class Watcher:
     opened: contextlib.ExitStack
     _launches: dict[Launch, Source[Statuses]] = field(default_factory=dict)
     _launch_of: dict[int, Launch] = field(default_factory=dict)
+    _ends: dict[int, ReplicaStatus] = field(default_factory=dict)
     _seen: dict[int, _view.Seen] = field(default_factory=dict)
     _told: Facts = field(default_factory=dict)
     _store: Store | None = None
@@ -125,9 +134,11 @@ class Watcher:
             return
         self._store = store = self.found
         live = telemetry.RunReader(store.list_keys, store.read)
-        self._live = Source(partial(live.look, history=False), self.session.clock)
         history = telemetry.RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
-        self._syncs = Source(partial(self._read_syncs, history), self.session.clock)
+        made = partial(Source, clock=self.session.clock)
+        self._live = made("the store is silent", partial(live.look, history=False))
+        self._syncs = made("the history in the store is silent", partial(self._read_syncs, history))
+        self._journal = made("the journal in the store is silent", partial(read_journal, store, {}))
 
     def look(self) -> _view.View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
@@ -145,7 +156,7 @@ class Watcher:
             self._look_at_syncs(view)
             rank, syncs = self._syncs.value or (None, ())
             view = replace(view, syncs=syncs, syncs_of=rank)
-        return replace(view, notes=list(self._notes()))
+        return replace(view, notes=list(filter(None, self._notes())))
 
     def _add(self, launch: Launch, run: Run | None = None) -> None:
         """Begin to look at a launch in its backend, which is searched for at the first look."""
@@ -158,7 +169,9 @@ class Watcher:
             return {handle.rank: seen.get(handle) for handle in found.handles}
 
         if launch not in self._launches and len(self._launches) < _MOST_LAUNCHES:
-            self._launches[launch] = Source(statuses, self.session.clock, 0.0 if run else _RETRY)
+            name = f"{launch[1] or 'every backend'} is silent about {launch[0]}"
+            retry = 0.0 if run else _RETRY
+            self._launches[launch] = Source(name, statuses, self.session.clock, retry)
 
     def _find(self, run_id: str, name: str) -> Run:
         choice = self.session.choice
@@ -185,19 +198,36 @@ class Watcher:
         told, error = self._live.value, self._live.error
         if told is None:
             raise error or UnavailableError(f"{self.name} does not answer")
-        check_version(self.name, told)
-        if error is None and told.live:
-            self._told = run_facts(self.name, told)
-            self._size = self._told["world_size"]
         if error is None:
+            if told.live:
+                self._told = run_facts(self.name, told)
+                self._size = self._told["world_size"]
+            self._look_at_journal(told)
             replicas = self._told.get("replicas", ())
             self._seen = _view.see(self._seen, replicas, self._live.since, self._looked)
             self._looked = self._live.since
+        self._launch_of |= {live.rank: (live.run, live.backend) for live in told.live.values()}
         names = self.session.choice.names
-        for live in told.live.values():
-            self._launch_of[live.rank] = launch = live.run, live.backend
-            if live.run and (live.backend in names if live.backend else names):
-                self._add(launch)
+        for run, backend in dict.fromkeys(self._launch_of.values()):
+            if run and (backend in names if backend else names):
+                self._add((run, backend))
+
+    def _look_at_journal(self, told: telemetry.Told) -> None:
+        """Read the journal where no rank tells of itself, as often as replicas write history."""
+        now = self.session.clock()
+        if told.live:
+            self._ends = {}
+        elif now >= self._syncs_at:
+            self._syncs_at = now + telemetry.history_seconds(self._size)
+            self._journal.ask(self.every)
+            recorded = self._journal.value
+            if recorded is None or not recorded.handles:
+                check_version(self.name, told)
+                return
+            self._size = max(handle.world_size for handle in recorded.handles.values())
+            for rank, handle in recorded.handles.items():
+                self._launch_of[rank] = handle.run_id, handle.backend_name
+            self._ends = {handle.rank: end for handle, end in recorded.ends.items()}
 
     def _rows(self) -> list[dict[str, Any]]:
         looked = self._looked or 0.0  # where the store is silent, nobody knows whether a rank is
@@ -208,13 +238,19 @@ class Watcher:
         ]
 
     def _word(self, rank: int) -> _view.Word | None:
-        """Return what the backend says of a rank, in the launch that the rank has named."""
-        named = self._launch_of.get(rank)
+        """Return what the backend says of a rank, in the launch that the rank has named.
+
+        Where none says anything, it is the end that the journal has.
+        """
+        word, named = None, self._launch_of.get(rank)
         for launch, source in self._launches.items():
             if named in {None, launch} and rank in (source.value or {}):
                 since = None if source.error is None else source.since
-                return _view.Word((source.value or {})[rank], since)
-        return None
+                word = _view.Word((source.value or {})[rank], since)
+                break
+        if rank in self._ends and (word is None or word.status is None):
+            return _view.Word(self._ends[rank])
+        return word
 
     def _look_at_syncs(self, view: _view.View) -> None:
         """Read the syncs of one rank: as often as replicas write them, and at the end."""
@@ -227,18 +263,12 @@ class Watcher:
             self._syncs.ask(self.every)
 
     def _notes(self) -> Iterator[str]:
-        named: list[tuple[str, Source[Any]]] = [
-            (f"{backend or 'every backend'} is silent about {run_id}", source)
-            for (run_id, backend), source in self._launches.items()
-        ]
-        if self._store and self._live.error:
-            named.append(("the store is silent", self._live))
-        elif self._store:
-            named.append(("the history in the store is silent", self._syncs))
-        for name, source in named:
-            if source.error is not None:
-                since = time.strftime("%H:%M:%S", time.localtime(source.since))
-                yield clean(f"{name} since {since}: {source.error}")
+        yield from (source.note for source in self._launches.values())
+        if self._store:
+            yield self._live.note or self._syncs.note
+            yield self._journal.note
+        if self._ends:
+            yield f"ended, as the journal in the store says: {ranks_in_words(self._ends)}"
         yield from unread(self._told) if self._told else ()
 
 
@@ -258,7 +288,7 @@ def watch(
         Exit: Ctrl-C ended the command; the run goes on.
     """
     with contextlib.ExitStack() as opened:
-        found = _open(target) if is_uri(target) else opened.enter_context(session.run(target))
+        found = open_run(target) if is_uri(target) else opened.enter_context(session.run(target))
         backend = found.backend if isinstance(found, Run) else session.choice.backend
         opened.enter_context(session.looking("watch", target, backend, ["--every", f"{every:g}"]))
         watcher = Watcher(session, clean(target), found, every, opened)
@@ -269,15 +299,6 @@ def watch(
             if view.is_over:
                 return exit_of_states(row["state"] for row in view.rows)
             sleep(every)
-
-
-def _open(uri: str) -> Store:
-    store = Store(uri)
-    if telemetry.find_runs(store.names) != [""]:
-        raise ReplicaNotFoundError(
-            f"there is no run in {clean(uri)}; `diloco status` with this URI names those below it"
-        )
-    return store
 
 
 @contextlib.contextmanager

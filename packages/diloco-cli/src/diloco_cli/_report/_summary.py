@@ -15,7 +15,7 @@ from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Told
 
 from .._facts import Facts, loss_name
-from .._texts import clean, duration, in_ranges
+from .._texts import clean, duration, ranks_in_words
 from .._told import run_facts
 from ._replicas import History, history_of, incarnations_of
 
@@ -146,8 +146,7 @@ def _missing(
             odd.setdefault(text, set()).update([each["rank"]] * applies)
     for text, ranks in odd.items():
         if ranks:
-            words = "Rank" if len(ranks) == 1 else "Ranks"
-            yield f"{words} {in_ranges(ranks):.300}: {text}."
+            yield f"{ranks_in_words(ranks).capitalize():.300}: {text}."
     moved = [each for each in incarnations if each["clock_offset"]]
     for each in moved[:_MOST_CLOCKS]:
         offset = each["clock_offset"]
