@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 from diloco_cli._backends import Backends
 from diloco_cli._options import read_choice
-from diloco_cli._screen import Screen
-from diloco_cli._session import Session
+from diloco_cli._session import Screen, Session
 from diloco_protocol import (
     BaseExecutor,
     Capabilities,

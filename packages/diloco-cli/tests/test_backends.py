@@ -87,6 +87,11 @@ def test_a_name_that_no_run_has(name):
     assert "\x1b" not in str(error.value)
 
 
+def test_no_backend_is_installed():
+    with pytest.raises(InvalidRequestError, match="no backend is installed here: install the one"):
+        find()
+
+
 def test_executors_are_closed():
     world = World("a", {"one": [RUNNING]})
     closed = []

@@ -55,11 +55,6 @@ def test_options_of_other_backends_in_the_variable_are_for_other_calls():
     assert read("eks", variable="local_process.root=x").names == ("eks",)
 
 
-def test_without_a_backend():
-    with pytest.raises(InvalidRequestError, match="no backend is installed here: install the one"):
-        read_choice(None, [], {}, [])
-
-
 def test_the_command_to_come_back_with_has_no_secret():
     choice = read("eks", "image=a b", "eks.registry_password=hunter2")
     again = choice.again("wait", "run-1", "eks")

@@ -15,7 +15,7 @@ from diloco_cli._report._page import page
 from diloco_cli._report._pictures import Axis, make_axis
 from diloco_cli._report._summary import DEFAULT, read_prices, summarise
 from diloco_cli._report._verb import report
-from diloco_cli._screen import Screen
+from diloco_cli._session import Screen
 from diloco_protocol import InvalidRequestError, ReplicaNotFoundError
 from diloco_protocol.telemetry import History, HistoryKey, Live, SyncLine, Told, live_key
 

@@ -11,8 +11,7 @@ import pytest
 from cli_lab import NOW, Terminal
 
 from diloco_cli import _app
-from diloco_cli._screen import Screen
-from diloco_cli._session import Session
+from diloco_cli._session import Screen, Session
 from diloco_cli._store import Store, is_uri
 from diloco_cli._told import status
 from diloco_protocol import (

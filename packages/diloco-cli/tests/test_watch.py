@@ -12,7 +12,7 @@ from click.exceptions import Exit
 from test_journal import journal_in
 
 from diloco_cli import _app, _watch
-from diloco_cli._screen import Screen
+from diloco_cli._session import Screen
 from diloco_cli._store import Store
 from diloco_protocol import (
     BackendError,

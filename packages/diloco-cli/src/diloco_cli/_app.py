@@ -81,11 +81,9 @@ def _verb(
     """
 
     def call(backend: str | None, options: Sequence[str], as_json: bool, **given: Any) -> int:
-        from . import _session, _store
+        from ._session import Session
 
-        # Given a store, only these two need backends: they act on what these say.
-        needed = work == "_end:end" or not _store.is_uri(given.get("run", ""))
-        session = _session.Session(backend, options, as_json, needed)
+        session = Session(backend, options, as_json)
         module, _, name = work.partition(":")
         function = getattr(importlib.import_module(f"{__package__}.{module}"), name)
         target = [given.pop(name) for name in ("run", "uri") if name in given]
@@ -245,7 +243,7 @@ def _failed(error: Exception) -> int:
     from diloco_protocol.backend import readable, redact_and_cut
 
     from ._exits import FAULT, exit_of_error
-    from ._screen import Screen
+    from ._session import Screen
 
     code = exit_of_error(error)
     text = f"diloco: {error}"

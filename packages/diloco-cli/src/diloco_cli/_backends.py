@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from diloco_protocol import (
     BaseExecutor,
@@ -19,6 +19,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_run_id, shown
 
+from ._facts import replica_facts
 from ._options import Choice, UnsetError, read_options
 from ._texts import clean
 
@@ -45,6 +46,11 @@ class Run:
     executor: BaseExecutor
     handles: list[ReplicaHandle]
     notes: tuple[str, ...] = ()
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Ask the backend about the replicas; the facts about each."""
+        seen = self.executor.describe_run(self.handles)
+        return [replica_facts(handle, seen.get(handle)) for handle in self.handles]
 
 
 class Answers(NamedTuple, Generic[T]):
@@ -129,8 +135,14 @@ class Backends:
         """Ask all backends at the same time. One that does not know a run is left out.
 
         Raises:
+            InvalidRequestError: No backend is installed.
             Exception: What the backend that was named has raised.
         """
+        if not self.choice.names:
+            raise InvalidRequestError(
+                "no backend is installed here: install the one that runs your replicas beside "
+                "diloco-cli, such as diloco-local, diloco-eks, diloco-sagemaker or diloco-modal"
+            )
 
         def ask_one(name: str) -> T:
             executor = self.make(name, self.choice.options.get(name, {}))

@@ -12,7 +12,7 @@ from diloco_protocol.backend import Command, get_command, redact_json
 from ._exits import SUCCEEDED
 from ._facts import Cell
 from ._options import REQUIRED, read_value
-from ._screen import Screen
+from ._session import Screen
 from ._texts import clean
 
 

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
 
 from diloco_protocol import (
     BackendError,
@@ -35,45 +34,47 @@ _NOTICED = 1.0  # seconds
 _AHEAD = 1000  # lines that have been read and not yet printed
 
 
-class Query(NamedTuple):
-    """The lines that are wanted; the options of the verb as text."""
-
-    ranks: Sequence[str] = ()
-    follow: bool = False
-    since: str | None = None
-    grep: str | None = None
-
-    def again(self) -> list[str]:
-        """Return the options to come back with; a follower has seen what is older."""
-        words = ["-f", "--since", "1m"] if self.follow else []
-        words += [word for text in self.ranks for word in ("--rank", text)]
-        return words if self.grep is None else [*words, "--grep", redact_text(self.grep)]
-
-
 Line = tuple[int, str | Exception | None]
 """A rank and a line of its log, the error that ended that log, or None for its end."""
 
 
-def logs(session: Session, run_id: str, **options: Any) -> int:
-    """Print the lines of logs that a :class:`Query` wants, and return the exit code."""
-    query = Query(**options)
+def logs(
+    session: Session,
+    run_id: str,
+    *,
+    ranks: Sequence[str] = (),
+    follow: bool = False,
+    since: str | None = None,
+    grep: str | None = None,
+) -> int:
+    """Print the lines of logs that are wanted, and return the exit code.
+
+    The arguments are the options of the verb as text.
+    """
     if is_uri(run_id):
-        return _logs_in_store(session, run_id, query)
-    since = None if query.since is None else read_moment(query.since, session.clock())
+        if follow or since is not None:
+            raise InvalidRequestError(
+                "-f and --since are for runs by name: a store has only the last lines of a log, as "
+                "the journal there keeps them"
+            )
+        return _logs_in_store(session, run_id, ranks, grep)
+    moment = None if since is None else read_moment(since, session.clock())
+    again = ["-f", "--since", "1m"] if follow else []  # a follower has seen what is older
+    again += [word for text in ranks for word in ("--rank", text)]
+    again += [] if grep is None else ["--grep", redact_text(grep)]
     with session.run(run_id) as run:
-        wanted = read_ranks(query.ranks, (handle.rank for handle in run.handles))
+        wanted = read_ranks(ranks, (handle.rank for handle in run.handles))
         handles = [handle for handle in run.handles if handle.rank in set(wanted)]
-        if query.follow and len(handles) > MOST_FOLLOWED:
+        if follow and len(handles) > MOST_FOLLOWED:
             raise InvalidRequestError(
                 f"-f follows at most {MOST_FOLLOWED} ranks at once, and these are {len(handles)}: "
                 f"choose some, such as --rank 0-{MOST_FOLLOWED - 1}"
             )
-        read = partial(_read, run.executor, since=since, query=query)
-        in_turn = chain.from_iterable(map(read, handles))
-        lines = _merged(read, handles) if query.follow else in_turn
+        read = partial(_read, run.executor, follow=follow, since=moment, grep=grep)
+        lines = _merged(read, handles) if follow else chain.from_iterable(map(read, handles))
         code = SUCCEEDED
         room = len(str(wanted[-1]))
-        with session.looking("logs", run_id, run.backend, query.again()):
+        with session.looking("logs", run_id, run.backend, again):
             for rank, text in lines:
                 if isinstance(text, BackendError) and not isinstance(text, InvalidRequestError):
                     session.screen.say(f"rank {rank}: {text}")
@@ -82,7 +83,7 @@ def logs(session: Session, run_id: str, **options: Any) -> int:
                     raise text
                 elif text is not None:
                     _print(session, rank, text, room)
-                if query.follow:
+                if follow:
                     session.screen.out.flush()
     return code
 
@@ -96,7 +97,11 @@ def _print(session: Session, rank: int, text: str, room: int) -> None:
 
 
 def _read(
-    executor: BaseExecutor, handle: ReplicaHandle, since: float | None, query: Query
+    executor: BaseExecutor,
+    handle: ReplicaHandle,
+    follow: bool,
+    since: float | None,
+    grep: str | None,
 ) -> Iterator[Line]:
     """Yield the lines of one log, and at the end its error or None.
 
@@ -104,7 +109,7 @@ def _read(
     """
     begun, end = False, None
     try:
-        for line in executor.log_iter(handle, follow=query.follow, since=since, regex=query.grep):
+        for line in executor.log_iter(handle, follow=follow, since=since, regex=grep):
             begun = True
             yield handle.rank, line
     except DilocoError as error:
@@ -112,28 +117,19 @@ def _read(
         kept = executor.kept_log(handle) if is_gone else None
         if kept is not None:
             end = ReplicaNotFoundError(f"{error}. The lines are the last ones, from the journal")
-        for line in _chosen(kept, query.grep):
+        for line in _chosen(kept, grep):
             yield handle.rank, line
     yield handle.rank, end
 
 
-def _logs_in_store(session: Session, uri: str, query: Query) -> int:
-    """Print the ends of logs that the journal in a store keeps, and return the exit code.
-
-    Raises:
-        InvalidRequestError: Other lines are asked for, which only a backend has.
-    """
+def _logs_in_store(session: Session, uri: str, ranks: Sequence[str], grep: str | None) -> int:
+    """Print the ends of logs that the journal in a store keeps, and return the exit code."""
     session.ask_no_backend()
-    if query.follow or query.since is not None:
-        raise InvalidRequestError(
-            "-f and --since are for runs by name: a store has only the last lines of a log, as the "
-            "journal there keeps them"
-        )
     told, recorded = read_run(uri, history=False)
-    wanted = read_ranks(query.ranks, told.live.keys() | recorded.handles.keys())
+    wanted = read_ranks(ranks, told.live.keys() | recorded.handles.keys())
     kept = {rank: recorded.log(recorded.handles.get(rank)) for rank in wanted}
     for rank, log in kept.items():
-        for line in _chosen(log, query.grep):
+        for line in _chosen(log, grep):
             _print(session, rank, line, len(str(wanted[-1])))
     none = [rank for rank, log in kept.items() if log is None]
     if len(none) < len(wanted):

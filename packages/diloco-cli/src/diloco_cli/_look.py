@@ -64,8 +64,7 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
         handles, replicas, problem = [], [], None
         try:
             handles = executor.attach(run_id)
-            seen = executor.describe_run(handles)
-            replicas = [_facts.replica_facts(handle, seen.get(handle)) for handle in handles]
+            replicas = Run(run_id, "", executor, handles).replicas()
         except ReplicaNotFoundError:
             continue  # it was removed since the list was made
         except DilocoError as error:  # also a record of another version
@@ -83,14 +82,7 @@ def status(session: Session, run_id: str) -> int:
     if is_uri(run_id):
         return _told.status(session, run_id)
     with session.run(run_id) as run:
-        seen = run.executor.describe_run(run.handles)
-        replicas = [_facts.replica_facts(handle, seen.get(handle)) for handle in run.handles]
-        missing = [handle for handle in run.handles if handle not in seen]
-        if missing:
-            try:
-                run.executor.describe(missing[0])
-            except DilocoError as error:
-                session.screen.say(str(error))
+        replicas = run.replicas()
     show_replicas(session, run, replicas)
     return exit_of_states(facts["state"] for facts in replicas)
 

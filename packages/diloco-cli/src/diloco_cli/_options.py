@@ -50,30 +50,21 @@ def read_choice(
     given: Sequence[str],
     environ: Mapping[str, str],
     installed: Sequence[str] | None = None,
-    *,
-    needed: bool = True,
 ) -> Choice:
     """Read ``--backend``, ``--option`` and the variable ``DILOCO_OPTIONS``.
 
     The variable has options of any backends, separated by blanks; those that are typed take
-    precedence. Without an installed backend there is nothing to choose from, which is an error if
-    one is needed or named.
+    precedence.
 
     Raises:
-        InvalidRequestError: No backend is installed, or not this one; or a text does not say which
-            option of which backend it is.
+        InvalidRequestError: This backend is not installed, or a text does not say which option of
+            which backend it is.
     """
     installed = executor_names() if installed is None else installed
-    if not installed:
-        if not (needed or backend or given):
-            return Choice(None, (), {}, ())
-        raise InvalidRequestError(
-            "no backend is installed here: install the one that runs your replicas beside "
-            "diloco-cli, such as diloco-local, diloco-eks, diloco-sagemaker or diloco-modal"
-        )
+    listed = ", ".join(installed) or "none"
     if backend is not None and backend not in installed:
         raise InvalidRequestError(
-            f"--backend {shown(backend)} is not installed; installed are: {', '.join(installed)}"
+            f"--backend {shown(backend)} is not installed; installed are: {listed}"
         )
     options: dict[str, dict[str, str]] = {}
     for text in (*environ.get(VARIABLE, "").split(), *given):
@@ -87,7 +78,7 @@ def read_choice(
         if owner not in installed:
             raise InvalidRequestError(
                 f"the option {shown(key)}: {owner} is not a backend that is installed here; "
-                f"installed are: {', '.join(installed)}"
+                f"installed are: {listed}"
             )
         if text in given and backend not in {None, owner}:
             raise InvalidRequestError(

@@ -1,24 +1,101 @@
-"""Everything that a verb works with."""
+"""Everything that a verb works with, and standard output and standard error.
+
+Data goes to standard output, everything else to standard error. Colours are only used on a terminal
+that wants them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TextIO
 
-from click.exceptions import Exit
+import click
 
 from diloco_protocol import InvalidRequestError
 
 from ._backends import Backends, Run
+from ._facts import VERSION, Cell, Facts
 from ._options import Choice, read_choice
-from ._screen import Screen
 from ._texts import clean
 
 INTERRUPTED = 130
+
+
+class Screen:
+    """The output of one command.
+
+    Args:
+        out: Standard output.
+        err: Standard error.
+        environ: Environment variables; ``NO_COLOR`` and ``TERM=dumb`` turn colours off.
+    """
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.out = sys.stdout if out is None else out
+        self.err = sys.stderr if err is None else err
+        for stream in (self.out, self.err):
+            if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as text
+                stream.reconfigure(errors="backslashreplace")
+        self.terminal = self.out.isatty()
+        self.dumb = environ.get("TERM") == "dumb"
+        self.coloured = self.terminal and not environ.get("NO_COLOR") and not self.dumb
+
+    @property
+    def width(self) -> int | None:
+        """Return the columns of the terminal; None where there is no terminal."""
+        return shutil.get_terminal_size().columns if self.terminal else None
+
+    def line(self, *pieces: Cell | str) -> None:
+        """Print one line of data."""
+        cells = [Cell(piece) if isinstance(piece, str) else piece for piece in pieces]
+        self.out.write("".join(map(self._painted, cells)) + "\n")
+
+    def _painted(self, cell: Cell) -> str:
+        if not (self.coloured and cell.style):
+            return cell.text
+        bold = cell.style == "bold"
+        return click.style(cell.text, bold=bold or None, fg=None if bold else cell.style)
+
+    def lines(self, lines: Iterable[Iterable[Cell]]) -> None:
+        """Print several lines of data."""
+        for line in lines:
+            self.line(*line)
+
+    def json(self, facts: Facts, *, indent: int | None = 2) -> None:
+        """Print facts and their version as JSON; every character beyond ASCII is escaped."""
+        versioned = {"version": VERSION, **facts}
+        self.out.write(json.dumps(versioned, indent=indent) + "\n")
+
+    def say(self, text: str) -> None:
+        """Print a sentence that is not data, to standard error."""
+        self.err.write(f"{text}\n")
+        self.err.flush()
+
+    def confirm(self, question: str, stdin: Callable[[], TextIO] = lambda: sys.stdin) -> bool:
+        """Ask a question on the terminal.
+
+        Raises:
+            InvalidRequestError: There is no terminal to ask on.
+        """
+        if not (stdin().isatty() and self.err.isatty()):
+            raise InvalidRequestError(
+                "nothing was done: this asks first, and there is no terminal to ask on. Add --yes"
+            )
+        return click.confirm(question, err=True)
 
 
 @dataclass(frozen=True)
@@ -31,14 +108,12 @@ class Session:
         as_json: Whether data is printed as JSON.
         screen: Standard output and standard error.
         clock: Returns the time in Unix seconds.
-        needed: Whether a backend has to be installed, also where none is named.
         backends: Makes the backends.
     """
 
     backend: str | None = None
     given: Sequence[str] = ()
     as_json: bool = False
-    needed: bool = True
     screen: Screen = field(default_factory=Screen)
     clock: Callable[[], float] = time.time
     backends: Callable[[Choice], Backends] = Backends
@@ -50,7 +125,7 @@ class Session:
         Raises:
             InvalidRequestError: What was given does not say which.
         """
-        return read_choice(self.backend, self.given, os.environ, needed=self.needed)
+        return read_choice(self.backend, self.given, os.environ)
 
     def ask_no_backend(self) -> None:
         """Refuse the options of backends.
@@ -92,4 +167,4 @@ class Session:
         except KeyboardInterrupt:
             again = self.choice.again(verb, run, backend, more)
             self.screen.say(f"run {clean(run)} is left as it is. Come back with:\n  {again}")
-            raise Exit(INTERRUPTED) from None
+            raise click.exceptions.Exit(INTERRUPTED) from None

@@ -23,11 +23,10 @@ from . import _view
 from ._backends import PATIENCE, Run, in_thread
 from ._exits import exit_of_states
 from ._facts import Cell, Facts
-from ._journal import read_journal
 from ._session import Session
 from ._store import Store, is_uri
 from ._texts import clean, ranks_in_words
-from ._told import check_version, open_run, run_facts, unread
+from ._told import check_version, open_run, read_journal, run_facts, unread
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
@@ -322,18 +321,19 @@ def _painter(
 
         yield tell
         return
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
-    blocks = _view.ASCII_BLOCKS if screen.console.options.ascii_only else _view.BLOCKS
+    console = Console(file=screen.out, force_terminal=True, highlight=False, markup=False)
+    blocks = _view.ASCII_BLOCKS if console.options.ascii_only else _view.BLOCKS
 
     def line(cells: Sequence[Cell]) -> Text:
         styled = cells if screen.coloured else [Cell(cell.text) for cell in cells]
         return Text.assemble(*styled, no_wrap=True, overflow="crop")
 
     with Live(
-        console=screen.console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     ) as live:
         yield lambda view: live.update(
             Group(*map(line, _view.screenful(view, *size(), blocks))), refresh=True

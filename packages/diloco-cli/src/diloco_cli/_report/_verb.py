@@ -20,11 +20,10 @@ from ..__about__ import __version__
 from .._backends import Run
 from .._exits import SUCCEEDED
 from .._facts import place_of, replica_facts
-from .._journal import Recorded
 from .._session import Session
 from .._store import is_uri
 from .._texts import clean
-from .._told import read_run
+from .._told import Recorded, read_run
 from ._page import page
 from ._summary import DEFAULT, MOST_BYTES, read_prices, summarise
 
