@@ -12,9 +12,13 @@ import termios
 import threading
 
 import pytest
+import torch
 from integration_lab import PATIENCE
 from rehearsal_lab import python_path, wait_for
 
+from diloco_core import DiLoCo, _connect, _timing, connect
+from diloco_core._exchange import _telemetry
+from diloco_core.testing import run_replicas
 from diloco_local import LocalProcessExecutor
 
 TRAINER = """
@@ -135,3 +139,80 @@ def test_a_replica_is_killed_and_comes_back_while_it_is_watched(tmp_path, local)
     assert "quorum 2 of 2" in last
     assert "loss of rank " in last
     assert wide.text.endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+class Throttled:
+    """A store that refuses every other object below live/, and takes none when it is told to."""
+
+    def __init__(self, store, asked, hangs):
+        self._store, self._asked, self._hangs = store, asked, hangs
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def put(self, key, parts):
+        if key.startswith("live/"):
+            self._asked.append(key)
+            assert not self._hangs.is_set() or threading.Event().wait(PATIENCE)
+            if self._asked.count(key) % 2 == 0:
+                raise OSError("503 SlowDown")
+        return self._store.put(key, parts)
+
+
+def losses(uri, pause=lambda step: None, **options):
+    """Train two replicas in threads; the loss of each at every step."""
+
+    def train(exchange):
+        model = torch.nn.Linear(4, 1)
+        with torch.no_grad():
+            for values in model.parameters():
+                values.fill_(exchange.rank + 1)
+        inner = torch.optim.SGD(model.parameters(), 0.01)
+        seen = []
+        with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+            for step in range(12):
+                if exchange.rank == 0:
+                    pause(step)
+                loss = (model(torch.ones(1, 4)) - 1).square().sum()
+                loss.backward()
+                seen.append(loss.item())
+                outer.log(loss=loss.item())
+                inner.step()
+                inner.zero_grad()
+        return seen
+
+    return run_replicas(train, [connect(uri, rank=n, world_size=2, **options) for n in range(2)])
+
+
+def test_a_store_that_throttles_and_hangs_while_it_is_watched(tmp_path, monkeypatch):
+    """The loss is the same to the bit, and what was told before is shown."""
+    monkeypatch.setattr(_telemetry, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(_telemetry, "_END_SECONDS", 0.01)
+    monkeypatch.setattr(_timing, "_STOP_SECONDS", 0.01)
+    monkeypatch.setattr(_telemetry, "live_seconds", lambda replicas: 0.01)
+    expected = losses(str(tmp_path / "expected"), telemetry=False)
+    asked, hangs = [], threading.Event()
+    opened = _connect.open_store
+    monkeypatch.setattr(
+        _connect, "open_store", lambda *args, **more: Throttled(opened(*args, **more), asked, hangs)
+    )
+    environ = {**os.environ, "TERM": "xterm-256color", "HOME": str(tmp_path / "home")}
+    words = [sys.executable, "-m", "diloco_cli", "watch", "./run", "--every", "1"]
+    watched = []
+
+    def pause(step):
+        if step == 4:
+            wait_for(lambda: len(asked) > 20, "requests that are refused")
+            watched.append(Frames(words, tmp_path, environ, 160))
+        if step == 6:
+            wait_for(lambda: len(watched[0].rows()) == 2, "both ranks")
+            hangs.set()
+
+    try:
+        assert losses(str(tmp_path / "run"), pause) == expected
+        rows = watched[0].rows()
+        assert all(re.search(r"\d+ +(training|waiting|contrib|updat)", rows[n]) for n in "01"), rows
+    finally:
+        for frames in watched:
+            frames.process.send_signal(signal.SIGINT)
+            assert frames.end() == 130

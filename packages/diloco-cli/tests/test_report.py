@@ -5,12 +5,13 @@ import itertools
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from cli_lab import DONE, FAILED, World, command
 
 from diloco_cli import _app
-from diloco_cli._report import _verb
+from diloco_cli._report import _page, _verb
 from diloco_cli._report._page import page
 from diloco_cli._report._pictures import Axis, make_axis
 from diloco_cli._report._summary import DEFAULT, read_prices, summarise
@@ -236,6 +237,25 @@ class TestPage:
         assert "prefers-color-scheme:dark" in text
         for fact in ("Made on 2027-01-15", "by diloco-cli 0.1.0", "60.0%", "s3://bucket/run"):
             assert fact in text
+
+    def test_every_colour_has_another_one_in_the_dark(self):
+        """All colours are variables, and each class that has one finds it in both modes."""
+        style = Path(_page.__file__).with_name("style.css").read_text(encoding="utf-8")
+        light, rest = style.split("@media(prefers-color-scheme:dark)", 1)
+        dark, rules = rest.split("}}", 1)
+        named = [dict(re.findall(r"(--\w+):(#\w+)", each)) for each in (light, dark)]
+        assert named[0].keys() == named[1].keys() == set(re.findall(r"var\((--\w+)\)", rules))
+        assert all(named[0][name] != named[1][name] for name in named[0])
+        coloured = re.findall(r"[{;\s](color|fill|stroke|background):([^;}]+)", rules)
+        assert {value for _, value in coloured if "var(" not in value} <= {"none"}
+        classes = set(re.findall(r"\.([a-z]\w*)", rules))
+        lives = [live(0, ended="failed"), live(1)]
+        lines = [line(1, metrics={"loss": "nan"}), *five()[1:4], line(5, contribution="carried")]
+        text = page(of(lives, {(0, 1): five(), (1, 1): lines}))
+        drawn = {
+            name for each in re.findall(r'<path class="([^"]+)"', text) for name in each.split()
+        }
+        assert {"compute", "failed", "later", "mark", "c1"} <= drawn <= classes
 
     def test_hostile_texts_are_only_texts(self):
         lines = [
