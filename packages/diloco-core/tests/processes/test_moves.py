@@ -76,4 +76,4 @@ def test_a_process_that_trains_apart_is_named(moved):
 def samples(moved):
     """The values of processes that have moved by so much, and what they were before."""
     before = [0.5] * len(moved[0])
-    return [[0.5 + way for way in each] for each in moved], before
+    return [{0: [0.5 + way for way in each]} for each in moved], {0: before}

@@ -77,7 +77,10 @@ class State:
 
 
 class Loop:
-    """The leader's loop: it takes mail, and says where it stands."""
+    """The leader's loop: it takes mail, and says where it stands; syncs come while it counts."""
+
+    def __init__(self, syncs=lambda _: None):
+        self._syncs = syncs
 
     def progress(self):
         return Progress()
@@ -86,10 +89,10 @@ class Loop:
         assert len(mails) == PROCESSES
 
     def count_steps(self, number, *, last):
-        """There is nothing to count."""
+        self._syncs(self)
 
 
-def play(script, own, leading, inner, process):
+def play(script, own, inner, process):
     """Return what the leader does, step by step."""
 
     def act(_):
@@ -156,16 +159,12 @@ def test_no_process_waits_for_what_the_others_do_not_do(script, problem, everyth
             if number:
                 outcomes[number] = follow(inside, now, mail, inner, 0)
                 return
-            own = {"twin": twin}
-
-            def make(ask, tell):
-                own["ask"] = ask
-                return Loop()
-
             wholes = [each.whole for each in held]
-            leading = Leading(inside, wholes, now, process, make)
-            act = play(script, own, leading, inner, process)
-            outcomes[0] = leading.together(act, mail, 0, everything=everything)
+            leading = Leading(inside, wholes, now, process)
+            own = {"twin": twin, "ask": leading.ask}
+            act = play(script, own, inner, process)
+            leading.loop = Loop() if everything else Loop(act)
+            outcomes[0] = leading.together(act if everything else None, mail, 0)
         except BaseException as error:
             outcomes[number] = repr(error)
 
@@ -206,21 +205,17 @@ class Interrupted:
 def test_after_a_signal_in_the_middle_of_a_move_there_is_no_other_one(in_a_move):
     inside, process = Interrupted(), TrainingProcess()
     process.training = True
+    leading = Leading(inside, [], list, process)
 
-    def make(ask, _):
-        loop = Loop()
-        loop.ask = ask
-        return loop
-
-    def act(loop):
+    def act(_):
         if in_a_move:
-            loop.ask([])
+            leading.ask([])
         raise KeyboardInterrupt
 
-    leading = Leading(inside, [], list, process, make)
+    leading.loop = Loop(act)
     with pytest.raises(KeyboardInterrupt):
-        leading.together(act, Mail, 0)
-    assert inside.moves == ["Gather" if in_a_move else "Failed"]
+        leading.together(None, Mail, 0)
+    assert inside.moves == ["Values" if in_a_move else "Failed"]
 
 
 def test_where_nothing_is_synced_no_process_looks_at_the_model():
@@ -229,8 +224,9 @@ def test_where_nothing_is_synced_no_process_looks_at_the_model():
     def now():
         raise AssertionError("it is asked for at every step")
 
-    leading = Leading(inside, [], now, TrainingProcess(), lambda *_: Loop())
-    done = leading.together(lambda _: None, Mail, 1)
+    leading = Leading(inside, [], now, TrainingProcess())
+    leading.loop = Loop()
+    done = leading.together(None, Mail, 1)
     inside.share, inside.process = lambda: done, 1
     assert follow(inside, now, Mail, None, 1) is done
 
@@ -249,31 +245,29 @@ class Rounded:
     def collect(self, message):
         if not isinstance(message, Mail):
             return [message, message]
-        other = [value + self.apart * number for number, value in enumerate(message.samples)]
+        other = {n: [value + self.apart * n for value in v] for n, v in message.samples.items()}
         return [message, replace(message, samples=other)]
 
 
 def test_what_is_not_synced_yet_may_differ_by_rounding_while_nothing_moves():
-    inside, process, asked = Rounded(), TrainingProcess(), []
+    inside, process = Rounded(), TrainingProcess()
     process.training = True
     tensors = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     held = held_tensors(inside, tensors, [torch.zeros(1) for _ in tensors])
     wholes = [each.whole for each in held]
-
-    def make(ask, _):
-        asked.append(ask)
-        return Loop()
-
-    leading = Leading(inside, wholes, lambda: held, process, make)
+    leading = Leading(inside, wholes, lambda: held, process)
+    leading.loop = Loop()
     leading.loop.take = list
-    leading.together(lambda _: None, Mail, 0, everything=True)
+    leading.together(lambda _: None, Mail, 0)
     for way in (1.0, 0.0):  # the first fragment alone is synced, and then nothing moves any more
         with torch.no_grad():
             for tensor in tensors:
                 tensor.add_(way)
         inside.apart = 1e-3
         mail = partial(Mail, samples=samples(held))
-        leading.together(lambda _: asked[0]([wholes[0]]), lambda mail=mail: mail(), 0)
+        leading.loop = Loop(lambda _: leading.ask([wholes[0]]))
+        leading.loop.take = list
+        leading.together(None, mail, 0)
     inside.apart = 0.5
     with pytest.raises(SyncError, match="process 1 of this replica has trained its model to other"):
-        leading.together(lambda _: asked[0]([wholes[0]]), mail, 0)
+        leading.together(None, mail, 0)

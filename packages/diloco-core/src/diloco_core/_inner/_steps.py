@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._errors import ConfigurationError
+from .._errors import ConfigurationError, SyncError
 
 _lock = threading.Lock()
 # Weak on both sides, since an InnerSteps refers to its optimizers, and through the outer loop to a
@@ -69,7 +69,8 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
 class InnerSteps:
     """Calls one function before each step of some optimizers, and another one after it.
 
-    Not thread-safe.
+    They are called for steps inside the block of the outer loop; many steps before that are
+    refused. Not thread-safe.
 
     Only one outer loop at a time watches an optimizer. A loop that was never entered gives way to
     the next one that is made.
@@ -78,6 +79,7 @@ class InnerSteps:
         optimizers: The optimizers to watch.
         before: Called with the number of an optimizer before each of its steps.
         after: Called with the number of an optimizer after each of its steps.
+        many: How many steps of an optimizer are too many before the block.
 
     Attributes:
         in_use: Whether the outer loop has been entered; no other may take over its optimizers then.
@@ -86,11 +88,13 @@ class InnerSteps:
     optimizers: Sequence[torch.optim.Optimizer]
     before: Callable[[int], None]
     after: Callable[[int], None]
+    many: int
 
     def __post_init__(self) -> None:
         self.in_use = False
         self._handles: list[RemovableHandle] = []
         self._under_way: dict[int, FrameType] = {}
+        self._outside = [0] * len(self.optimizers)  # steps before the block
         self._inside = [0] * len(self.optimizers)  # calls of step() inside of a step under way
         self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
         self._new: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -153,7 +157,8 @@ class InnerSteps:
             self._inside[number] += 1
             return
         self._under_way[number], self._inside[number] = caller, 0
-        self.before(number)
+        if self.in_use:
+            self.before(number)
 
     def _ends(self, number: int, *_: Any) -> None:
         frame, caller = self._under_way.get(number), _caller()
@@ -163,7 +168,16 @@ class InnerSteps:
         del self._under_way[number]
         if len(self.optimizers) > 1:
             self._remember_gradient(number)
-        self.after(number)
+        if self.in_use:
+            self.after(number)
+            return
+        self._outside[number] += 1
+        if self._outside[number] >= self.many:
+            raise SyncError(
+                f"{self._outside[number]} inner steps were taken since this outer loop was made, "
+                "but its block was never entered, so nothing is synced. Train inside the block "
+                "(with DiLoCo(...) as outer: ...)."
+            )
 
     def describe(self, number: int) -> str:
         """Return how messages name an optimizer."""

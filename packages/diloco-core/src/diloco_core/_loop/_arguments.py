@@ -9,7 +9,7 @@ import torch
 
 from .._arithmetic._contribution import Amount
 from .._checks import kind_of, one_of, whole
-from .._errors import ConfigurationError
+from .._errors import ConfigurationError, SyncError
 from .._exchange._base import Exchange
 from .._inner._state import Stateful
 from .._model._layers import PATTERNS, Pattern
@@ -96,6 +96,16 @@ def check_topology(model: torch.nn.Module, exchange: Exchange) -> None:
                     f"replica. {WITHOUT_STORE}"
                 )
     check_process_group(exchange)
+
+
+def check_not_entered(entered: bool) -> None:
+    """Refuse to enter an outer loop a second time.
+
+    Raises:
+        SyncError: It has been entered.
+    """
+    if entered:
+        raise SyncError("this outer loop has been entered already; make a new one for another run")
 
 
 def check_counted(weighting: Weighting, amount: Amount, rank: int) -> None:

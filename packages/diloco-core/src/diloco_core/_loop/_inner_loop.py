@@ -56,12 +56,12 @@ class InnerLoop:
 
     def __post_init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._count = self.outer_steps.count
-        self._steps_outside = [0] * len(optimizers)
         # The optimizers that have not stepped since the last sync, by number.
         self._idle = set(range(len(optimizers)))
         self._told_of_idle = False
         self._tried_own_state = False
-        self.steps = InnerSteps(optimizers, self._before, self._after)
+        many = self.outer_steps.schedule.steps
+        self.steps = InnerSteps(optimizers, self._before, self._after, many)
 
     def enter(self) -> None:
         """Count every step from now on."""
@@ -76,22 +76,17 @@ class InnerLoop:
             self._count.count()
 
     def _before(self, optimizer: int) -> None:
-        if self.entered:
-            self.process.check()
-            self.unseen.steps()
-            self.loads.check()
+        self.process.check()
+        self.unseen.steps()
+        self.loads.check()
         self.outer_steps.check_not_parted()
         asked = (self.steps.has_used_gradient, self.steps.has_replaced_gradient)
-        if self.entered and self._count.step.before(optimizer, *asked):
+        if self._count.step.before(optimizer, *asked):
             self._count.count()
             if self.process.told_to_end:
                 self._end()
 
     def _after(self, optimizer: int) -> None:
-        if not self.entered:
-            self._steps_outside[optimizer] += 1
-            refuse_steps_outside(self._steps_outside[optimizer], self.outer_steps.schedule.steps)
-            return
         self.unseen.seen()
         self.kept.check(optimizer)
         self._idle.discard(optimizer)
@@ -148,21 +143,7 @@ class InnerLoop:
             schedule, rank = self.outer_steps.schedule, self.outer_steps.membership.exchange.rank
             after = schedule.came_after(self._count.since_event, self.outer_steps.waited)
             notices.log.warning(notices.SYNC_CAME_LATE, rank, schedule.length, after, idle)
-        self._idle = set(range(len(self._steps_outside)))
-
-
-def refuse_steps_outside(steps: int, many: int) -> None:
-    """Refuse that many inner steps outside the block.
-
-    Raises:
-        SyncError: There are as many.
-    """
-    if steps >= many:
-        raise SyncError(
-            f"{steps} inner steps were taken since this outer loop was made, but its block was "
-            "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as "
-            "outer: ...)."
-        )
+        self._idle = set(range(len(self.steps.optimizers)))
 
 
 # What a shell says of a process that SIGTERM has ended. Code 0 would count as done work, and

@@ -17,7 +17,7 @@ from .._model._loads import Loads
 from .._model._place import Place
 from .._seconds import Seconds
 from . import _notices as notices
-from ._arguments import tokens_counted
+from ._arguments import check_not_entered, tokens_counted
 from ._counters import Counters
 from ._inner_loop import InnerLoop, TrainingProcess
 from ._membership import Membership
@@ -136,10 +136,7 @@ class OuterLoop:
         return self._membership.own.batches_to_skip()
 
     def __enter__(self) -> Self:
-        if self._inner.entered:
-            raise SyncError(
-                "this outer loop has been entered already; make a new one for another run"
-            )
+        check_not_entered(self._inner.entered)
         self._process.remember()
         # Outside the try block below: if this loop is refused because another one is in use, both
         # may have the same exchange, which must not be aborted.

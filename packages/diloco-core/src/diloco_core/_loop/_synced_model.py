@@ -93,9 +93,8 @@ class SyncedModel:
         # Made only to raise now what would otherwise be raised when the block is entered.
         Unsynced(model, [named for part in parts for named in part])
         self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
-        synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
-        watched = None if self.buffers is Buffers.NONE else synced_buffers
-        self._watch = ModelWatch(model, self.optimizers, watched)
+        synced = self.buffers is not Buffers.NONE
+        self._watch = ModelWatch(model, self.optimizers, buffers_are_synced=synced)
         self._frozen = FrozenValues(self._watch.frozen)
 
     def check(self) -> None:

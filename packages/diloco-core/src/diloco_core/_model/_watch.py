@@ -15,8 +15,7 @@ import torch
 
 from .._errors import ConfigurationError, ModelChangedError
 from ._memory import address, first_overlap
-from ._partition import NamedTensor
-from ._values import describe, named_buffers
+from ._values import describe, named_buffers, plain_name
 
 _WHEN = "when the outer loop was made"
 
@@ -36,7 +35,7 @@ class ModelWatch:
     Args:
         model: The model.
         optimizers: The inner optimizers.
-        buffers: The buffers that are synced; None if buffers are not to be synced.
+        buffers_are_synced: Whether the buffers are synced as well that are saved with it.
 
     Raises:
         ConfigurationError: Two tensors share memory without being the same tensor, an optimizer
@@ -48,7 +47,8 @@ class ModelWatch:
         self,
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        buffers: Sequence[NamedTensor] | None,
+        *,
+        buffers_are_synced: bool,
     ) -> None:
         self._model = model
         self._optimizers = tuple(optimizers)
@@ -56,15 +56,15 @@ class ModelWatch:
             name: _Original(parameter, describe(parameter), not parameter.requires_grad)
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
-        persistent = {} if buffers is None else named_buffers(model, persistent=True)
-        # All names of a buffer stand for one tensor, which is synced under one of them, without the
-        # names of wrappers.
-        synced_as = {id(named.tensor): named.name for named in buffers or ()}
+        persistent = named_buffers(model, persistent=True) if buffers_are_synced else {}
+        # All names of a buffer stand for one tensor, which is synced under the first of them,
+        # without the names of wrappers.
+        synced_as = {id(each): plain_name(model, n) for n, each in reversed(persistent.items())}
         self._buffers = {
             n: _Original(each, describe(each), False) for n, each in persistent.items()
         }
         self._synced_as = {name: synced_as[id(buffer)] for name, buffer in persistent.items()}
-        self._buffers_are_synced = buffers is not None
+        self._buffers_are_synced = buffers_are_synced
         self._addresses: list[tuple[int, tuple[int, ...]]] = []
         self._check_optimizers(_refuse_argument)
         self._check_memory(_refuse_argument)

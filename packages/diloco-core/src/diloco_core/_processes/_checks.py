@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._checks import kind_of
 from .._errors import ConfigurationError, ModelChangedError
-from .._inner._kept_weights import KeptWeights
-from .._inner._own_weights import OwnWeights
 from .._model._values import describe, is_plain, plain_name
 from .._seconds import Seconds
 from ._inside import Inside
@@ -64,53 +62,20 @@ def refuse_together(
         )
 
 
-class OptimizerChecks:
-    """Notices on each process that an inner optimizer would undo a sync. Not thread-safe.
+def refuse_open_gradients(model: torch.nn.Module) -> None:
+    """Refuse gradients that FSDP2 has accumulated and not reduced, before a sync.
 
-    Args:
-        model: The model.
-        optimizers: The inner optimizers.
-        names: The names of its parameters, by their ``id``.
+    Raises:
+        ModelChangedError: There are some.
     """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        names: Mapping[int, str],
-    ) -> None:
-        self._model = model
-        self._own = OwnWeights(optimizers, names)
-        self._kept = KeptWeights(optimizers, names)
-
-    def before_sync(self) -> None:
-        """Check what can be seen before a sync.
-
-        Raises:
-            ModelChangedError: The optimizer keeps weights of its own, or gradients are left over.
-        """
-        for name, module in self._model.named_modules():
-            if isinstance(module, FSDPModule) and _has_open_gradients(module):
-                raise ModelChangedError(
-                    f"module {name!r} holds gradients that FSDP2 has accumulated and not reduced "
-                    "(set_requires_gradient_sync(False)) at a sync, which would add them to the "
-                    "next step. Reduce them in the last backward pass before each step()",
-                    name,
-                )
-        self._own.check()
-        self._kept.before_sync()
-
-    def after_sync(self) -> None:
-        """Note what a sync has changed."""
-        self._kept.after_sync()
-
-    def after_step(self, optimizer: int) -> None:
-        """Check whether an optimizer, by number, has undone the last sync.
-
-        Raises:
-            ModelChangedError: It has.
-        """
-        self._kept.check(optimizer)
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule) and _has_open_gradients(module):
+            raise ModelChangedError(
+                f"module {name!r} holds gradients that FSDP2 has accumulated and not reduced "
+                "(set_requires_gradient_sync(False)) at a sync, which would add them to the "
+                "next step. Reduce them in the last backward pass before each step()",
+                name,
+            )
 
 
 def _has_open_gradients(module: FSDPModule) -> bool:

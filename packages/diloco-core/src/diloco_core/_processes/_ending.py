@@ -1,23 +1,20 @@
-"""SIGTERM to one process of a replica, or to all: they end together, after the same step."""
+"""The processes of a replica end together, whether one fails or is told to end (SIGTERM)."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] # both public
+
+from .._errors import ProcessFailedError
+from .._exchange._endings import as_text
 from .._loop._inner_loop import EXIT_CODE, TrainingProcess
-from ._board import Board
-
-
-@contextmanager
-def interruptible(process: TrainingProcess) -> Iterator[None]:
-    """While this lasts, SIGTERM ends the process at once, and not after an inner step."""
-    process.training = False
-    yield
-    process.training = True
+from ._inside import Inside
 
 
 @contextmanager
@@ -33,33 +30,42 @@ def put_off(process: TrainingProcess) -> Iterator[None]:
 
 
 INTERVAL = 0.2
-"""Seconds between two looks at the board."""
+"""Seconds between two looks at what the others have written."""
 
-_JOINS = 2.0  # as long as the leader's process is there, the board answers sooner
+_MOST_TEXT = 2000
+_LOOKS, _PAUSE = 20, 0.1
+_JOINS = 2.0  # as long as the leader's process is there, its store answers sooner
 _PATIENCE = 20.0  # torchrun waits for 30 seconds before it kills
 
 
 class Ending:
-    """Watches, in a thread, whether this process or another has been told to end.
+    """Lets the other processes know how this one stands, and watches in a thread how they do.
 
-    If so, the processes tell each other how many steps they have taken, and all go on to the same
-    one. Nothing is exchanged for this at a step, until then. A leader that waits for the store does
-    not notice that another process has failed: it is interrupted.
+    What they write for each other is kept by the leader's process, in a key-value store of torch's,
+    which does not ask who reads and writes; nothing in it is decoded but numbers. The first that
+    fails writes why. If one is told to end, the processes tell each other how many steps they have
+    taken, and all go on to the same one. Nothing is exchanged for this at a step, until then. A
+    leader that waits for the store does not notice that another process has failed: it is
+    interrupted.
 
     Args:
+        inside: The processes; all of them make this together.
         process: Handles the signal in this process.
-        board: What the processes let each other know.
         taken: Returns how many steps this process has taken.
-        leads: Whether this process may be waiting for the store: there it is interrupted.
 
     Attributes:
         asked: Whether all are to end.
     """
 
-    def __init__(
-        self, process: TrainingProcess, board: Board, taken: Callable[[], int], *, leads: bool
-    ) -> None:
-        self._process, self._board, self._taken, self._leads = process, board, taken, leads
+    def __init__(self, inside: Inside, process: TrainingProcess, taken: Callable[[], int]) -> None:
+        self._number, self._leads = inside.process, inside.leads
+        self._everyone = range(inside.processes)
+        self._process, self._taken = process, taken
+        if inside.leads:
+            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        port: int = inside.share(self._store.port if inside.leads else None)
+        if not inside.leads:
+            self._store = TCPStore("localhost", port, is_master=False)
         self.asked = False
         self._last = 0
         self._known = threading.Event()
@@ -75,8 +81,54 @@ class Ending:
         """Leave the signal to others again."""
         self._over.set()
         self._process.stop()
-        # A thread that talks to the board while the interpreter ends would abort the process.
+        # A thread that talks to the store while the interpreter ends would abort the process.
         self._thread.join(_JOINS)
+
+    def fail(self, error: BaseException) -> None:
+        """Say that this process has failed, if no other has said that before.
+
+        Where its error only says that another one has ended, it is not the one.
+        """
+        if isinstance(error, ProcessFailedError) or _of_collective(error):
+            return
+        text = f"{self._number} {as_text(error)}"[:_MOST_TEXT]
+        self._store.compare_set("failed", "", text.encode(errors="replace").decode())
+
+    def cause(self, error: BaseException) -> BaseException:
+        """Return the failure by which another process has broken a collective of the training.
+
+        Errors that are none of a collective, and those of which nobody knows the cause, are
+        returned as they are.
+        """
+        for _ in range(_LOOKS if _of_collective(error) else 0):
+            if failure := self.failure():
+                return failure
+            time.sleep(_PAUSE)  # the process that has failed may be about to say so
+        return error
+
+    def failure(self, *, late: bool = False) -> ProcessFailedError | None:
+        """Return an error that names the process that has failed first; None if none has.
+
+        Args:
+            late: Whether some process has been waited for until now, in vain.
+        """
+        try:
+            if self._store.check(["failed"]):
+                number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
+                return _named(int(number), text[:_MOST_TEXT])
+            if not late:
+                return None
+            taken = list(map(int, self._store.multi_get(self._keys("at"))))
+            least = min(taken)
+            if least == max(taken):
+                return None
+            return _named(
+                taken.index(least),
+                f"it does not answer. It has taken {least} inner steps inside the block, and "
+                f"another process {max(taken)}",
+            )
+        except (RuntimeError, ValueError):  # the store is gone with the leader, or a stranger's
+            return None
 
     def last_step(self) -> int:
         """Return the step after which all end; asked for once they are to.
@@ -88,14 +140,36 @@ class Ending:
             raise SystemExit(EXIT_CODE)
         return self._last
 
+    def agree(self, taken: int) -> int | None:
+        """Return the step after which all end; None until each process has told its own steps.
+
+        It is the one after the last that any of them has taken: no process has finished it, and all
+        can. If one has failed, there is nothing to wait for.
+
+        Args:
+            taken: How many steps this process had taken when it first asked.
+        """
+        self._store.set(f"taken/{self._number}", str(taken))
+        if self._store.check(["failed"]):
+            return 0
+        if not self._store.check(keys := self._keys("taken")):
+            return None
+        return 1 + max(map(int, self._store.multi_get(keys)))
+
+    def note(self) -> None:
+        """Say how many inner steps this process has taken."""
+        self._store.set(f"at/{self._number}", str(self._taken()))
+
     def _watch(self) -> None:
-        try:
+        # The leader's process may be gone, and the store with it: whatever the processes do
+        # together next fails, and says so. Or a stranger has written there.
+        with suppress(RuntimeError, ValueError):
             while not self._over.wait(INTERVAL):
-                self._board.note(self._taken())
+                self.note()
                 if self._process.told_to_end:
-                    self._board.end()
-                elif not self._board.ends():
-                    if self._leads and (failure := self._board.failure()):
+                    self._store.set("end", "")
+                elif not self._store.check(["end"]):
+                    if self._leads and (failure := self.failure()):
                         self._process.interrupt(failure)
                     continue
                 # Before the steps are read: a step that ends later sees it, and waits.
@@ -104,13 +178,22 @@ class Ending:
                     os.kill(os.getpid(), signal.SIGTERM)
                 taken = self._taken()
                 # Not in one call: the store would answer no other one meanwhile.
-                while (last := self._board.last_step(taken)) is None:
+                while (last := self.agree(taken)) is None:
                     if self._over.wait(INTERVAL / 10):
                         return
                 self._last = last
-                self._known.set()
-                return
-        except (RuntimeError, ValueError):
-            # The leader's process is gone, and the board with it: whatever the processes do
-            # together next fails, and says so. Or a stranger has written there.
-            self._known.set()
+                break
+        self._known.set()
+
+    def _keys(self, what: str) -> list[str]:
+        return [f"{what}/{process}" for process in self._everyone]
+
+
+def _of_collective(error: BaseException) -> bool:
+    # torch raises what gloo says as a plain RuntimeError, with the place in gloo's source.
+    by_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)
+    return by_gloo or isinstance(error, DistError)
+
+
+def _named(process: int, how: str) -> ProcessFailedError:
+    return ProcessFailedError(f"process {process} of this replica has failed: {how}", process)

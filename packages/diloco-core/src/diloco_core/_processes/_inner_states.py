@@ -14,7 +14,7 @@ from .._inner._state import InnerState, Stateful
 from .._loop._inner_loop import TrainingProcess
 from ._ending import put_off
 from ._inside import Inside
-from ._moves import InnerMove, What
+from ._moves import What
 
 _PART = "part"
 
@@ -97,7 +97,7 @@ class InnerStates:
 
     def _lead(self, what: What, files: Sequence[torch.Tensor] | None = None) -> Any:
         with put_off(self._process):
-            self._inside.share(InnerMove(what))
+            self._inside.share(what)
             return self.act(what, files)
 
     def act(self, what: What, files: Sequence[torch.Tensor] | None = None) -> Any:

@@ -36,9 +36,10 @@ class Inside:
         process: The number of this process in the replica, from 0. Number 0 is the leader, which
             alone talks to the store.
         processes: How many there are.
+        leads: Whether this process talks to the store.
         ranks: Their numbers in torch's default group.
-        failure: Returns an error that names the process that has failed (:meth:`.Board.failure`).
-        common: The error that the leader has told to all of them; None if there is none.
+        failure: Returns an error that names the process that has failed (:meth:`.Ending.failure`).
+        common: The last error that all of them have had together; None if there is none.
     """
 
     def __init__(self, timeout: float, group: Any = None) -> None:
@@ -49,6 +50,7 @@ class Inside:
             )
         self.ranks = distributed.get_process_group_ranks(group)
         self.process, self.processes = distributed.get_rank(group), len(self.ranks)
+        self.leads = self.process == 0
         self.failure: Callable[..., ProcessFailedError | None] = lambda **_: None
         self.common: BaseException | None = None
         limit = datetime.timedelta(seconds=timeout)
@@ -56,24 +58,19 @@ class Inside:
             self.ranks, backend="gloo", timeout=limit, use_local_synchronization=group is not None
         )
 
-    @property
-    def leads(self) -> bool:
-        """Say whether this process talks to the store."""
-        return self.process == 0
-
     def share(self, message: Any = None) -> Any:
         """Return what the leader passes, on every process; what others pass is not looked at.
 
-        None costs a single small broadcast, so it may be passed after every step.
+        A short message costs a single small broadcast, so it may be passed after every step.
 
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        data = pickle.dumps(message) if self.leads and message is not None else b""
-        self.broadcast(first := _first(data))
-        if (length := _length(first)) == 0:
-            return None
-        box = first[8:]
+        data = pickle.dumps(message) if self.leads else b""
+        # Of a short message, this is all; torch's broadcast_object_list always takes two rounds.
+        first = len(data).to_bytes(8, "little") + data[:_SHORT_BYTES]
+        self.broadcast(box := _box(first, 8 + _SHORT_BYTES))
+        length, box = int.from_bytes(box[:8].numpy().tobytes(), "little"), box[8:]
         if length > _SHORT_BYTES:
             self.broadcast(box := _box(data, length))
         # From a process of this replica, over torch's own group, whose object collectives do the
@@ -86,22 +83,9 @@ class Inside:
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        # In one round if all messages are short; torch's all_gather_object takes two.
-        data = pickle.dumps(message)
-        found = self._all(_first(data))
-        lengths = [_length(first) for first in found]
-        boxes = [first[8:] for first in found]
-        if (most := max(lengths)) > _SHORT_BYTES:
-            boxes = self._all(_box(data, most))
-        return [
-            pickle.loads(box[:length].numpy().tobytes())
-            for box, length in zip(boxes, lengths, strict=True)
-        ]
-
-    def _all(self, box: torch.Tensor) -> list[torch.Tensor]:
-        boxes = [torch.empty_like(box) for _ in self.ranks]
-        self._do(lambda: distributed.all_gather(boxes, box, group=self._group))
-        return boxes
+        messages: list[Any] = [None] * self.processes
+        self._do(lambda: distributed.all_gather_object(messages, message, self._group))
+        return messages
 
     def broadcast(self, values: torch.Tensor) -> None:
         """Replace values, on the CPU, by those of the leader.
@@ -145,18 +129,19 @@ class Inside:
         outcomes = self.collect(outcome)
         for each in outcomes:
             if isinstance(each, Failed):
-                raise each.error()
+                self.common = each.error()
+                raise self.common
         return outcomes
 
     def gather_bytes(self, file: torch.Tensor) -> list[torch.Tensor]:
         """Return what every process passes (uint8, on the CPU) on the leader; nothing elsewhere."""
         sizes = self.collect(file.numel())
         if not self.leads:
-            self._pass_on(file, partial(distributed.send, dst=self.ranks[0], group=self._group))
+            self._pass_on(distributed.send, file, 0)
             return []
         files = [file, *(torch.empty(n, dtype=torch.uint8, device="cpu") for n in sizes[1:])]
-        for rank, each in zip(self.ranks[1:], files[1:], strict=True):
-            self._pass_on(each, partial(distributed.recv, src=rank, group=self._group))
+        for process, each in enumerate(files[1:], 1):
+            self._pass_on(distributed.recv, each, process)
         return files
 
     def scatter_bytes(self, files: Sequence[torch.Tensor] | None) -> torch.Tensor:
@@ -164,15 +149,15 @@ class Inside:
         sizes = self.share([file.numel() for file in files] if files is not None else None)
         if files is None:
             file = torch.empty(sizes[self.process], dtype=torch.uint8, device="cpu")
-            self._pass_on(file, partial(distributed.recv, src=self.ranks[0], group=self._group))
+            self._pass_on(distributed.recv, file, 0)
             return file
-        for rank, each in zip(self.ranks[1:], files[1:], strict=True):
-            self._pass_on(each, partial(distributed.send, dst=rank, group=self._group))
+        for process, each in enumerate(files[1:], 1):
+            self._pass_on(distributed.send, each, process)
         return files[0]
 
-    def _pass_on(self, file: torch.Tensor, act: Callable[[torch.Tensor], object]) -> None:
+    def _pass_on(self, act: Callable[..., object], file: torch.Tensor, process: int) -> None:
         for piece in file.split(_PIECE_BYTES):  # type: ignore[no-untyped-call] # so in torch
-            self._do(partial(act, piece))
+            self._do(partial(act, piece, self.ranks[process], self._group))
 
     def _do(self, act: Callable[[], object]) -> None:
         try:
@@ -194,15 +179,6 @@ class Inside:
         with suppress(ValueError):  # the program may have ended all groups
             distributed.destroy_process_group(self._group)
         del self._group  # its connections end with it
-
-
-def _first(data: bytes) -> torch.Tensor:
-    """Return the length of a message and its beginning, which is all of a short one."""
-    return _box(len(data).to_bytes(8, "little") + data[:_SHORT_BYTES], 8 + _SHORT_BYTES)
-
-
-def _length(first: torch.Tensor) -> int:
-    return int.from_bytes(first[:8].numpy().tobytes(), "little")
 
 
 def _box(data: bytes, size: int) -> torch.Tensor:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from .._errors import ProcessFailedError
 from .._exchange._report import SyncReport
-from .._inner._state import Stateful
 from .._loop._diloco import DiLoCo
 from .._loop._inner_loop import TrainingProcess
 from .._model._loads import Loads
 from .._run._exchange import StoreExchange
 from .._terms._schedule import Schedule
-from ._ending import interruptible, put_off
+from ._ending import put_off
 from ._inner_states import InnerStates
 from ._inside import Inside
 from ._moves import (
     Done,
     Failed,
-    Gather,
-    InnerMove,
     Mail,
     Move,
     Progress,
-    Spread,
+    Values,
     check_alike,
     check_steps,
     failed,
 )
-from ._values import Now, gather, sampled, samples, spread
-
-Ask: TypeAlias = Callable[[Iterable[torch.Tensor]], None]
+from ._values import Now, samples, spread
 
 
 class LeaderLoop(DiLoCo):
@@ -45,7 +39,6 @@ class LeaderLoop(DiLoCo):
         twin: The twin.
         exchange: The leader's connection to the store.
         ask: Called with the tensors of the fragment that is about to be synced.
-        inner: The inner states of all processes; None if they are not saved.
         loads: Notices what is loaded into the leader's own part of the model.
         **options: Further arguments of :class:`.DiLoCo`.
     """
@@ -54,15 +47,13 @@ class LeaderLoop(DiLoCo):
         self,
         twin: torch.nn.Module,
         exchange: StoreExchange,
-        ask: Ask,
-        inner: Stateful | None,
+        ask: Callable[[Iterable[torch.Tensor]], None],
         loads: Loads,
         **options: Any,
     ) -> None:
         self._counting = torch.optim.SGD(twin.parameters())  # without gradients, changes nothing
         self._ask = ask
-        stateful = {} if inner is None else {"processes": inner}
-        super().__init__(twin, self._counting, exchange, stateful=stateful, **options)
+        super().__init__(twin, self._counting, exchange, **options)
         self._loads = loads  # nothing is ever loaded into the twin
 
     def progress(self) -> Progress:
@@ -115,12 +106,13 @@ class Leading:
         wholes: What stands for the model's tensors in the twin.
         now: Returns what this process holds of these tensors, as they are now.
         process: Handles SIGTERM: while nothing is done together, it ends the leader at once.
-        make: Makes the leader's loop, given what asks the processes for values and what takes the
-            reports of syncs.
 
     Attributes:
-        loop: The leader's loop.
+        loop: The leader's loop; it is made with :meth:`ask`.
+        reports: Those of the loop's last syncs.
     """
+
+    loop: LeaderLoop
 
     def __init__(
         self,
@@ -128,43 +120,38 @@ class Leading:
         wholes: Sequence[torch.Tensor],
         now: Now,
         process: TrainingProcess,
-        make: Callable[[Ask, Callable[[SyncReport], None]], LeaderLoop],
     ) -> None:
         self._inside, self._wholes, self._now, self._process = inside, wholes, now, process
         self._number = {id(whole): number for number, whole in enumerate(wholes)}
         self._seen = self._versions()
         self._asked: set[int] = set()
-        self._mail: Callable[[], Mail] = Mail
-        self._has_mail = False
-        self._samples = array("d")
-        self._reports: list[SyncReport] = []
-        self.loop = make(self._ask, self._reports.append)
+        self._mail: Callable[[], Mail] | None = None  # asked for once
+        self._samples: dict[int, list[float]] = {}
+        self.reports: list[SyncReport] = []
 
     def together(
         self,
-        act: Callable[[LeaderLoop], Any],
+        act: Callable[[LeaderLoop], Any] | None,
         mail: Callable[[], Mail],
         steps: int,
         *,
-        everything: bool = False,
         ends: bool = False,
     ) -> Done:
         """Carry out a part of the loop, and tell the others what they have to do for it.
 
         Args:
-            act: The part.
+            act: What is done once the steps are counted, with the values of all tensors.
             mail: Returns what this process itself has for the leader.
             steps: How many inner steps this process has taken since all met last.
-            everything: Whether the values of all tensors are needed before it begins.
             ends: Whether the replica ends, since it was told to.
         """
-        self._asked, self._mail, self._has_mail = set(), mail, False
+        self._asked, self._mail = set(), mail
         try:
-            if everything or ends:
+            if act or ends:
                 self._gather(range(len(self._wholes)))
-            with interruptible(self._process):
+            with self._process.between_steps():
                 self.loop.count_steps(steps, last=ends)
-                result = act(self.loop)
+                result = act and act(self.loop)
         except ProcessFailedError:
             raise  # nobody is there to be told
         except BaseException as error:
@@ -173,11 +160,12 @@ class Leading:
                 self._inside.share(failed(error))
                 self._inside.common = error
             raise
-        reports, changed = tuple(self._reports), self._changed()
-        done = Done(self.loop.progress(), reports, result, self._has_mail, steps, changed)
-        self._reports.clear()
+        reports, changed = tuple(self.reports), self._changed()
+        done = Done(self.loop.progress(), reports, result, self._mail is None, steps, changed)
+        self.reports.clear()
         self._inside.share(done)
-        spread_last(self._inside, self._now, changed)
+        if changed:
+            spread(self._inside, self._now, changed)
         self._remember()
         return done
 
@@ -186,37 +174,27 @@ class Leading:
 
         Processes may round differently, so what they have not agreed on since differs already.
         """
-        if not self._asked:
-            return
-        held = self._now()
-        values = samples(held)
-        for place, number in enumerate(sampled(held) if self._samples else ()):
-            if number not in self._asked:
-                values[place] = self._samples[place]
-        self._samples = values
+        if self._asked:
+            self._samples = {
+                number: values if number in self._asked else self._samples.get(number, values)
+                for number, values in samples(self._now()).items()
+            }
 
-    def ask_for_all(self) -> None:
-        """Gather the values of all tensors that have not been gathered or adopted just now."""
-        self._ask(self._wholes)
-
-    def _ask(self, tensors: Iterable[torch.Tensor]) -> None:
+    def ask(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Gather the values of tensors that have not been gathered or adopted just now."""
         with put_off(self._process):
             self._gather(self._number[id(tensor)] for tensor in tensors)
 
     def _gather(self, numbers: Iterable[int]) -> None:
-        if changed := self._changed():  # it is not to be read as it was before
-            self._inside.share(Spread(changed))
-            spread(self._inside, self._now, changed)
+        changed = self._changed()  # it is not to be read as it was before
         wanted = tuple(number for number in numbers if number not in self._asked)
-        first = not self._has_mail
-        if not (wanted or first):
+        if not (changed or wanted or self._mail):
             return
         self._asked.update(wanted)
-        self._inside.share(Gather(wanted, first))
-        found = gather(self._inside, self._now, wanted, self._mail if first else None)
-        self._seen = self._versions()
+        self._inside.share(Values(changed, wanted, bool(self._mail)))
+        found = spread(self._inside, self._now, changed, wanted, self._mail)
+        self._seen, self._mail = self._versions(), None
         if mails := [mail for mail in found if mail is not None]:
-            self._has_mail = True
             check_steps({number: mail.inner_steps for number, mail in enumerate(mails)})
             if self._samples:
                 check_alike([mail.samples for mail in mails], self._samples)
@@ -239,22 +217,6 @@ class Leading:
         return [whole._version for whole in self._wholes]  # noqa: SLF001
 
 
-def spread_last(inside: Inside, now: Now, tensors: Sequence[int]) -> None:
-    """Spread what all have after a part of the loop; an error is raised on all, and told by none.
-
-    Raises:
-        Exception: What any process has raised.
-    """
-    try:
-        if tensors:
-            spread(inside, now, tensors)
-    except ProcessFailedError:
-        raise
-    except Exception as error:
-        inside.common = error
-        raise
-
-
 def follow(
     inside: Inside, now: Now, mail: Callable[[], Mail], inner: InnerStates, steps: int
 ) -> Done:
@@ -274,18 +236,18 @@ def follow(
         move: Move = inside.share()
         match move:
             case Done():
-                spread_last(inside, now, move.tensors)
+                if move.new:
+                    spread(inside, now, move.new)
                 check_steps({0: move.steps, inside.process: steps})
                 return move
             case Failed():
                 inside.common = move.error()
                 raise inside.common
-        # An error of any process comes from the leader, too, unless that went on without.
-        with suppress(Exception):
-            match move:
-                case Gather():
-                    gather(inside, now, move.tensors, mail if move.mail else None)
-                case Spread():
-                    spread(inside, now, move.tensors)
-                case InnerMove():
-                    inner.act(move.what)
+            # An error of any process comes from the leader, too, unless that went on without.
+            case Values():
+                with suppress(Exception):
+                    asked = mail if move.mail else None
+                    spread(inside, now, move.new, move.wanted, asked)
+            case _:
+                with suppress(Exception):
+                    inner.act(move)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,12 +16,14 @@ from .._errors import ConfigurationError, ProcessFailedError, SyncError
 from .._exchange._replica import ReplicaExchange
 from .._exchange._report import SyncReport
 from .._exchange._telemetry import Logged
+from .._inner._kept_weights import KeptWeights
+from .._inner._own_weights import OwnWeights
 from .._inner._state import Stateful
 from .._inner._steps import InnerSteps, StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
-from .._loop._arguments import check_parties, stateful_of, tokens_counted
+from .._loop._arguments import check_not_entered, check_parties, stateful_of, tokens_counted
 from .._loop._diloco import KINDS, DiLoCo
-from .._loop._inner_loop import TrainingProcess, refuse_steps_outside
+from .._loop._inner_loop import TrainingProcess
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
 from .._loop._own_state import know_data
 from .._model._loads import Loads
@@ -31,15 +36,14 @@ from .._run._exchange import StoreExchange
 from .._seconds import Seconds
 from .._terms._schedule import MANY_STEPS
 from .._terms._terms import Weighting
-from ._board import Board
-from ._checks import OptimizerChecks, refuse_together
+from ._checks import refuse_open_gradients, refuse_together
 from ._ending import Ending
 from ._inner_states import InnerStates, PartialState, layout_of
 from ._inside import Inside
 from ._leader import LeaderLoop, Leading, follow
 from ._moves import Done, Mail, Progress
 from ._shared import shared_values
-from ._twin import Twin, named_tensors, tensors_of
+from ._twin import Twin, tensors_of
 from ._values import Held, held_tensors, reshard, samples
 
 _SAME_SIGNAL = 5.0
@@ -75,6 +79,7 @@ class ReplicaLoop(DiLoCo):
         options |= {"sync_every": sync_every, "save_inner_every": save_inner_every}
         told = {**options, **exchange.settings, "rank": exchange.rank}
         self._weight = options.get("weight")
+        self._many = MANY_STEPS if isinstance(sync_every, Seconds) else sync_every
         syncs_buffers = options.get("buffers") != "none"
 
         def prepare() -> None:
@@ -91,14 +96,14 @@ class ReplicaLoop(DiLoCo):
                 if p.requires_grad
             ]
             self._loads = Loads(model, self._trained)
-            self._checks = OptimizerChecks(model, optimizers, names)
-            synced = [NamedTensor(*each, Rule.FIRST) for each in named_tensors(model)]
-            self._watch = ModelWatch(model, optimizers, synced if syncs_buffers else None)
+            self._kept = KeptWeights(optimizers, names)
+            self._own_weights = OwnWeights(optimizers, names)
+            self._watch = ModelWatch(model, optimizers, buffers_are_synced=syncs_buffers)
             buffers = {} if syncs_buffers else {"buffers": OwnBuffers(model)}
             own = PartialState(optimizers, named, names, buffers)
             self._inner_states = InnerStates(self._inside, own, self._process)
             self._inner_states.knows_data = know_data(named.values())
-            self._steps = InnerSteps(optimizers, self._before, self._after)
+            self._steps = InnerSteps(optimizers, self._before, self._after, self._many)
 
         refuse_together(self._inside, model, told, prepare)
         self._layout = layout_of(self._inside, model)
@@ -107,44 +112,33 @@ class ReplicaLoop(DiLoCo):
         self._leading: Leading | None = None
         self._logged = Logged()
         self._inside.together(lambda: self._lead(exchange, options))
-        self._board = Board(self._inside)
-        self._inside.failure = self._board.failure
-        self._ending = Ending(
-            self._process, self._board, lambda: self._taken, leads=self._inside.leads
-        )
-        self._many = MANY_STEPS if isinstance(sync_every, Seconds) else sync_every
+        self._ending = Ending(self._inside, self._process, lambda: self._taken)
+        self._inside.failure = self._ending.failure
         self._unseen = UnseenChanges(self._trained, self._many)
         self._step = StepCounter(len(self._steps.optimizers))
         self._progress = Progress()
         self._taken = self._met = self._tokens = 0
-        self._reported: int | None = None
-        self._outside = [0] * len(self._steps.optimizers)
         self._rates: list[tuple[float, int | None]] = []
-        self._is_open = self._entered = False
+        self._entered = False
         self._steps.watch()
 
     def _lead(self, exchange: ReplicaExchange, options: dict[str, Any]) -> None:
         if not self._inside.leads:
             return
         twin = Twin(self._wrapped, {id(each.tensor): each.whole for each in self._held})
-        self._held = [each._replace(whole=twin.of(each.tensor)) for each in self._held]
         for name in ("fragments", "outer_groups"):
             if name in options:
                 options[name] = twin.translated(options[name])
         opened = exchange.open()
         assert isinstance(opened, StoreExchange)
         opened.layout = self._layout
-        inner = self._inner_states if options["save_inner_every"] else None
-        self._leading = Leading(
-            self._inside,
-            [each.whole for each in self._held],
-            self._now,
-            self._process,
-            lambda ask, tell: LeaderLoop(
-                twin.model, opened, ask, inner, self._loads, on_sync=tell, **options
-            ),
-        )
-        self._inner_states.before_save = self._leading.ask_for_all
+        if options["save_inner_every"]:
+            options["stateful"] = {"processes": self._inner_states}
+        wholes = [each.whole for each in self._held]
+        self._leading = leading = Leading(self._inside, wholes, self._now, self._process)
+        options["on_sync"] = leading.reports.append
+        leading.loop = LeaderLoop(twin.model, opened, leading.ask, self._loads, **options)
+        self._inner_states.before_save = partial(leading.ask, wholes)
         if opened.telemetry is not None:
             self._logged = opened.telemetry.logged
             opened.telemetry.steps = lambda: self.inner_steps
@@ -157,7 +151,7 @@ class ReplicaLoop(DiLoCo):
     @property
     def committed(self) -> int:
         """Outer steps that the model has taken so far."""
-        return self._progress.committed if self._reported is None else self._reported
+        return self._progress.committed
 
     @property
     def inner_steps(self) -> int:
@@ -177,28 +171,25 @@ class ReplicaLoop(DiLoCo):
         return self._progress.batches_to_skip
 
     def __enter__(self) -> Self:
-        if self._entered:
-            raise SyncError(
-                "this outer loop has been entered already; make a new one for another run"
-            )
+        check_not_entered(self._entered)
         self._entered = True
         self._steps.watch()
         self._process.training = True
         self._ending.start()
         try:
-            self._together(_enter, everything=True)
+            self._together(_enter)
         except BaseException as error:
             self._end(error)
             raise
         self._loads.watch()
         self._unseen.watch()
-        self._is_open = self._steps.in_use = True
+        self._steps.in_use = True
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._process.training = True  # what the others are told now is not interrupted
-            cause = self._board.cause(error)
+            cause = self._ending.cause(error)
             if self._leading is not None:
                 self._leading.loop.__exit__(type(cause), cause, trace)
             self._end(cause)
@@ -208,8 +199,8 @@ class ReplicaLoop(DiLoCo):
         try:
             self._process.check()
             self._unseen.check()
-            self._end_step()
-            self._together(lambda loop: loop.__exit__(None, None, None), everything=True)
+            self._taken += self._step.end()
+            self._together(lambda loop: loop.__exit__(None, None, None))
         except BaseException as late:
             self._end(late)
             raise
@@ -219,7 +210,6 @@ class ReplicaLoop(DiLoCo):
         if self._process.is_fork():
             return  # the parent continues the run
         self._process.training = True  # as above
-        self._is_open = False
         self._loads.stop()
         self._unseen.stop()
         self._steps.stop()
@@ -228,20 +218,14 @@ class ReplicaLoop(DiLoCo):
             self._exchange.leave()
         else:
             self._exchange.abort(error)
-            self._part(error)
+            with suppress(RuntimeError, ProcessFailedError):  # the others may be gone already
+                if error is self._inside.common:
+                    # All have it. The leader tells the other replicas first: once a process has
+                    # ended, whatever has started it may end the others.
+                    self._inside.share()
+                else:
+                    self._ending.fail(error)
         self._inside.close()
-
-    def _part(self, error: BaseException) -> None:
-        """Let the other processes know, before this one ends, that it has failed."""
-        try:
-            if error is self._inside.common:
-                # All have it. The leader tells the other replicas first: once a process has
-                # ended, whatever has started it may end the others.
-                self._inside.share()
-            else:
-                self._board.fail(error)
-        except (RuntimeError, ProcessFailedError) as gone:
-            del gone
 
     def set_outer_lr(self, value: float, *, group: int | None = None) -> None:
         """Change the outer learning rate of the running run, from any process."""
@@ -263,8 +247,8 @@ class ReplicaLoop(DiLoCo):
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync. All processes call it."""
         self._check_open("flush()")
-        self._end_step()
-        return self._together(LeaderLoop.flush, everything=True).result  # type: ignore[no-any-return]
+        self._taken += self._step.end()
+        return self._together(LeaderLoop.flush).result  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Refuse: the run's store has the state.
@@ -283,7 +267,7 @@ class ReplicaLoop(DiLoCo):
 
     def _check_open(self, what: str) -> None:
         self._process.check()
-        if not self._is_open:
+        if not self._steps.in_use:
             raise SyncError(f"{what} can only be called inside the block (`with DiLoCo(...)`)")
 
     def _before(self, optimizer: int) -> None:
@@ -291,39 +275,23 @@ class ReplicaLoop(DiLoCo):
         self._unseen.steps()
         self._loads.check()
         asked = (self._steps.has_used_gradient, self._steps.has_replaced_gradient)
-        if self._is_open and self._step.before(optimizer, *asked):
-            self._taken += 1
+        self._taken += self._step.before(optimizer, *asked)
 
     def _after(self, optimizer: int) -> None:
-        if not self._is_open:
-            self._outside[optimizer] += 1
-            refuse_steps_outside(self._outside[optimizer], self._many)
-            return
         self._unseen.seen()
-        self._checks.after_step(optimizer)
-        if self._step.after(optimizer, self._steps.has_new_gradient):
-            self._taken += 1
+        self._kept.check(optimizer)
+        self._taken += self._step.after(optimizer, self._steps.has_new_gradient)
         ends = self._ending.asked and self._taken >= self._ending.last_step()
         half_taken = bool(self._step.stepped)
         wait = self._progress.wait if half_taken else 0
         if ends or self._taken - self._met >= self._progress.next_in + wait:
             # The sync holds what was learned in the step under way, so it has to count it.
             self._taken += self._step.count_early()
-            self._together(lambda _: None, ends=ends)
+            self._together(None, ends=ends)
         self._loads.stepped()
 
-    def _end_step(self) -> None:
-        if self._step.end():
-            self._taken += 1
-
-    def _together(
-        self,
-        act: Callable[[LeaderLoop], Any],
-        *,
-        everything: bool = False,
-        ends: bool = False,
-    ) -> Done:
-        """Meet the other processes; the leader counts the steps since, and then does one thing.
+    def _together(self, act: Callable[[LeaderLoop], Any] | None, *, ends: bool = False) -> Done:
+        """Meet the other processes; the leader counts the steps since, and may then do one thing.
 
         Raises:
             Exception: What the leader's loop has raised, on every process.
@@ -332,18 +300,19 @@ class ReplicaLoop(DiLoCo):
         if self._leading is None:
             done = follow(self._inside, self._now, self._mail, self._inner_states, steps)
         else:
-            ends = ends or (self._is_open and self._process.told_to_end)
-            done = self._leading.together(act, self._mail, steps, everything=everything, ends=ends)
+            ends = ends or (self._steps.in_use and self._process.told_to_end)
+            done = self._leading.together(act, self._mail, steps, ends=ends)
         if done.mail:
             self._tokens = 0
             self._rates.clear()
-            self._checks.after_sync()
-        self._progress, self._met = done.progress, self._taken
+            self._kept.after_sync()
+        self._met = self._taken
         self._loads.stepped()
         for report in done.reports if self._on_sync else ():
-            self._reported = report.sync  # others may have come after it
+            # Others may have come after it.
+            self._progress = replace(done.progress, committed=report.sync)
             self._on_sync(report)  # type: ignore[misc]
-            self._reported = None
+        self._progress = done.progress
         return done
 
     def _now(self) -> list[Held]:
@@ -355,7 +324,9 @@ class ReplicaLoop(DiLoCo):
         return self._held
 
     def _mail(self) -> Mail:
-        self._checks.before_sync()
+        refuse_open_gradients(self._wrapped)
+        self._own_weights.check()
+        self._kept.before_sync()
         return Mail(self._taken, self._tokens, tuple(self._rates), samples(self._held))
 
 

@@ -9,37 +9,33 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from .._errors import SyncError
 from .._exchange._report import SyncReport
 
 What: TypeAlias = Literal["try", "save", "load"]
+"""Every process tries out, gives or takes its inner state."""
 
 _APART = 0.1  # of the way: several GPUs may round differently, which leads them apart by much less
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """The leader needs the whole values of some tensors, by number; and at first the mail."""
+class Values:
+    """Values go from the leader to all, and from all to the leader.
 
-    tensors: tuple[int, ...]
+    Attributes:
+        new: Which tensors, by number, have new values.
+        wanted: Of which others the leader needs the whole values.
+        mail: Whether it needs the mail, as it does at first.
+    """
+
+    new: tuple[int, ...]
+    wanted: tuple[int, ...]
     mail: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Some tensors, by number, have new values."""
-
-    tensors: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class InnerMove:
-    """Every process tries out, gives or takes its inner state."""
-
-    what: What
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class Done:
         result: What the leader's call has returned.
         mail: Whether the leader has taken what the processes had for it.
         steps: How many inner steps it has taken since all met last.
-        tensors: Which tensors, by number, have new values.
+        new: Which tensors, by number, have new values.
     """
 
     progress: Progress
@@ -81,7 +77,7 @@ class Done:
     result: Any = None
     mail: bool = False
     steps: int = 0
-    tensors: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +104,16 @@ class Failed:
         return error
 
 
-Move: TypeAlias = Gather | Spread | InnerMove | Done | Failed
+Move: TypeAlias = Values | What | Done | Failed
 
 
 def failed(error: BaseException) -> Failed:
     """Return the move for an error: as a :class:`.SyncError` if it cannot be sent as it is."""
     move = Failed(type(error), error.args, error.__dict__)
-    try:
+    with suppress(Exception):  # whatever the error's class does here
         arrives = pickle.loads(pickle.dumps(move)).error()
         if str(arrives) == str(error):
             return move
-    except Exception as problem:  # noqa: BLE001 - whatever the error's class does here
-        del problem
     return Failed(SyncError, (f"{type(error).__name__}: {error}",), {})
 
 
@@ -131,13 +125,13 @@ class Mail:
         inner_steps: Inner steps that it has taken in this block.
         tokens: Tokens that it has counted since the last meeting.
         rates: The outer learning rates that it was asked to set, each with its group.
-        samples: Some values that are alike in all processes.
+        samples: Some values that are alike in all processes, of each tensor by number.
     """
 
     inner_steps: int = 0
     tokens: int = 0
     rates: tuple[tuple[float, int | None], ...] = ()
-    samples: Sequence[float] = ()
+    samples: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
 
 def check_steps(steps: Mapping[int, int]) -> None:
@@ -154,7 +148,9 @@ def check_steps(steps: Mapping[int, int]) -> None:
         )
 
 
-def check_alike(samples: Sequence[Sequence[float]], before: Sequence[float]) -> None:
+def check_alike(
+    samples: Sequence[Mapping[int, Sequence[float]]], before: Mapping[int, Sequence[float]]
+) -> None:
     """Refuse processes that have trained the same parameters apart from each other.
 
     Args:
@@ -164,8 +160,9 @@ def check_alike(samples: Sequence[Sequence[float]], before: Sequence[float]) -> 
     Raises:
         SyncError: They have, by more than rounding explains.
     """
-    for number, each in enumerate(samples):
-        if math.dist(each, samples[0]) > _APART * math.dist(samples[0], before):
+    *values, agreed = (list(chain(*each.values())) for each in (*samples, before))
+    for number, each in enumerate(values):
+        if math.dist(each, values[0]) > _APART * math.dist(values[0], agreed):
             raise SyncError(
                 f"process {number} of this replica has trained its model to other values than "
                 "process 0, and a sync would take parts of both. Wrap the model in "

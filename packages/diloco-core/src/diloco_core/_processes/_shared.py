@@ -82,6 +82,9 @@ def _mapped(place: str, size: int, token: bytes) -> torch.Tensor:
 def _at(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor at a place of the memory; it counts writes for itself, unlike a view."""
     strides = torch.empty(like.shape, device="meta").stride()
-    return torch.empty(0, dtype=like.dtype, device="cpu").set_(
+    tensor = torch.empty(0, dtype=like.dtype, device="cpu").set_(
         flat.untyped_storage(), start // like.element_size(), like.shape, strides
     )
+    if isinstance(like, torch.nn.Parameter):
+        return torch.nn.Parameter(tensor, like.requires_grad)
+    return tensor

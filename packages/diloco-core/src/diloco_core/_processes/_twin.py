@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,20 +19,15 @@ class Twin:
 
     Args:
         model: The model, of which this process may hold a part.
-        wholes: Memory for the whole values of each synced tensor, by the ``id`` of the tensor.
+        wholes: What stands for each parameter, and each synced buffer, by the ``id`` of that.
 
     Attributes:
         model: The twin.
     """
 
     def __init__(self, model: torch.nn.Module, wholes: Mapping[int, torch.Tensor]) -> None:
-        self._wholes = wholes
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, Any] = dict(wholes)
         self.model = self._module(model)
-
-    def of(self, original: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a parameter or a buffer of the model."""
-        return self._made[id(original)]  # type: ignore[no-any-return]
 
     def translated(self, given: Any) -> Any:
         """Return a value in which modules and tensors of the twin stand for those of the model."""
@@ -50,26 +46,17 @@ class Twin:
             twin = self._made[id(original)] = self._module(inside)
             return twin
         kind = next((one for one in _CONTAINERS if isinstance(original, one)), None)
-        twin = self._made[id(original)] = (kind or _class_like(original))()
+        twin = self._made[id(original)] = (kind or _class_like(type(original)))()  # type: ignore[arg-type] # a class
         for name, parameter in original._parameters.items():  # noqa: SLF001
-            whole = None if parameter is None else self._tensor(parameter)
-            twin.register_parameter(name, whole)  # type: ignore[arg-type]
+            twin.register_parameter(name, self._made.get(id(parameter)))
         buffers = original._buffers  # noqa: SLF001
-        held = {n: self._tensor(b) for n, b in buffers.items() if id(b) in self._wholes}  # type: ignore[arg-type]
+        held = {n: self._made[id(b)] for n, b in buffers.items() if id(b) in self._made}
         # What is not synced is the leader's own, whatever becomes of it.
         twin._buffers = {**buffers, **held} if held else buffers  # noqa: SLF001
         twin._non_persistent_buffers_set = original._non_persistent_buffers_set  # noqa: SLF001
         for name, child in original._modules.items():  # noqa: SLF001
             twin.register_module(name, None if child is None else self._module(child))
         return twin
-
-    def _tensor(self, original: torch.Tensor) -> torch.Tensor:
-        if id(original) not in self._made:
-            whole = self._wholes[id(original)]
-            if isinstance(original, torch.nn.Parameter):
-                whole = torch.nn.Parameter(whole, original.requires_grad)
-            self._made[id(original)] = whole
-        return self._made[id(original)]  # type: ignore[no-any-return]
 
 
 def named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -85,10 +72,9 @@ def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.Sequential)
-_kinds: dict[type, type[torch.nn.Module]] = {}
 
 
-def _class_like(original: torch.nn.Module) -> type[torch.nn.Module]:
+@cache
+def _class_like(kind: type[Any]) -> type[torch.nn.Module]:
     """Return an empty class of the same name: layers are dealt out by their classes."""
-    kind = type(original)
-    return _kinds.setdefault(kind, type(kind.__name__, (torch.nn.Module,), {}))
+    return type(kind.__name__, (torch.nn.Module,), {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -80,58 +79,49 @@ def reshard(model: torch.nn.Module) -> None:
             module.reshard()
 
 
-def samples(held: Sequence[Held]) -> array[float]:
-    """Return some values of the trained tensors that all processes hold alike."""
-    return array("d", (value for _, tensor in _sampled(held) for value in tensor.tolist()))
-
-
-def sampled(held: Sequence[Held]) -> list[int]:
-    """Return of which tensor, by number, each of the :func:`samples` is a value."""
-    return [number for number, tensor in _sampled(held) for _ in range(tensor.numel())]
-
-
-def _sampled(held: Sequence[Held]) -> list[tuple[int, torch.Tensor]]:
-    alike = [
-        (number, each.tensor)
+def samples(held: Sequence[Held]) -> dict[int, list[float]]:
+    """Return some values of the trained tensors that all processes hold alike, by number."""
+    alike = {
+        number: each.tensor
         for number, each in enumerate(held)
         if each.tensor.requires_grad and not isinstance(each.tensor, DTensor)
-    ]
+    }
     most = min(_MOST, max(1, _MOST_OF_ALL // max(1, len(alike))))
-    return [(number, sample(tensor, most)) for number, tensor in alike]
+    return {number: sample(tensor, most).tolist() for number, tensor in alike.items()}
 
 
 @torch.no_grad()
-def gather(
+def spread(
     inside: Inside,
     now: Now,
-    numbers: Sequence[int],
+    new: Sequence[int],
+    wanted: Sequence[int] = (),
     mail: Callable[[], Mail] | None = None,
 ) -> list[Mail | None]:
-    """Write the values of tensors into the shared memory. All processes call it together.
+    """Spread new values, and gather others, in shared memory. All processes call this together.
+
+    Args:
+        inside: The processes.
+        now: Returns what this one holds of the tensors.
+        new: The numbers of tensors of which all take the values that are there.
+        wanted: The numbers of others, whose values all write there.
+        mail: Returns what this process has for the leader, if that asks for it.
 
     Returns:
-        The mail of every process, if the leader asks for it.
+        The mail of every process.
     """
 
     def act() -> Mail | None:
-        for each in map(now().__getitem__, numbers):
+        held = now()
+        for each in map(held.__getitem__, new):
+            each.tensor.grad = None  # it was computed with the old values
+            part_here(each.tensor.detach()).copy_(_part(each))
+        for each in map(held.__getitem__, wanted):
             if each.gives:
                 _part(each).copy_(part_here(each.tensor.detach()))
         return None if mail is None else mail()
 
-    return inside.each(act)
-
-
-@torch.no_grad()
-def spread(inside: Inside, now: Now, numbers: Sequence[int]) -> None:
-    """Replace the values of tensors by those in the shared memory; all call it together."""
-
-    def act() -> None:
-        for each in map(now().__getitem__, numbers):
-            each.tensor.grad = None  # it was computed with the old values
-            part_here(each.tensor.detach()).copy_(_part(each))
-
-    inside.each(act)  # the leader writes there again only when all have read
+    return inside.each(act)  # the leader goes on only when all have read and written
 
 
 def _part(held: Held) -> torch.Tensor:
