@@ -21,13 +21,11 @@ class Alone:
         return port or self._port
 
 
-def boards(processes, taken=(0, 0, 0)):
-    """Return what ends each process; each is asked how many steps it has taken."""
-    taken = [iter([count] if isinstance(count, int) else count) for count in taken]
+def boards(processes):
+    """Return what ends each process, which has taken 3 steps."""
 
     def made(number, port=None):
-        inside = Alone(number, processes, port)
-        return Ending(inside, TrainingProcess(), lambda: next(taken[number]))
+        return Ending(Alone(number, processes, port), TrainingProcess(), lambda: 3)
 
     first = made(0)
     return [first, *(made(number, first._store.port) for number in range(1, processes))]
@@ -45,11 +43,11 @@ def test_the_first_that_fails_is_named_to_all():
 
 
 def test_only_a_process_that_is_behind_is_said_not_to_answer():
-    first, second = boards(2, [(7, 12), 7])
-    first.note()
-    second.note()
+    first, second = boards(2)
+    first._store.set("at/0", "7")
+    first._store.set("at/1", "7")
     assert first.failure(late=True) is None
-    first.note()
+    first._store.set("at/0", "12")
     assert first.failure() is None
     error = second.failure(late=True)
     assert error.process == 1
@@ -107,7 +105,7 @@ def test_a_collective_that_nobody_has_broken_keeps_its_error(monkeypatch):
 
 
 def test_it_is_gone_when_the_block_is_left():
-    first, second = boards(2, [(3, 3), 3])
+    first, second = boards(2)
     first._process.told_to_end = True
     first.start()
     second._store.wait(["taken/0"])

@@ -156,16 +156,12 @@ class Ending:
             return None
         return 1 + max(map(int, self._store.multi_get(keys)))
 
-    def note(self) -> None:
-        """Say how many inner steps this process has taken."""
-        self._store.set(f"at/{self._number}", str(self._taken()))
-
     def _watch(self) -> None:
         # The leader's process may be gone, and the store with it: whatever the processes do
         # together next fails, and says so. Or a stranger has written there.
         with suppress(RuntimeError, ValueError):
             while not self._over.wait(INTERVAL):
-                self.note()
+                self._store.set(f"at/{self._number}", str(self._taken()))
                 if self._process.told_to_end:
                     self._store.set("end", "")
                 elif not self._store.check(["end"]):

@@ -83,9 +83,15 @@ class Inside:
         Raises:
             ProcessFailedError: Another process has ended, or does not answer.
         """
-        messages: list[Any] = [None] * self.processes
-        self._do(lambda: distributed.all_gather_object(messages, message, self._group))
-        return messages
+        # Torch's all_gather_object takes six times as long, and nearly all messages are short.
+        data = pickle.dumps([message])
+        box = _box(data if len(data) <= _SHORT_BYTES else pickle.dumps(None), _SHORT_BYTES)
+        boxes = [torch.empty_like(box) for _ in self.ranks]
+        self._do(lambda: distributed.all_gather(boxes, box, self._group))
+        messages = [pickle.loads(each.numpy().tobytes()) for each in boxes]
+        if None in messages:
+            self._do(lambda: distributed.all_gather_object(messages, [message], self._group))
+        return [each for (each,) in messages]
 
     def broadcast(self, values: torch.Tensor) -> None:
         """Replace values, on the CPU, by those of the leader.

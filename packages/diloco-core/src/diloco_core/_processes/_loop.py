@@ -282,8 +282,7 @@ class ReplicaLoop(DiLoCo):
         self._kept.check(optimizer)
         self._taken += self._step.after(optimizer, self._steps.has_new_gradient)
         ends = self._ending.asked and self._taken >= self._ending.last_step()
-        half_taken = bool(self._step.stepped)
-        wait = self._progress.wait if half_taken else 0
+        wait = self._progress.wait if self._step.stepped else 0
         if ends or self._taken - self._met >= self._progress.next_in + wait:
             # The sync holds what was learned in the step under way, so it has to count it.
             self._taken += self._step.count_early()

@@ -92,14 +92,13 @@ def run_processes(processes: int, function: Callable[..., Any], arguments: dict[
             logs_specs=DefaultLogsSpecs(log_dir=folder, tee=Std.ALL),
         )
         try:
-            results = elastic_launch(config, _call)(function, arguments)
+            return elastic_launch(config, _call)(function, arguments)[0]
         except SignalException as told:
             if told.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + told.sigval) from None
         except ChildFailedError as error:
             raise ended_by(*error.get_first_failure()) from None
-    return results[0]
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
