@@ -66,9 +66,10 @@ class Fails(TrainerCallback):
             raise LookupError("the trainer has failed")
 
 
-def make_model():
+def make_model(dropout=0.1):
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
     return GPT2LMHeadModel(config)
 
 
@@ -99,7 +100,13 @@ def make_trainer(folder, rank, wanted, callbacks):
     )
     data = Examples(rank)
     kind = Sampled if wanted.get("sampler") else Trainer
-    return kind(make_model(), arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+    return kind(
+        make_model(wanted.get("dropout", 0.1)),
+        arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=callbacks,
+    )
 
 
 def train(folder, rank, wanted):
