@@ -61,15 +61,10 @@ def pytest_runtest_makereport(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Let nothing be looked for that could be freed while all tests are collected: nothing can.
-
-    Afterwards it is looked for seldom: torch and botocore have made so many objects that this
-    would be an eighth of all the time of a processor.
-    """
+    """Let nothing be looked for that could be freed while all tests are collected: nothing can."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(50_000, 10, 10)
         gc.enable()
