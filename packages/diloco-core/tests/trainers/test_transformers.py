@@ -10,6 +10,7 @@ import sys
 import pytest
 import replica
 import torch
+import transformers
 from transformers import TrainerCallback
 
 from diloco_core import ConfigurationError, DiLoCo, connect
@@ -109,6 +110,10 @@ def test_replicas_end_with_the_same_model(tmp_path):
     assert losses[0] != losses[1]
 
 
+@pytest.mark.skipif(
+    transformers.__version__.startswith("5.3."),
+    reason="that version divides a loss by the micro-batches which is per token already",
+)
 def test_it_is_bit_equal_to_a_plain_loop(tmp_path, lone):
     # Without dropout: some versions of the trainer draw random numbers before the first step.
     wanted = {"dropout": 0.0, "arguments": {"gradient_accumulation_steps": 2}}
