@@ -211,7 +211,8 @@ def test_a_store_that_throttles_and_hangs_while_it_is_watched(tmp_path, monkeypa
     try:
         assert losses(str(tmp_path / "run"), pause) == expected
         rows = watched[0].rows()
-        assert all(re.search(r"\d+ +(training|waiting|updating)", rows[n]) for n in "01"), rows
+        phase = re.compile(r"\d+ +(training|contrib|waiting|updating)")
+        assert all(phase.search(rows[number]) for number in "01"), rows
     finally:
         for frames in watched:
             frames.process.send_signal(signal.SIGINT)
