@@ -8,8 +8,8 @@ from cli_lab import DONE, PATIENCE, RUNNING, Broken, Terminal, World, command
 from test_journal import journal_in
 from test_told import live, run_of, write
 
-from diloco_cli import _app
-from diloco_cli._end import _spelling, end
+from diloco_cli import _app, _end
+from diloco_cli._end import _spelling, end, purge
 from diloco_protocol import (
     BackendError,
     ForbiddenError,
@@ -17,6 +17,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     UnavailableError,
 )
+from diloco_protocol.backend import Answer
 
 SAID = "this ends 2 replicas of run one, on a (zone z1)\n"
 
@@ -259,3 +260,43 @@ def test_spellings_of_a_place(one, other, same):
 
 def test_a_relative_path_is_no_place():
     assert [_spelling(path) for path in ("run", "./run", "~/run", "", "file://host")] == [None] * 5
+
+
+class TestStore:
+    @pytest.fixture
+    def removed(self, monkeypatch):
+        calls = []
+
+        def remove(uri, *, really=False):
+            calls.append((uri, really))
+            return Answer({"uri": uri, "objects": 12, "bytes": 3_000_000}, ())
+
+        monkeypatch.setattr(_end, "find_extra", lambda name: {"remove": remove}[name])
+        return calls
+
+    def test_it_says_what_goes_and_deletes(self, removed):
+        made = command(World("a", {}))
+        assert purge(made.session, "s3://bucket/run", yes=True, store=True) == 0
+        assert "the run in s3://bucket/run, its model and its log: 12 objects" in made.err()
+        assert made.out() == "12 objects (3.0 MB) were deleted\n"
+        assert removed == [("s3://bucket/run", False), ("s3://bucket/run", True)]
+
+    def test_json(self, removed):
+        made = command(World("a", {}), as_json=True)
+        purge(made.session, "./run", yes=True, store=True)
+        printed = json.loads(made.out())
+        assert printed["verb"] == "purge"
+        assert (printed["objects"], printed["bytes"]) == (12, 3_000_000)
+
+    def test_who_says_no_keeps_all(self, removed, monkeypatch):
+        made = command(World("a", {}))
+        answering(made, "n\n", monkeypatch)
+        assert purge(made.session, "./run", yes=False, store=True) == 2
+        assert removed == [("./run", False)]
+
+    def test_it_needs_a_uri_and_no_backend(self, removed):
+        with pytest.raises(InvalidRequestError, match="takes the URI of a run's store"):
+            purge(command(World("a", {})).session, "one", yes=True, store=True)
+        with pytest.raises(InvalidRequestError, match="a URI asks no backend"):
+            purge(command(World("a", {}), backend="a").session, "./run", yes=True, store=True)
+        assert removed == []

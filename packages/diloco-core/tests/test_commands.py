@@ -19,7 +19,7 @@ from diloco_core import (
 from diloco_protocol import InvalidRequestError, UnavailableError
 from diloco_protocol.backend import Command
 
-VERBS = ("export", "plan", "probe")
+VERBS = ("export", "plan", "probe", "remove")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -108,3 +108,55 @@ class TestProbe:
         (tmp_path / "file").touch()
         with pytest.raises(UnavailableError):
             _commands.probe(uri=str(tmp_path / "file" / "below"))
+
+
+class TestRemove:
+    @pytest.fixture
+    def run(self, tmp_path):
+        model = torch.nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), 0.1)
+        with DiLoCo(model, inner, connect(tmp_path / "run", rank=0, world_size=1), sync_every=1):
+            for _ in range(3):
+                model(torch.ones(1, 2)).sum().backward()
+                inner.step()
+        (tmp_path / "run" / "journal").mkdir()
+        (tmp_path / "run" / "journal" / "launch.json").write_text("{}")
+        return tmp_path / "run"
+
+    @staticmethod
+    def files(folder):
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+    def test_it_only_counts_at_first(self, run):
+        before = self.files(run)
+        answer = _commands.remove(uri=str(run))
+        assert self.files(run) == before
+        assert answer.values["bytes"] > 0
+        assert 5 < answer.values["objects"] <= len(before)
+
+    def test_what_a_run_wrote_goes_and_the_rest_stays(self, run):
+        (run / "mine").mkdir()
+        (run / "mine" / "notes.txt").write_text("mine")
+        _commands.remove(uri=str(run), really=True)
+        assert self.files(run) == {"mine/notes.txt"}
+        with pytest.raises(InvalidRequestError, match="there is no run in"):
+            _commands.remove(uri=str(run), really=True)
+
+    def test_a_removal_that_was_interrupted_goes_on(self, run, monkeypatch):
+        opened = _commands.open_store
+
+        class Interrupted:
+            def __init__(self, store):
+                self.list, self.get, self.uri = store.list, store.get, store.uri
+                self.store = store
+
+            def delete(self, keys):
+                self.store.delete(list(keys)[:3])
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(_commands, "open_store", lambda uri: Interrupted(opened(uri)))
+        with pytest.raises(KeyboardInterrupt):
+            _commands.remove(uri=str(run), really=True)
+        monkeypatch.undo()
+        _commands.remove(uri=str(run), really=True)
+        assert self.files(run) == set()

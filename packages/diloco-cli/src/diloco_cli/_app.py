@@ -175,12 +175,17 @@ def cancel() -> None:
     """
 
 
-@_verb("_end:end", _RUN_OR_URI, _YES, fixed=["purge"])
+@_verb(
+    "_end:purge",
+    _RUN_OR_URI,
+    _YES,
+    click.option("--store", is_flag=True, help="Delete what the run has in the store URI instead."),
+)
 def purge() -> None:
     """Remove the backend's records of a run that has ended.
 
     With the URI of its store, these are all runs that were launched to meet there, as their
-    backends say; what is in the store stays.
+    backends say; what is in the store stays, but for --store (needs diloco-core).
     """
 
 

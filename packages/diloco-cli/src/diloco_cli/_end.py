@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
+from rich import filesize
+
 from diloco_protocol import (
     AuthError,
     BaseExecutor,
     DilocoError,
     ForbiddenError,
+    InvalidRequestError,
     ReplicaNotFoundError,
     ThrottledError,
     UnavailableError,
@@ -20,6 +23,7 @@ from diloco_protocol.backend import cancel_all, is_run_id
 
 from ._backends import Run
 from ._exits import BAD_USE, SUCCEEDED
+from ._extra import find_extra
 from ._facts import place_in_words, place_of
 from ._session import Session
 from ._store import is_uri
@@ -30,6 +34,33 @@ _SCOPES = {
     "cancel": "ends {count} of run {run_id}",
     "purge": "removes the records, logs and results of {count} of run {run_id}",
 }
+
+
+def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
+    """Remove what a backend has of a run, or what it has in its store; return the exit code.
+
+    Raises:
+        InvalidRequestError: ``store`` is given, and the target is no URI, or there is no run.
+        DilocoError: As for :func:`end`.
+    """
+    if not store:
+        return end(session, "purge", target, yes=yes)
+    if not is_uri(target):
+        raise InvalidRequestError(f"purge --store takes the URI of a run's store, not {target!r}")
+    session.ask_no_backend()
+    remove, screen, uri = find_extra("remove"), session.screen, clean(target)
+    found = remove(uri=target).values
+    count = f"{found['objects']} objects ({filesize.decimal(int(found['bytes']))})"
+    screen.say(f"this deletes the run in {uri}, its model and its log: {count}")
+    if not (yes or screen.confirm(f"purge --store {target}?")):
+        screen.say("nothing was done")
+        return BAD_USE
+    remove(uri=target, really=True)
+    if session.as_json:
+        screen.json({"verb": "purge", **found, "uri": uri})
+    else:
+        screen.line(f"{count} were deleted")
+    return SUCCEEDED
 
 
 def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes: bool) -> int:

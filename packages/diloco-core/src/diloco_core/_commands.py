@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from diloco_protocol import UnavailableError
+from diloco_protocol import InvalidRequestError, UnavailableError
 from diloco_protocol.backend import (
     Answer,
     Options,
@@ -22,9 +22,12 @@ from diloco_protocol.backend import (
 
 from . import probe as _probe
 from ._checks import number, one_of
-from ._errors import StoreUnavailableError
+from ._errors import ObjectNotFoundError, StoreUnavailableError
 from ._export._export import export as export_model
 from ._planner._plan import USUAL_BANDWIDTH, plan_exchange
+from ._run._records._keys import BEGINNING, FOLDERS, MANIFEST
+from ._store._open import open_store
+from ._store._reread import copy_key
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 _DAY = 86_400.0
@@ -166,3 +169,38 @@ def probe(options: ProbeOptions) -> Answer:
     with _reachable():
         found = _probe.run(options.uri, measured=True)
     return Answer(found, (_probe.in_words(found), _probe.speed_in_words(found)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RemoveOptions(Options):
+    """The options of the removal of a run from its store.
+
+    Attributes:
+        uri: The run's prefix.
+        really: Delete the objects, and not only count them.
+    """
+
+    uri: str
+    _: KW_ONLY
+    really: bool = option(False)
+
+
+@command(RemoveOptions)
+def remove(options: RemoveOptions) -> Answer:
+    """Count the objects that a run has in its store, or delete them; others there stay."""
+    with _reachable():
+        store = open_store(options.uri)
+        listed = {folder: store.list(f"{folder}/") for folder in FOLDERS}
+        sizes = {key: size for listing in listed.values() for key, size in listing.items()}
+        try:
+            store.get(MANIFEST)
+        except ObjectNotFoundError:
+            raise InvalidRequestError(f"there is no run in {store.uri}") from None
+        if options.really:
+            store.delete(sizes)
+            store.delete([BEGINNING, copy_key(MANIFEST), MANIFEST])  # so it can be tried again
+    count, total = len(sizes) + 1, sum(sizes.values())
+    return Answer(
+        {"uri": options.uri, "objects": count, "bytes": total},
+        (f"{count} objects, {total / 1e6:.3g} MB",),
+    )

@@ -67,6 +67,11 @@ from ..._wire._sections import fingerprint
 
 BEGINNING = "beginning.json"
 MANIFEST = "manifest.json"
+FOLDERS = (
+    *("claims", "beats", "meetings", "deltas", "commits", "state", "initial", "kept", "inner"),
+    *("unsynced", "live", "history", "journal"),
+)
+"""Everything else of a run lies below these."""
 # Every number can be written in only one way, so that no two keys mean the same.
 _EPOCH = r"(\d{4}|[1-9]\d{4,17})"
 _DELTA = re.compile(
