@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from rich import filesize
-
 from diloco_protocol import (
     AuthError,
     BaseExecutor,
@@ -50,7 +48,7 @@ def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
     session.ask_no_backend()
     remove, screen, uri = find_extra("remove"), session.screen, clean(target)
     found = remove(uri=target).values
-    count = f"{found['objects']} objects ({filesize.decimal(int(found['bytes']))})"
+    count = f"{found['objects']} objects ({float(found['bytes']) / 1e6:.1f} MB)"
     screen.say(f"this deletes the run in {uri}, its model and its log: {count}")
     if not (yes or screen.confirm(f"purge --store {target}?")):
         screen.say("nothing was done")
