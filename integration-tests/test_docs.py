@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -292,3 +293,38 @@ def test_the_pages_of_the_site_are_all_pages():
     assert {path.relative_to(TOP).as_posix() for path in PAGES} <= set(
         re.findall(r'"([^"]+\.md)"', text)
     )
+
+
+def test_a_data_loader_comes_back_as_the_page_shows_it(tmp_path):
+    """A replica that was stopped learns each batch once, in the order of one that was not."""
+    page = (TOP / "packages/diloco-core/docs/train.md").read_text()
+    (code,) = (text for _, _, text in FENCE.findall(page) if "def shuffled_batches" in text)
+    core = importlib.import_module("diloco_core")
+    torch = importlib.import_module("torch")
+    names = {"torch": torch, "DiLoCo": core.DiLoCo, "connect": core.connect}
+    exec(code, names)
+    x = torch.arange(80.0).reshape(80, 1)
+    dataset = torch.utils.data.TensorDataset(x, x)
+    learned, given = [], names["shuffled_batches"]
+
+    def noted(*arguments):
+        for batch in given(*arguments):
+            if len(learned) == stop:
+                raise KeyboardInterrupt
+            learned.append(batch[0].flatten().tolist())
+            yield batch
+
+    names["shuffled_batches"] = noted
+    names["torch"] = types.SimpleNamespace(
+        **vars(torch) | {"nn": types.SimpleNamespace(Linear=lambda *_: torch.nn.Linear(1, 1))}
+    )
+    train, stop = names["train_with_loader"], -1
+    train(core.connect(tmp_path / "whole", rank=0, world_size=1), dataset, 65)
+    whole, learned[:] = list(learned), []
+    stop = 53
+    with pytest.raises(KeyboardInterrupt):
+        train(core.connect(tmp_path / "stopped", rank=0, world_size=1), dataset, 65)
+    del learned[40:]  # 13 steps were lost with the process
+    stop = -1
+    train(core.connect(tmp_path / "stopped", rank=0, world_size=1), dataset, 65)
+    assert learned == whole
