@@ -22,6 +22,7 @@ from ._exchange._base import Exchange
 from ._exchange._replica import ReplicaExchange
 from ._exchange._report import SyncReport
 from ._generators import random_state, set_random_state
+from ._loop._arguments import stateful_of
 from ._loop._diloco import DiLoCo
 from ._run._exchange import StoreExchange
 from ._seconds import Seconds
@@ -314,7 +315,7 @@ def _with_states(
     options: Mapping[str, Any], exchange: object, trainer: Any, place: _Place
 ) -> dict[str, Any]:
     """Return options of an outer loop that saves what the trainer needs to come back."""
-    given = dict(options.get("stateful") or {})
+    given = stateful_of(options.get("stateful"))
     has_store = isinstance(exchange, (StoreExchange, ReplicaExchange))
     if not has_store or options.get("save_inner_every") == 0:
         return dict(options)

@@ -78,12 +78,24 @@ def digest(model):
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
+class InOrderOfAGenerator(torch.utils.data.Sampler):
+    """Draws the order of each epoch after that of the one before; Accelerate replaces torch's."""
+
+    def __init__(self, length):
+        self.length, self.generator = length, torch.Generator().manual_seed(7)
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        yield from torch.randperm(self.length, generator=self.generator).tolist()
+
+
 class Sampled(Trainer):
-    """Draws its examples in an order of its own, which depends on the epochs before."""
+    """Takes its examples in the order of a sampler of its own."""
 
     def _get_train_sampler(self, *_):
-        generator = torch.Generator().manual_seed(7)
-        return torch.utils.data.RandomSampler(self.train_dataset, generator=generator)
+        return InOrderOfAGenerator(len(self.train_dataset))
 
 
 def make_trainer(folder, rank, wanted, callbacks):
