@@ -73,6 +73,8 @@ def test_the_quick_demo_whose_replica_is_killed_and_comes_back(tmp_path):
     assert max(map(len, out.partition("\nmodel ")[0].splitlines()[3:])) <= 100
     folder = tmp_path / "run-1"
     summary = json.loads((folder / "summary.json").read_text())
+    killed, lived = (row["down_seconds"] for row in summary["replicas"])
+    assert killed > lived == 0, "the time without a process is not counted as compute"
     losses = summary["validation_loss"]
     assert losses.keys() == {"diloco", "averaged", "lone"}
     assert all(math.isfinite(loss) and loss > 0 for loss in losses.values())

@@ -148,15 +148,23 @@ def _row(own: list[Line]) -> dict[str, Any]:
     exchange, wait = (
         sum(line[key] for line in own) for key in ("exchange_seconds", "wait_seconds")
     )
+    processes: defaultdict[int, list[float]] = defaultdict(list)  # the times of each one's lines
+    for line in own:
+        processes[line["pid"]].append(line["at"])
     first, last = own[0]["at"], own[-1]["at"]
-    # The first report came one period after training began; before that, processes started and
-    # imported torch.
-    start = max(0.0, first - (last - first) / (len(own) - 1)) if len(own) > 1 else 0.0
+    trained = sum(times[-1] - times[0] for times in processes.values())
+    # The first report of a process came one period after its training began; before that, it
+    # started and imported torch.
+    period = trained / (len(own) - len(processes)) if len(own) > len(processes) else 0.0
+    start = max(0.0, first - period) if period else 0.0
+    # From the last report of a killed process to the training of the next one.
+    down = max(0.0, last - first - trained - period * (len(processes) - 1))
     return {
         "rank": own[0]["rank"],
         "syncs": len(own),
         "start_seconds": start,
-        "compute_seconds": last - start - exchange - wait,
+        "down_seconds": down,
+        "compute_seconds": last - start - exchange - wait - down,
         "exchange_seconds": exchange,
         "wait_seconds": wait,
         "sent_mb": sum(line["bytes_sent"] for line in own) / MB,
@@ -165,14 +173,15 @@ def _row(own: list[Line]) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "",
-        "replica   syncs    start-up    compute   exchange       wait        sent    received",
-    ]
+    times = {"start": "start-up", "compute": "compute", "exchange": "exchange", "wait": "wait"}
+    if any(row["down_seconds"] for row in rows):
+        times["down"] = "down"
+    head = "".join(f"{name:>11}" for name in times.values())
+    lines = ["", f"replica   syncs {head}        sent    received"]
     for row in rows:
-        seconds = (f"{row[f'{key}_seconds']:>9.2f} s" for key in ("compute", "exchange", "wait"))
+        seconds = "".join(f"{row[f'{key}_seconds']:>9.2f} s" for key in times)
         lines.append(
-            f"{row['rank']:>7} {row['syncs']:>7} {row['start_seconds']:>9.2f} s{''.join(seconds)}"
+            f"{row['rank']:>7} {row['syncs']:>7} {seconds}"
             f" {row['sent_mb']:>8.1f} MB {row['received_mb']:>8.1f} MB"
         )
     return "\n".join(lines)
@@ -258,8 +267,11 @@ def _draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
         ("compute", "compute", GREEN),
         ("exchange", "exchange", BLUE),
         ("wait", "wait for others", ORANGE),
+        ("down", "killed, and started again", RED),
     ):
         values = [row[f"{key}_seconds"] for row in rows]
+        if not any(values):
+            continue
         axes.barh(names, values, left=left, color=color, label=name)
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.invert_yaxis()

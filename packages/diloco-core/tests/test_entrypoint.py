@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 
 import pytest
@@ -185,7 +186,10 @@ def test_a_trainer_that_is_not_there_is_named(trainer, module, function, told):
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        ("import some_package_that_is_not_installed", "'some_package_that_is_not_installed'"),
+        (
+            "\nimport some_package_that_is_not_installed",
+            "'some_package_that_is_not_installed', which .*needs_more.py imports in line 2",
+        ),
         ("def train(:", "invalid syntax"),
         ("a = {}\nWIDTH = a['width']", r"KeyError: 'width' \(.*needs_more.py, line 2"),
     ],
@@ -274,6 +278,9 @@ def test_the_others_learn_of_a_failure(in_fork, trainer, tmp_path, when):
     bad_status, _, bad_err = bad.communicate()
     assert good_status == 1
     assert ReplicaLostError.__name__ in good_err
+    frames = re.findall(r'File "(.+)", line', good_err)
+    assert not [path for path in frames if "/diloco_core/_" in path], "none below the trainer's"
+    assert any("replica_entrypoint.py" in path for path in frames)
     syncs = "1 sync" if when == "after it joined" else "0 syncs"
     assert f"rank 1 failed after {syncs}:" in good_err
     assert "the disk is full" in good_err

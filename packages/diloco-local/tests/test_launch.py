@@ -102,9 +102,10 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
     )  # a plan minds no run
 
 
-def test_a_launch_is_idempotent_by_its_run_id(waiting, make, folder):
+def test_a_launch_is_idempotent_by_its_run_id(waiting, make, folder, caplog):
     run = waiting(2, run_id="once")
     again = make().launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="once")
+    assert "run 'once' was launched before" in caplog.text
     assert again == run.handles
     with pytest.raises(RunConflictError, match="other arguments"):
         run.executor.launch_replicas(

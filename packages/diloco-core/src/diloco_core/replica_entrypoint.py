@@ -18,12 +18,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from ._connect import Exchange, connect
-from ._errors import AfterRunError, ConfigurationError
+from ._errors import AfterRunError, ConfigurationError, RendezvousError, ReplicaLostError
 from ._exchange._endings import as_text
 from ._processes._start import number_of_processes, run_processes
 
@@ -131,9 +132,23 @@ def _call(
                 "the block is not repeated. The model is in the store: export() takes it out."
             ) from error
         exchange.abort(error)
+        _leave_out_own_frames(error)
         raise
     exchange.leave()
     return result
+
+
+def _leave_out_own_frames(error: BaseException) -> None:
+    """End the traceback of a refusal or of another's failure where the trainer calls diloco.
+
+    Its message says everything, and the twenty frames below would hide the trainer's line.
+    """
+    if isinstance(error, ConfigurationError | RendezvousError | ReplicaLostError):
+        trace, own = error.__traceback__, str(Path(__file__).parent)
+        while trace and trace.tb_next:
+            if trace.tb_next.tb_frame.f_code.co_filename.startswith(own):
+                trace.tb_next = None
+            trace = trace.tb_next
 
 
 def _show_log() -> None:
@@ -174,7 +189,11 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
         if isinstance(error, SyntaxError):
             why = str(error)
         elif isinstance(error, ModuleNotFoundError):
-            why = f"no module {error.name!r} on this replica's path ({', '.join(sys.path)})"
+            # Missing is the trainer itself, or what it imports.
+            own = f"{module}.".startswith(f"{error.name}.")
+            which = "" if own else f", which {last.filename} imports in line {last.lineno}"
+            looked = ", ".join(sys.path)
+            why = f"there is no module {error.name!r}{which}. Python looked in {looked}"
         hint = f". Did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
         raise ConfigurationError(
             f"the trainer module {module!r} cannot be imported: {why}{hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,6 +152,11 @@ class LocalProcessExecutor(BaseExecutor):
         digest = fingerprint(request, setting.python, cwd, folders, setting.grace)
         known = _runs.known_launch(self._root, request.run_id, digest)
         if known is not None:
+            logging.getLogger("diloco_local").warning(
+                "run %r was launched before, in the same way: nothing is started, and its replicas "
+                "are returned. A new run needs another run_id",
+                request.run_id,
+            )
             return _runs.handles_of(self._root, known)
         orders = self._orders(request, setting)
         identity_variables = environment(request.specs()[0])

@@ -242,9 +242,7 @@ class StoreMembership(Membership):
                 notices.log.warning(notices.LOST_BETWEEN_FRAGMENTS, exchange.rank, lost)
             return
         self.resumes = True
-        after = notices.AFTER_INNER_STATE if own.restored else notices.NO_INNER_STATE
-        steps = (count.committed, count.inner_steps, after, own.behind)
-        notices.log.info(notices.RESUMED, exchange.rank, *steps)
+        notices.log.info(notices.RESUMED, exchange.rank, count.committed, count.inner_steps)
         if lost and not self._open_steps.applied:
             why = notices.BETWEEN_TWO_SAVES if own.saves else notices.NOTHING_IS_SAVED
             notices.log.warning(notices.OPEN_STEPS_LOST, exchange.rank, lost, why, own.advice)

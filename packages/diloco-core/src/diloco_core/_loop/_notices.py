@@ -19,12 +19,7 @@ NOT_SYNCED = "rank %d: no outer step was taken with fragment %s: still at outer 
 DONE = "rank %d: done, after outer step %d and inner step %d"
 
 # A fixed run is continued.
-RESUMED = (
-    "rank %d: goes on from outer step %d, and from inner step %d of its own. %s: %d "
-    "(batches_to_skip)."
-)
-AFTER_INNER_STATE = "Inner steps that were counted after the inner state was saved"
-NO_INNER_STATE = "No inner state was restored; inner steps that were counted"
+RESUMED = "rank %d: goes on from outer step %d, and from inner step %d of its own"
 
 # A rank begins without inner state although the run has counted steps of it, or what was saved
 # cannot be used.
