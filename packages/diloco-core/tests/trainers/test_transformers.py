@@ -21,10 +21,14 @@ pytestmark = pytest.mark.trainers
 KILLED, TERMINATED = -9, 143
 
 
-def start(folder, rank=0, world=1, **wanted):
+def start(folder, rank=0, world=1, processes=1, **wanted):
     folder.mkdir(exist_ok=True)
+    command = [replica.__file__, str(folder), json.dumps(wanted)]
+    if processes > 1:
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+        command = [*torchrun, str(processes), *command]
     return subprocess.Popen(
-        [sys.executable, replica.__file__, str(folder), json.dumps(wanted)],
+        [sys.executable, *command],
         env={**os.environ, "REPLICA_RANK": str(rank), "REPLICA_WORLD_SIZE": str(world)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -63,6 +67,7 @@ CASES = {
         }
     },
     "an own sampler": {"sampler": True},
+    "an elastic run": {"connect": {"min_replicas": 1}},
 }
 
 
@@ -86,6 +91,13 @@ def test_a_killed_replica_ends_as_one_that_was_not(tmp_path, tmp_path_factory, c
     expected = undisturbed(tmp_path_factory.getbasetemp(), case)
     run(tmp_path / "run", code=KILLED, signal=[step, "SIGKILL"], **CASES[case])
     check_same(run(tmp_path / "run", **CASES[case])[1], expected)
+
+
+@pytest.mark.parametrize("step", [8, 12])  # in an epoch, and at the end of one
+def test_a_killed_replica_of_two_processes_ends_as_one_that_was_not(tmp_path, step):
+    expected = run(tmp_path / "never", processes=2)[1]
+    run(tmp_path / "run", code=1, processes=2, signal=[step, "SIGKILL"])
+    check_same(run(tmp_path / "run", processes=2)[1], expected)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["", "with a handler of the trainer's own"])

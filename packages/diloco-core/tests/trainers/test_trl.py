@@ -6,10 +6,10 @@ import torch
 pytest.importorskip("trl")
 
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+from tiny_words import make_model, make_tokenizer
+from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from diloco_core import ConfigurationError, connect, export
@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # TRL's and PEFT's
 ]
 
-WORDS = ["<pad>", "<eos>", "<unk>", *"abcdefghijklmnop"]
 COMMON = {
     "per_device_train_batch_size": 2,
     "use_cpu": True,
@@ -30,38 +29,6 @@ COMMON = {
     "save_strategy": "no",
     "logging_steps": 1,
 }
-
-
-def make_tokenizer():
-    words = Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-    )
-
-
-def make_model():
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(WORDS),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=64,
-            bos_token_id=1,
-            eos_token_id=1,
-            pad_token_id=0,
-        )
-    )
 
 
 def make_callback(folder, sync_every, **options):
@@ -152,3 +119,9 @@ def test_an_adapter_is_sent_alone_and_loaded_by_peft(tmp_path):
     export(tmp_path / "run", tmp_path / "model.safetensors")
     exported = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(p, exported[name]) for name, p in ours.items())
+    # The page's way from the store to an adapter, without the trainer.
+    model = get_peft_model(make_model(), adapter)
+    assert not model.load_state_dict(exported, strict=False).unexpected_keys
+    model.save_pretrained(tmp_path / "exported")
+    loaded = dict(PeftModel.from_pretrained(make_model(), tmp_path / "exported").named_parameters())
+    assert all(torch.equal(p, loaded[name]) for name, p in ours.items())
