@@ -5,6 +5,7 @@ It serves the trainers that are made from it as well, such as those of TRL.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import signal
@@ -70,13 +71,19 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
         outer: The outer loop; None before the training.
 
     Raises:
-        ConfigurationError: When the training begins: something does not go together with this
-            callback. Nothing was sent.
+        ConfigurationError: An option is not known. Or, when the training begins, something does not
+            go together with this callback. Nothing was sent.
     """
 
     def __init__(
         self, exchange: Exchange | None = None, *, sync_every: int | Seconds, **options: Any
     ) -> None:
+        known = inspect.signature(DiLoCo).parameters.keys() - {"model", "inner_optimizer"}
+        if unknown := options.keys() - known:
+            raise ConfigurationError(
+                f"DiLoCoCallback has no option {', '.join(sorted(unknown))}: it takes those of "
+                f"DiLoCo, which are {', '.join(sorted(known - {'exchange'}))}"
+            )
         self.outer: Any = None
         self._exchange, self._sync_every, self._options = exchange, sync_every, options
         self._on_sync = options.pop("on_sync", None)

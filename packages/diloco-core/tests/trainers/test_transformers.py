@@ -217,6 +217,8 @@ def test_mistakes_are_refused(tmp_path):
     refuse(tmp_path, "two DiLoCoCallbacks", two)
     taken = DiLoCoCallback(exchange(), sync_every=3, stateful={"scaler": torch.nn.Linear(1, 1)})
     refuse(tmp_path, "stateful of DiLoCoCallback has scaler", [taken])
+    with pytest.raises(ConfigurationError, match=r"no option outer_rate: .*outer_lr, "):
+        DiLoCoCallback(exchange(), sync_every=3, outer_rate=0.7)
 
 
 class AddsLate(TrainerCallback):
