@@ -4,8 +4,7 @@ import io
 import time
 from types import SimpleNamespace
 
-from diloco_cli._backends import Backends
-from diloco_cli._options import read_choice
+from diloco_cli._backends import Backends, read_choice
 from diloco_cli._session import Screen, Session
 from diloco_protocol import (
     BaseExecutor,

@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from diloco_cli import _app, _end, _logs, _look, _watch
+from diloco_cli import _app, _logs, _runs, _watch
 
 VERBS = [
     "ls", "status", "logs", "wait", "watch", "cancel", "purge", "report", "check", "export", "plan",
@@ -18,7 +18,7 @@ VERBS = [
 def calls(monkeypatch):
     """What verbs are called with, instead of their work."""
     seen = []
-    for module, verb in ((_look, "ls"), (_look, "status"), (_logs, "logs"), (_end, "end")):
+    for module, verb in ((_runs, "ls"), (_runs, "status"), (_logs, "logs"), (_runs, "end")):
         monkeypatch.setattr(
             module, verb, lambda session, *given, **named: seen.append([*given, named]) or 0
         )
@@ -39,10 +39,13 @@ def test_the_help_names_every_verb():
     [
         (["ls"], [{"limit": 20}]),
         (["ps", "--limit", "3"], [{"limit": 3}]),
-        (["logs", "a"], ["a", {"follow": False, "ranks": (), "since": None, "grep": None}]),
+        (
+            ["logs", "a"],
+            [{"target": "a", "follow": False, "ranks": (), "since": None, "grep": None}],
+        ),
         (
             ["logs", "-f", "a", "--rank", "1", "--rank", "2", "--since", "1h", "--grep", "x"],
-            ["a", {"follow": True, "ranks": ("1", "2"), "since": "1h", "grep": "x"}],
+            [{"target": "a", "follow": True, "ranks": ("1", "2"), "since": "1h", "grep": "x"}],
         ),
         (["cancel", "a"], ["cancel", "a", {"yes": False}]),
         (["purge", "a", "--yes"], ["purge", "a", {"yes": True}]),
@@ -56,8 +59,8 @@ def test_what_a_verb_is_called_with(calls, arguments, call):
 def test_what_watch_is_called_with(monkeypatch):
     seen = []
 
-    def noted(session, *given, every):
-        seen.append((*given, every, session.choice.backend, session.choice.given, session.as_json))
+    def noted(session, target, every):
+        seen.append((target, every, session.choice.backend, session.choice.given, session.as_json))
         return 0
 
     monkeypatch.setattr(_watch, "watch", noted)
@@ -84,10 +87,10 @@ def test_bad_use(arguments, capsys):
 
 
 def test_a_fault_is_shown_with_its_place_and_without_secrets(monkeypatch, capsys):
-    def fault(*_):
+    def fault(session, target):
         raise RuntimeError("token=hunter2 \x1b[2J")
 
-    monkeypatch.setattr(_look, "status", fault)
+    monkeypatch.setattr(_runs, "status", fault)
     assert _app.run(["status", "a", "--backend", "local_process"]) == 70
     shown = capsys.readouterr().err
     assert "in fault" in shown
@@ -109,8 +112,8 @@ assert not heavy, heavy
 """
 ALONE = """
 import sys
-import diloco_cli._check, diloco_cli._extra, diloco_cli._look, diloco_cli._logs
-import diloco_cli._end, diloco_cli._told, diloco_cli._store, diloco_cli._watch
+import diloco_cli._installed, diloco_cli._runs, diloco_cli._logs
+import diloco_cli._told, diloco_cli._store, diloco_cli._watch
 import diloco_cli._report._verb
 ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}
 assert ours == {"diloco_cli", "diloco_protocol"}, ours

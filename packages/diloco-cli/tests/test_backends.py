@@ -5,8 +5,7 @@ import threading
 import pytest
 from cli_lab import RUNNING, Broken, World, command
 
-from diloco_cli._backends import make_executor
-from diloco_cli._options import UnsetError
+from diloco_cli._backends import UnsetError, make_executor
 from diloco_local import LocalProcessExecutor
 from diloco_protocol import (
     AuthError,

@@ -5,8 +5,8 @@ import json
 import pytest
 from cli_lab import RUNNING, Broken, World, command
 
-from diloco_cli import _extra
-from diloco_cli._check import check
+from diloco_cli import _installed
+from diloco_cli._installed import check
 from diloco_protocol import AuthError, Finding, UnavailableError
 from diloco_protocol.backend import Answer
 
@@ -21,7 +21,7 @@ class Quota(World):
 @pytest.fixture
 def probe(monkeypatch):
     """The probe of diloco-core, as it answers; None: not installed."""
-    monkeypatch.setattr(_extra, "get_command", lambda name: probed.get(name))
+    monkeypatch.setattr(_installed, "get_command", lambda name: probed.get(name))
     probed = {}
     return lambda answer: probed.update(probe=answer)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_cli._options import read_choice
+from diloco_cli._backends import read_choice
 from diloco_protocol import InvalidRequestError
 
 INSTALLED = ["eks", "local_process"]

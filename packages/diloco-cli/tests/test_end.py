@@ -8,8 +8,8 @@ from cli_lab import DONE, PATIENCE, RUNNING, Broken, Terminal, World, command
 from test_journal import journal_in
 from test_told import live, run_of, write
 
-from diloco_cli import _app, _end
-from diloco_cli._end import _spelling, end, purge
+from diloco_cli import _app, _runs
+from diloco_cli._runs import _spelling, end, purge
 from diloco_protocol import (
     BackendError,
     ForbiddenError,
@@ -219,7 +219,7 @@ class TestMeeting:
 
     @pytest.mark.parametrize("verb", ["cancel", "purge"])
     def test_a_backend_is_needed(self, verb, folder, monkeypatch, capsys):
-        monkeypatch.setattr("diloco_cli._options.executor_names", list)
+        monkeypatch.setattr("diloco_cli._backends.executor_names", list)
         assert _app.run([verb, str(folder), "--yes"]) == 2
         assert "no backend is installed here" in capsys.readouterr().err
 
@@ -271,7 +271,7 @@ class TestStore:
             calls.append((uri, really))
             return Answer({"uri": uri, "objects": 12, "bytes": 3_000_000}, ())
 
-        monkeypatch.setattr(_end, "find_extra", lambda name: {"remove": remove}[name])
+        monkeypatch.setattr(_runs, "find_extra", lambda name: {"remove": remove}[name])
         return calls
 
     def test_it_says_what_goes_and_deletes(self, removed):

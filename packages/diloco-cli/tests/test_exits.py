@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_cli._exits import exit_of_error, exit_of_states
+from diloco_cli._facts import exit_of_error, exit_of_states
 from diloco_protocol import (
     AuthError,
     BackendError,

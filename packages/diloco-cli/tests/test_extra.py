@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from diloco_cli import _app, _extra
+from diloco_cli import _app, _installed
 from diloco_protocol import InvalidRequestError, MissingDependencyError
 from diloco_protocol.backend import Answer, Options, check_whole, command, details, option
 
@@ -39,7 +39,7 @@ def greet(options):
 
 @pytest.fixture
 def diloco(monkeypatch):
-    monkeypatch.setattr(_extra, "get_command", lambda name: greet)
+    monkeypatch.setattr(_installed, "get_command", lambda name: greet)
 
     def run(*arguments):
         return CliRunner().invoke(_app.cli, ["plan", *arguments], standalone_mode=False)
@@ -81,6 +81,6 @@ def test_what_is_refused(diloco, arguments, told):
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(_extra, "get_command", lambda name: None)
+    monkeypatch.setattr(_installed, "get_command", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"`export` needs .*pip install diloco-core"):
-        _extra.make_command("export")
+        _installed.make_command("export")

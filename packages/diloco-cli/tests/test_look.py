@@ -5,7 +5,7 @@ import json
 import pytest
 from cli_lab import DONE, FAILED, NOW, RUNNING, Broken, Terminal, World, command
 
-from diloco_cli._look import ls, status
+from diloco_cli._runs import ls, status
 from diloco_protocol import (
     AuthError,
     InvalidRequestError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_cli._options import UnsetError, read_options, read_value
+from diloco_cli._backends import UnsetError, read_options, read_value
 from diloco_protocol import FolderJournal, InvalidRequestError, Option, executors
 
 

@@ -155,10 +155,9 @@ def test_the_price_table_is_one():
 
 
 def test_every_exit_code_is_there():
-    from diloco_cli import _app, _exits, _session
+    from diloco_cli import _app, _facts, _session
 
-    codes = {value for name, value in vars(_exits).items() if name.isupper()}
-    codes |= {_session.INTERRUPTED, _app._PIPE_CLOSED}
+    codes = {*_facts.CODES, _session.INTERRUPTED, _app._PIPE_CLOSED}
     assert set(map(int, re.findall(r"^\| (\d+) \|", README, re.MULTILINE))) == codes
 
 

@@ -6,7 +6,7 @@ import pytest
 from cli_lab import DONE, FAILED, RUNNING, World, command
 from click.exceptions import Exit
 
-from diloco_cli._look import wait
+from diloco_cli._runs import wait
 from diloco_protocol import Backoff, ResultLostError
 
 

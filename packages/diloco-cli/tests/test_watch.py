@@ -422,7 +422,7 @@ def _sequences(text):
 
 class TestCommand:
     def test_no_backend_has_to_be_installed(self, told, monkeypatch, capsys):
-        monkeypatch.setattr("diloco_cli._options.executor_names", list)
+        monkeypatch.setattr("diloco_cli._backends.executor_names", list)
         told.live(0, 1, ended="left")
         assert _app.run(["watch", told.uri]) == 0
         assert "succeeded" in capsys.readouterr().out

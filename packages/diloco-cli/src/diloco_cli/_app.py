@@ -6,7 +6,6 @@ rich.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -36,7 +35,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a verb; those of other packages are imported here."""
         if cmd_name in EXTRA:
-            from ._extra import make_command
+            from ._installed import make_command
 
             return make_command(cmd_name)
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
@@ -68,61 +67,52 @@ def cli() -> None:
     """See, follow and end runs on every backend that is installed here."""
 
 
-def _verb(
-    work: str, *parameters: Any, fixed: Sequence[str] = ()
-) -> Callable[[Callable[[], None]], click.Command]:
+_SHARED = (
+    click.Option(["--backend"], metavar="NAME", help="The backend; all of them if left out."),
+    click.Option(
+        ["--option", "options"],
+        multiple=True,
+        metavar="[BACKEND.]NAME=VALUE",
+        help="An option of a backend's constructor. The variable DILOCO_OPTIONS has more, "
+        "separated by blanks.",
+    ),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print JSON."),
+)
+_TARGET = click.Argument(["target"], metavar="RUN|URI")
+_YES = click.Option(["--yes"], is_flag=True, help="Do not ask.")
+
+
+def _verb(module: str, *parameters: click.Parameter) -> Callable[[Callable[[], None]], None]:
     """Return what makes a verb of a function, which has its name and its help, and nothing else.
 
     Args:
-        work: The module and the function that are imported and called with a session, what is
-            fixed, the run or URI, and the options as keywords. It returns the exit code.
+        module: The module with the function of that name that is imported and called with a
+            session, and what was given as keywords. It returns the exit code.
         parameters: Arguments and options, besides those that all verbs on backends share.
-        fixed: Arguments that cannot be typed.
     """
 
-    def call(backend: str | None, options: Sequence[str], as_json: bool, **given: Any) -> int:
-        from ._session import Session
+    def declare(described: Callable[[], None]) -> None:
+        def call(backend: str | None, options: Sequence[str], as_json: bool, **given: Any) -> int:
+            from ._session import Session
 
-        session = Session(backend, options, as_json)
-        module, _, name = work.partition(":")
-        function = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-        target = [given.pop(name) for name in ("run", "uri") if name in given]
-        return int(function(session, *fixed, *target, **given))
+            work = getattr(importlib.import_module(f"{__package__}.{module}"), described.__name__)
+            return int(work(Session(backend, options, as_json), **given))
 
-    def declare(described: Callable[[], None]) -> click.Command:
-        decorated: Any = functools.update_wrapper(call, described)
-        for decorate in (_JSON, _OPTION, _BACKEND, *reversed(parameters)):
-            decorated = decorate(decorated)
-        return cli.command()(decorated)
+        params = [*parameters, *_SHARED]
+        cli.command(described.__name__, help=described.__doc__, params=params)(call)
 
     return declare
 
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_OPTION = click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="[BACKEND.]NAME=VALUE",
-    help="An option of a backend's constructor. The variable DILOCO_OPTIONS has more, separated by "
-    "blanks.",
-)
-_BACKEND = click.option("--backend", metavar="NAME", help="The backend; all of them if left out.")
-_RUN = click.argument("run")
-_RUN_OR_URI = click.argument("run", metavar="RUN|URI")
-_PAGE = click.Path(dir_okay=False)
-_YES = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
 @_verb(
-    "_look:ls",
-    click.option("--limit", type=click.IntRange(1), default=20, help="Runs of each backend."),
+    "_runs",
+    click.Option(["--limit"], type=click.IntRange(1), default=20, help="Runs of each backend."),
 )
 def ls() -> None:
     """List the newest runs (also: ps)."""
 
 
-@_verb("_look:status", _RUN_OR_URI)
+@_verb("_runs", _TARGET)
 def status() -> None:
     """Show the state of every replica of a run.
 
@@ -132,12 +122,12 @@ def status() -> None:
 
 
 @_verb(
-    "_logs:logs",
-    _RUN_OR_URI,
-    click.option("-f", "--follow", is_flag=True, help="Go on until the replicas have ended."),
-    click.option("--rank", "ranks", multiple=True, metavar="RANKS", help="Such as 0,2,5-7."),
-    click.option("--since", metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09."),
-    click.option("--grep", metavar="REGEX", help="Only lines in which this is found."),
+    "_logs",
+    _TARGET,
+    click.Option(["-f", "--follow"], is_flag=True, help="Go on until the replicas have ended."),
+    click.Option(["--rank", "ranks"], multiple=True, metavar="RANKS", help="Such as 0,2,5-7."),
+    click.Option(["--since"], metavar="WHEN", help="Such as 90s, 10m, 2h, 1d or 2026-03-14T15:09."),
+    click.Option(["--grep"], metavar="REGEX", help="Only lines in which this is found."),
 )
 def logs() -> None:
     """Print the logs of all ranks of a run.
@@ -146,17 +136,15 @@ def logs() -> None:
     """
 
 
-@_verb("_look:wait", _RUN)
+@_verb("_runs", click.Argument(["target"], metavar="RUN"))
 def wait() -> None:
     """Wait until a run has ended, and show how."""
 
 
 @_verb(
-    "_watch:watch",
-    _RUN_OR_URI,
-    click.option(
-        "--every", type=click.IntRange(1, 3600), default=5, help="Seconds between two looks."
-    ),
+    "_watch",
+    _TARGET,
+    click.Option(["--every"], type=click.IntRange(1, 3600), default=5, help="Pause in seconds."),
 )
 def watch() -> None:
     """Follow a run until all replicas have ended; Ctrl-C leaves it alone.
@@ -166,7 +154,7 @@ def watch() -> None:
     """
 
 
-@_verb("_end:end", _RUN_OR_URI, _YES, fixed=["cancel"])
+@_verb("_runs", _TARGET, _YES)
 def cancel() -> None:
     """End all replicas of a run; their records stay.
 
@@ -176,10 +164,10 @@ def cancel() -> None:
 
 
 @_verb(
-    "_end:purge",
-    _RUN_OR_URI,
+    "_runs",
+    _TARGET,
     _YES,
-    click.option("--store", is_flag=True, help="Delete what the run has in the store URI instead."),
+    click.Option(["--store"], is_flag=True, help="Delete what the run has in the store."),
 )
 def purge() -> None:
     """Remove the backend's records of a run that has ended.
@@ -190,12 +178,12 @@ def purge() -> None:
 
 
 @_verb(
-    "_report._verb:report",
-    _RUN_OR_URI,
-    click.option("-o", "file", type=_PAGE, metavar="FILE", help="Where the page goes."),
-    click.option("--force", is_flag=True, help="Replace the file if it is there."),
-    click.option("--prices", type=click.File("rb"), metavar="FILE", help="A price table in JSON."),
-    click.option("--store", metavar="URI", help="Where the replicas of RUN meet."),
+    "_report._verb",
+    _TARGET,
+    click.Option(["-o", "file"], type=click.Path(dir_okay=False), metavar="FILE", help="The page."),
+    click.Option(["--force"], is_flag=True, help="Replace the file if it is there."),
+    click.Option(["--prices"], type=click.File("rb"), metavar="FILE", help="Prices in JSON."),
+    click.Option(["--store"], metavar="URI", help="Where the replicas of RUN meet."),
 )
 def report() -> None:
     """Make a page about a run: what happened, where the time went, what it cost.
@@ -205,7 +193,7 @@ def report() -> None:
     """
 
 
-@_verb("_check:check", click.argument("uri", required=False))
+@_verb("_installed", click.Argument(["target"], metavar="[URI]", required=False))
 def check() -> None:
     """Say what is installed here and what stands in the way.
 
@@ -247,17 +235,16 @@ def _failed(error: Exception) -> int:
     """Print an error, and return its exit code."""
     from diloco_protocol.backend import readable, redact_and_cut
 
-    from ._exits import FAULT, exit_of_error
+    from ._facts import FAULT, exit_of_error
     from ._session import Screen
 
     code = exit_of_error(error)
-    text = f"diloco: {error}"
+    text = "\n".join([f"diloco: {error}", *getattr(error, "__notes__", ())])
     if code == FAULT:  # of the command itself, or of a backend
         import traceback
 
-        text = "".join(traceback.format_exception(error))
-    notes = getattr(error, "__notes__", ())
-    Screen().say(readable(redact_and_cut("\n".join([text.rstrip(), *notes]), 20_000)))
+        text = "".join(traceback.format_exception(error)).rstrip()
+    Screen().say(readable(redact_and_cut(text, 20_000)))
     return code
 
 

@@ -1,4 +1,4 @@
-"""The facts about runs as JSON values, and the tables that people see: pure functions."""
+"""Facts about runs as JSON values, exit codes, and the tables that people see: pure functions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from diloco_protocol import ReplicaHandle, ReplicaStatus
+from diloco_protocol import (
+    BackendError,
+    DilocoError,
+    InvalidRequestError,
+    MissingDependencyError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaStatus,
+    ResultLostError,
+)
 from diloco_protocol.backend import redact, redact_json
 from diloco_protocol.telemetry import Live, Metric
 
 from ._texts import clean, duration, ranks_in_words
 
 Facts = Mapping[str, Any]
+CODES = SUCCEEDED, FAILED, BAD_USE, UNKNOWN, UNREACHABLE, FAULT = 0, 1, 2, 3, 4, 70
 VERSION = 1
 """The version of what ``--json`` prints."""
 STYLES = {
@@ -116,12 +126,10 @@ def place_in_words(backend: str, place: Mapping[str, str]) -> str:
 
 def replica_facts(handle: ReplicaHandle, status: ReplicaStatus | None) -> dict[str, Any]:
     """Return the facts about one replica; None stands for a replica without a record."""
-    facts = dict.fromkeys(_STATUS)
+    facts = {name: getattr(status, name, None) for name in _STATUS}
     if status is None:
         facts |= {"state": "unknown", "stopping": False, "native": ""}
         facts["message"] = "there is no record of it"
-    else:
-        facts = {name: getattr(status, name) for name in _STATUS}
     return {"rank": handle.rank, **plain(facts)}
 
 
@@ -167,15 +175,17 @@ def _took(facts: Facts, now: float) -> str:
     return "" if started is None else duration((facts.get("finished_at") or now) - started)
 
 
-def _state(facts: Facts, _: float) -> Cell:
-    state = facts["state"]
-    words = f"{state}, stopping" if facts.get("stopping") else state
-    return Cell(words, STYLES.get(state, ""))
+def state_cell(facts: Facts, now: float) -> Cell:
+    """Return the state of a replica, and how old it is if its backend is silent."""
+    words = (facts["state"] or "") + ", stopping" * bool(facts.get("stopping"))
+    if words and facts.get("state_since") is not None:
+        words += f" {duration(now - facts['state_since'])} ago"
+    return Cell(words, STYLES.get(facts["state"], ""))
 
 
 REPLICA_COLUMNS = (
     Column("RANK", right=True),
-    Column("STATE", _state),
+    Column("STATE", state_cell),
     Column("REASON", dropped=2),
     Column("ATTEMPT", dropped=4, right=True),
     Column("EXIT", lambda facts, _: facts["signal"] or facts["exit_code"], dropped=3),
@@ -228,3 +238,31 @@ def loss_name(metrics: Iterable[str]) -> str:
 def shown_value(value: Metric) -> str:
     """Return the value of a metric as people see it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def exit_of_states(states: Iterable[str]) -> int:
+    """Return the exit code for the states of a run's replicas.
+
+    A run that goes on counts as succeeded so far. One that failed is known to have failed, even if
+    other replicas are lost.
+
+    Args:
+        states: ``pending``, ``running``, ``succeeded``, ``failed``, ``cancelled`` or ``unknown``.
+    """
+    seen = set(states)
+    if seen & {"pending", "running"}:
+        return SUCCEEDED
+    if seen & {"failed", "cancelled"}:
+        return FAILED
+    return UNKNOWN if "unknown" in seen else SUCCEEDED
+
+
+def exit_of_error(error: Exception) -> int:
+    """Return the exit code for an error that ended a verb."""
+    if isinstance(error, (ReplicaNotFoundError, ResultLostError)):
+        return UNKNOWN
+    if not isinstance(error, DilocoError):
+        return FAULT
+    if isinstance(error, BackendError) and not isinstance(error, InvalidRequestError):
+        return UNREACHABLE  # also where a backend's record is damaged, which some call a ValueError
+    return BAD_USE if isinstance(error, (ValueError, MissingDependencyError)) else UNKNOWN

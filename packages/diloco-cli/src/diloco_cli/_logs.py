@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from diloco_protocol import (
     BackendError,
@@ -20,8 +21,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_and_cut, redact_text
 
-from ._exits import SUCCEEDED, UNKNOWN, exit_of_error
-from ._facts import Cell
+from ._facts import SUCCEEDED, UNKNOWN, Cell, exit_of_error
 from ._session import Session
 from ._store import is_uri
 from ._texts import LINE, clean_line, in_ranges, read_moment, read_ranks
@@ -40,7 +40,7 @@ Line = tuple[int, str | Exception | None]
 
 def logs(
     session: Session,
-    run_id: str,
+    target: str,
     *,
     ranks: Sequence[str] = (),
     follow: bool = False,
@@ -51,18 +51,18 @@ def logs(
 
     The arguments are the options of the verb as text.
     """
-    if is_uri(run_id):
+    if is_uri(target):
         if follow or since is not None:
             raise InvalidRequestError(
                 "-f and --since are for runs by name: a store has only the last lines of a log, as "
                 "the journal there keeps them"
             )
-        return _logs_in_store(session, run_id, ranks, grep)
+        return _logs_in_store(session, target, ranks, grep)
     moment = None if since is None else read_moment(since, session.clock())
     again = ["-f", "--since", "1m"] if follow else []  # a follower has seen what is older
     again += [word for text in ranks for word in ("--rank", text)]
     again += [] if grep is None else ["--grep", redact_text(grep)]
-    with session.run(run_id) as run:
+    with session.run(target) as run:
         wanted = read_ranks(ranks, (handle.rank for handle in run.handles))
         handles = [handle for handle in run.handles if handle.rank in set(wanted)]
         if follow and len(handles) > MOST_FOLLOWED:
@@ -70,11 +70,11 @@ def logs(
                 f"-f follows at most {MOST_FOLLOWED} ranks at once, and these are {len(handles)}: "
                 f"choose some, such as --rank 0-{MOST_FOLLOWED - 1}"
             )
-        read = partial(_read, run.executor, follow=follow, since=moment, grep=grep)
+        read = partial(_read, run.executor, follow=follow, since=moment, regex=grep)
         lines = _merged(read, handles) if follow else chain.from_iterable(map(read, handles))
         code = SUCCEEDED
         room = len(str(wanted[-1]))
-        with session.looking("logs", run_id, run.backend, again):
+        with session.looking("logs", target, run.backend, again):
             for rank, text in lines:
                 if isinstance(text, BackendError) and not isinstance(text, InvalidRequestError):
                     session.screen.say(f"rank {rank}: {text}")
@@ -96,20 +96,14 @@ def _print(session: Session, rank: int, text: str, room: int) -> None:
         session.screen.line(prefix, clean_line(text))
 
 
-def _read(
-    executor: BaseExecutor,
-    handle: ReplicaHandle,
-    follow: bool,
-    since: float | None,
-    grep: str | None,
-) -> Iterator[Line]:
+def _read(executor: BaseExecutor, handle: ReplicaHandle, **query: Any) -> Iterator[Line]:
     """Yield the lines of one log, and at the end its error or None.
 
     Where the backend has none, they are the last lines that the executor's journal keeps, if any.
     """
     begun, end = False, None
     try:
-        for line in executor.log_iter(handle, follow=follow, since=since, regex=grep):
+        for line in executor.log_iter(handle, **query):
             begun = True
             yield handle.rank, line
     except DilocoError as error:
@@ -117,7 +111,7 @@ def _read(
         kept = executor.kept_log(handle) if is_gone else None
         if kept is not None:
             end = ReplicaNotFoundError(f"{error}. The lines are the last ones, from the journal")
-        for line in _chosen(kept, grep):
+        for line in _chosen(kept, query["regex"]):
             yield handle.rank, line
     yield handle.rank, end
 

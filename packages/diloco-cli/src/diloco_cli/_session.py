@@ -22,9 +22,8 @@ import click
 
 from diloco_protocol import InvalidRequestError
 
-from ._backends import Backends, Run
+from ._backends import Backends, Choice, Run, read_choice
 from ._facts import VERSION, Cell, Facts
-from ._options import Choice, read_choice
 from ._texts import clean
 
 INTERRUPTED = 130

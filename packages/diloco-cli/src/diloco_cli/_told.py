@@ -25,8 +25,7 @@ from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 
 from . import _facts
-from ._exits import SUCCEEDED, exit_of_states
-from ._facts import Cell, place_of, table
+from ._facts import SUCCEEDED, Cell, exit_of_states, place_of, table
 from ._session import Screen, Session
 from ._store import Store
 from ._texts import clean, in_ranges, ranks_in_words

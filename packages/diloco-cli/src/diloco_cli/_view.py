@@ -191,13 +191,6 @@ def amount(number: float) -> str:
     return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
-def _state(facts: Facts, now: float) -> Cell:
-    words, since = facts["state"] or "", facts["state_since"]
-    if words and since is not None:
-        words += f" {duration(now - since)} ago"
-    return Cell(words, _facts.STYLES.get(facts["state"], ""))
-
-
 def _phase(facts: Facts, now: float) -> Cell:
     if facts["time"] is None:
         return Cell("" if facts["state"] else "has told nothing")
@@ -236,7 +229,7 @@ def _place(facts: Facts, _: float) -> str:
 
 COLUMNS = (
     Column("RANK", right=True),
-    Column("STATE", _state, dropped=1),
+    Column("STATE", _facts.state_cell, dropped=1),
     Column("REASON", dropped=6),
     Column("ATTEMPT", dropped=9, right=True),
     Column("SYNC", dropped=3, right=True),
@@ -404,7 +397,7 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
     if was and all(was[name] == row[name] for name in names):
         return ""
     attempt = f"attempt {row['attempt']}" if row["attempt"] else ""
-    parts = (_state(row, now).text, row["reason"], _phase(row, now).text, attempt)
+    parts = (_facts.state_cell(row, now).text, row["reason"], _phase(row, now).text, attempt)
     return f"rank {row['rank']}: " + ", ".join(filter(None, parts))
 
 

@@ -21,8 +21,7 @@ from diloco_protocol import (
 
 from . import _view
 from ._backends import PATIENCE, Run, in_thread
-from ._exits import exit_of_states
-from ._facts import Cell, Facts
+from ._facts import Cell, Facts, exit_of_states
 from ._session import Session
 from ._store import Store, is_uri
 from ._texts import clean, ranks_in_words

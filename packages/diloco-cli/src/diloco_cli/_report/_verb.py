@@ -18,8 +18,7 @@ from diloco_protocol.telemetry import Told
 
 from ..__about__ import __version__
 from .._backends import Run
-from .._exits import SUCCEEDED
-from .._facts import place_of, replica_facts
+from .._facts import SUCCEEDED, place_of, replica_facts
 from .._session import Session
 from .._store import is_uri
 from .._texts import clean
@@ -36,7 +35,7 @@ _NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0
 
 def report(
     session: Session,
-    run: str,
+    target: str,
     *,
     store: str | None,
     file: str | None,
@@ -47,7 +46,7 @@ def report(
 
     Args:
         session: The backends, of which only that of a run by name is asked.
-        run: Its name, or the URI of its store.
+        target: Its name, or the URI of its store.
         store: Where the replicas of a run by name meet; None if only the backend is asked.
         file: Where the page goes; None for no page.
         force: Whether a file that is there is replaced.
@@ -66,12 +65,12 @@ def report(
     if file is not None and Path(file).exists() and not force:
         raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
     table = read_prices(DEFAULT.read_bytes() if prices is None else prices.read(MOST_BYTES + 1))
-    run_id = "" if is_uri(run) else run
+    run_id = "" if is_uri(target) else target
     if not run_id:
         session.ask_no_backend()
         if store is not None:
-            raise InvalidRequestError(f"--store is for runs by name: {run} is that of a store")
-    uri = store if run_id else run
+            raise InvalidRequestError(f"--store is for runs by name: {target} is that of a store")
+    uri = store if run_id else target
     told, recorded = (_NOTHING, None) if uri is None else read_run(uri)
     backend = _backend_facts(session, run_id, recorded)
     named = sorted({live.run for live in told.live.values()})

@@ -1,8 +1,9 @@
-"""The verbs that change something: ``cancel`` and ``purge``. Both say what, and ask."""
+"""The verbs on runs as backends know them: ``ls``, ``status``, ``wait``, ``cancel``, ``purge``."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -13,25 +14,137 @@ from diloco_protocol import (
     DilocoError,
     ForbiddenError,
     InvalidRequestError,
+    ReplicaHandle,
     ReplicaNotFoundError,
+    ReplicaStatus,
     ThrottledError,
     UnavailableError,
 )
 from diloco_protocol.backend import cancel_all, is_run_id
 
+from . import _facts, _told
 from ._backends import Run
-from ._exits import BAD_USE, SUCCEEDED
-from ._extra import find_extra
 from ._facts import place_in_words, place_of
+from ._installed import find_extra
 from ._session import Session
 from ._store import is_uri
 from ._texts import clean
-from ._told import read_run
 
-_SCOPES = {
-    "cancel": "ends {count} of run {run_id}",
-    "purge": "removes the records, logs and results of {count} of run {run_id}",
-}
+_DOES = {"cancel": "ends", "purge": "removes the records, logs and results of"}
+
+
+def ls(session: Session, limit: int) -> int:
+    """Print the newest runs of every backend, and return the exit code.
+
+    Raises:
+        UnavailableError: No backend could be asked.
+    """
+    screen = session.screen
+    with session.backends(session.choice) as backends:
+        answers = backends.ask(lambda executor: _runs_of(executor, limit))
+    notes = answers.notes("asked")
+    if not answers.found:
+        raise UnavailableError(". ".join(["no backend could be asked", *notes]))
+    runs = [facts for some, _ in answers.found.values() for facts in some]
+    if session.as_json:
+        problems = answers.failed | answers.unset
+        backends_facts = [
+            {"name": name, "asked": name in answers.found, "problem": problems.get(name)}
+            for name in session.choice.names
+        ]
+        screen.json({"runs": runs, "backends": backends_facts})
+    else:
+        screen.lines(_facts.table(_facts.RUN_COLUMNS, runs, session.clock(), screen.width))
+    for name, (_, older) in answers.found.items():
+        if older:
+            notes.append(f"{name} has {older} more, which are older: --limit {limit + older}")
+    unread = [facts for facts in runs if facts["problem"]]
+    notes += [f"{each['run_id']} on {each['backend']}: {each['problem']}" for each in unread]
+    for note in notes:
+        screen.say(note)
+    return _facts.UNREACHABLE if answers.failed or unread else _facts.SUCCEEDED
+
+
+def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the facts about the newest runs of a backend, and how many older ones there are."""
+    names = executor.list_runs()
+    found = []
+    for run_id in names[: -limit - 1 : -1]:
+        handles, replicas, problem = [], [], None
+        try:
+            handles = executor.attach(run_id)
+            replicas = Run(run_id, "", executor, handles).replicas()
+        except ReplicaNotFoundError:
+            continue  # it was removed since the list was made
+        except DilocoError as error:  # also a record of another version
+            problem = clean(str(error))
+        started = [each["started_at"] for each in replicas if each["started_at"] is not None]
+        facts: dict[str, Any] = {"backend": executor.backend_name, "run_id": clean(run_id)}
+        facts |= {"replicas": len(replicas), "problem": problem}
+        facts["world_size"] = handles[0].world_size if replicas else 0
+        facts["states"] = _facts.counts(each["state"] for each in replicas)
+        found.append({**facts, "started_at": min(started, default=None)})
+    return found, max(0, len(names) - limit)
+
+
+def status(session: Session, target: str) -> int:
+    """Print the state of every replica of a run, and return the exit code."""
+    if is_uri(target):
+        return _told.status(session, target)
+    with session.run(target) as run:
+        replicas = run.replicas()
+    show_replicas(session, run, replicas)
+    return _facts.exit_of_states(facts["state"] for facts in replicas)
+
+
+def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) -> None:
+    """Print the facts about the replicas of a run."""
+    facts: dict[str, Any] = {
+        "run_id": run.run_id,
+        "backend": run.backend,
+        "place": place_of(run.handles),
+        "world_size": run.handles[0].world_size,
+        "states": _facts.counts(each["state"] for each in replicas),
+        "replicas": replicas,
+    }
+    screen = session.screen
+    if session.as_json:
+        screen.json(facts)
+        return
+    where = place_in_words(run.backend, facts["place"])
+    screen.line(f"{run.run_id}: {_facts.counts_in_words(facts['states'])}, on {where}")
+    screen.lines(_facts.table(_facts.REPLICA_COLUMNS, replicas, session.clock(), screen.width))
+    for line in _facts.replica_lines(replicas):
+        screen.line(line)
+
+
+def wait(session: Session, target: str) -> int:
+    """Wait until every replica of a run has ended, print how, and return the exit code."""
+    with session.run(target) as run:
+        shown = [""]
+
+        def progress(known: Mapping[ReplicaHandle, ReplicaStatus]) -> None:
+            states = (
+                "unknown" if status.reason == "lost" else status.state.value
+                for status in known.values()
+            )
+            text = _facts.counts_in_words(_facts.counts(states))
+            if text != shown[-1]:
+                session.screen.say(f"{target}: {text}")
+                shown.append(text)
+
+        with session.looking("wait", target, run.backend):
+            results = run.executor.collect(run.handles, progress=progress)
+    replicas = [_facts.result_facts(result) for result in results]
+    show_replicas(session, run, replicas)
+    lost = any(facts["state"] == "succeeded" and facts["error"] for facts in replicas)
+    code = _facts.exit_of_states(facts["state"] for facts in replicas)
+    return _facts.UNKNOWN if lost and not code else code
+
+
+def cancel(session: Session, target: str, *, yes: bool) -> int:
+    """End all replicas of a run, or of all that meet at a store; return the exit code."""
+    return end(session, "cancel", target, yes=yes)
 
 
 def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
@@ -52,13 +165,13 @@ def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
     screen.say(f"this deletes the run in {uri}, its model and its log: {count}")
     if not (yes or screen.confirm(f"purge --store {target}?")):
         screen.say("nothing was done")
-        return BAD_USE
+        return _facts.BAD_USE
     remove(uri=target, really=True)
     if session.as_json:
         screen.json({"verb": "purge", **found, "uri": uri})
     else:
         screen.line(f"{count} were deleted")
-    return SUCCEEDED
+    return _facts.SUCCEEDED
 
 
 def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes: bool) -> int:
@@ -84,11 +197,11 @@ def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes:
         else:
             runs = [opened.enter_context(session.run(target))]
         for run in runs:
-            scope = _SCOPES[verb].format(count=_count(run), run_id=run.run_id)
-            screen.say(f"this {scope}, on {place_in_words(run.backend, place_of(run.handles))}")
+            where = place_in_words(run.backend, place_of(run.handles))
+            screen.say(f"this {_DOES[verb]} {_count(run)} of run {run.run_id}, on {where}")
         if not (yes or screen.confirm(f"{verb} {target}?")):
             screen.say("nothing was done")
-            return BAD_USE
+            return _facts.BAD_USE
         done: list[dict[str, Any]] = []
         errors: list[DilocoError] = []
         for run in runs:
@@ -103,7 +216,7 @@ def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes:
         errors[0].add_note(f"diloco: {other}")
     if errors:
         raise errors[0]
-    return SUCCEEDED
+    return _facts.SUCCEEDED
 
 
 def _count(run: Run) -> str:
@@ -116,10 +229,8 @@ def _act(session: Session, verb: str, run: Run) -> dict[str, Any]:
         run.executor.purge(run.handles[0])
         text = f"{run.backend} has removed what it had of {_count(run)}"
     else:
-        if run.executor.capabilities.cancel_scope == "gang":
-            run.executor.cancel(run.handles[0])
-        else:
-            cancel_all(run.handles, run.executor.cancel)
+        is_gang = run.executor.capabilities.cancel_scope == "gang"
+        cancel_all(run.handles[:1] if is_gang else run.handles, run.executor.cancel)
         again = session.choice.again("wait", run.run_id, run.backend)
         text = f"{run.backend} was asked to end {_count(run)}. To wait until they have:\n  {again}"
     if not session.as_json:
@@ -137,7 +248,7 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
         ReplicaNotFoundError: There are none.
         UnavailableError: There are none, and a backend could not be searched.
     """
-    told, recorded = read_run(uri, history=False)
+    told, recorded = _told.read_run(uri, history=False)
     known = {live.run for live in told.live.values()} | {run.run_id for run in recorded.runs}
     names = sorted(filter(is_run_id, known))
     place = _spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))

@@ -1,0 +1,130 @@
+"""What is installed here: the verb ``check``, and the verbs of other packages.
+
+Those are ``export`` and ``plan`` of diloco-core, among others.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from importlib.metadata import distributions, version
+from typing import Any
+
+import click
+
+from diloco_protocol import BaseExecutor, DilocoError, Finding, MissingDependencyError, Option
+from diloco_protocol.backend import Command, get_command, redact_json
+
+from ._backends import REQUIRED, read_value
+from ._facts import FAILED, SUCCEEDED, Cell
+from ._session import Screen, Session
+from ._texts import clean
+
+_WORDS = {True: Cell("ok ", "green"), False: Cell("no ", "red"), None: Cell("?  ", "yellow")}
+
+
+def check(session: Session, target: str | None) -> int:
+    """Print what is in order and what is not, and return the exit code.
+
+    Args:
+        session: Says which backends; one that is named is also asked about a launch.
+        target: A store to try; None: none.
+    """
+    choice = session.choice
+
+    def look(executor: BaseExecutor) -> list[Finding]:
+        known = len(executor.list_runs())
+        found = [Finding("", True, f"it can be reached; runs that it has records of: {known}")]
+        return found + (executor.check() if choice.backend else [])
+
+    with session.backends(replace(choice, backend=None)) as backends:
+        answers = backends.ask(look)
+    findings = [_versions()]
+    for name, found in answers.found.items():
+        findings += [replace(each, subject=f"{name} {each.subject}".strip()) for each in found]
+    findings += [Finding(name, None, f"not asked: {text}") for name, text in answers.unset.items()]
+    findings += [Finding(name, False, text) for name, text in answers.failed.items()]
+    measured = None
+    if target is not None:
+        try:
+            answer = find_extra("probe")(uri=target)
+            measured = answer.values
+            findings.append(Finding("store", True, ". ".join(answer.lines)))
+        except DilocoError as error:
+            findings.append(Finding("store", False, str(error)))
+    facts: list[dict[str, Any]] = [
+        {"subject": clean(each.subject), "ok": each.ok, "message": clean(each.message)}
+        for each in findings
+    ]
+    passed = all(finding.ok is not False for finding in findings)
+    if session.as_json:
+        session.screen.json({"ok": passed, "findings": facts, "store": measured})
+    else:
+        for each in facts:
+            session.screen.line(_WORDS[each["ok"]], f"{each['subject']}: {each['message']}")
+    return SUCCEEDED if passed else FAILED
+
+
+def _versions() -> Finding:
+    """Return the versions of everything of ours that is installed here."""
+    # What a removed package has left behind may have no name.
+    names = {each.metadata["Name"] or "" for each in distributions() if each.metadata}
+    ours = {name: version(name) for name in names if name.startswith("diloco-")}
+    text = ", ".join(f"{name} {number}" for name, number in sorted(ours.items()))
+    return Finding("versions", True, f"Python {platform.python_version()}, {text}")
+
+
+def find_extra(verb: str) -> Command:
+    """Return a verb of an installed package.
+
+    Raises:
+        MissingDependencyError: No installed package has it; the error says what to install.
+        InvalidRequestError: It cannot be loaded.
+    """
+    extra = get_command(verb)
+    if extra is None:
+        raise MissingDependencyError(
+            f"`{verb}` needs diloco-core, which is not installed here: pip install diloco-core "
+            "(from a checkout: pip install ./packages/diloco-core)"
+        )
+    return extra
+
+
+def make_command(verb: str) -> click.Command:
+    """Return the verb of an installed package, with the options that the package describes.
+
+    Raises:
+        MissingDependencyError: No installed package has it; the error says what to install.
+        InvalidRequestError: It cannot be loaded.
+    """
+    extra = find_extra(verb)
+    options = {option.name.lower(): option for option in extra.options()}
+
+    def callback(*, as_json: bool, **given: Any) -> int:
+        screen = Screen()
+        values = {
+            options[name].name: text if isinstance(text, bool) else read_value(options[name], text)
+            for name, text in given.items()
+            if text is not None
+        }
+        answer = extra(**values)
+        if as_json:
+            screen.json({"verb": verb, **redact_json(dict(answer.values))})
+        else:
+            screen.lines([Cell(clean(line))] for line in answer.lines)
+        return SUCCEEDED
+
+    as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
+    parameters = [*map(_parameter, options.values()), as_json]
+    return click.Command(verb, params=parameters, callback=callback, help=extra.help)
+
+
+def _parameter(option: Option) -> click.Parameter:
+    name = option.name.lower()
+    if option.default == REQUIRED:
+        return click.Argument([name])
+    flag = f"--{name.replace('_', '-')}"
+    if option.type == "bool":
+        return click.Option([flag, name], is_flag=True, default=None, help=option.help)
+    said = f"{option.help} ({option.type}; default: {option.default})"
+    return click.Option([flag, name], metavar="VALUE", help=said)
