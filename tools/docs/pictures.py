@@ -80,7 +80,7 @@ def watch(everything: Told) -> str:
 def report(everything: Told) -> str:
     """Return the picture of ``report``: the charts of its page below each other."""
     prices = _summary.read_prices(_summary.DEFAULT.read_bytes())
-    summary = _summary.summarise(everything, prices, uri=URI, now=0.0, made_by="")
+    summary = _summary.summarise(everything, prices, uri=URI)
     ranks = _pictures.ranks_with_a_row(summary["incarnations"])
     charts = {
         "loss against time": _pictures.loss_chart(summary, by_time=True),

@@ -40,10 +40,10 @@ def test_the_variable_and_what_overrides_it():
         ([None, "image=x"], None, "'image' is not of the form BACKEND.NAME=VALUE, such as eks."),
         (["eks", "image"], None, "'image' is not of the form BACKEND.NAME=VALUE"),
         (["eks", "=x"], None, "is not of the form BACKEND.NAME=VALUE"),
-        ([None, "modal.app=x"], None, "modal is not a backend that is installed here"),
+        ([None, "modal.app=x"], None, "modal is not installed here"),
         (["eks", "local_process.root=x"], None, "is for another backend than --backend eks"),
         ([], "image=x", "'image' is not of the form BACKEND.NAME=VALUE"),
-        ([], "modal.app=x", "'modal.app': modal is not a backend"),
+        ([], "modal.app=x", "'modal.app': modal is not installed"),
     ],
 )
 def test_what_is_refused(arguments, variable, told):

@@ -10,7 +10,7 @@ from test_told import live, run_of, shown, write
 
 from diloco_cli import _app
 from diloco_cli._logs import logs
-from diloco_cli._report._verb import report
+from diloco_cli._report._page import report
 from diloco_protocol import FolderJournal, ReplicaHandle, ReplicaNotFoundError, StoreJournal
 
 GONE = ReplicaNotFoundError("Kubernetes has removed its log")

@@ -61,9 +61,9 @@ class TestStatus:
         assert out.splitlines() == [
             f"{uri}: run monday, 2 running, 1 succeeded, sync 2",
             "RANK  STATE      SYNC  PHASE              LOSS  STEPS/S  TRAINS  LAST SIGN             PLACE",  # noqa: E501
-            "   0  running       2  training          2.312     1.95     93%  12s ago by its clock  z1 node-7",  # noqa: E501
-            "   1  running       2  waiting for 0, 2    nan     1.95     93%  12s ago by its clock  z1 node-7",  # noqa: E501
-            "   2  succeeded     2  left              2.312     1.95     93%  12s ago by its clock  z1 node-7",  # noqa: E501
+            "   0  running       2  training          2.312    1.952     93%  12s ago by its clock  z1 node-7",  # noqa: E501
+            "   1  running       2  waiting for 0, 2    nan    1.952     93%  12s ago by its clock  z1 node-7",  # noqa: E501
+            "   2  succeeded     2  left              2.312    1.952     93%  12s ago by its clock  z1 node-7",  # noqa: E501
         ]
         assert (code, err) == (0, "")
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+from unittest import mock
 
 import pytest
 from cli_lab import DONE, FAILED, NOW, RUNNING, Broken, Terminal, World, command
@@ -89,8 +90,8 @@ def follow(made, target, *turns, every=5.0, columns=100, lines=24):
             raise KeyboardInterrupt
         turn()
 
-    size = os.terminal_size((columns, lines))
-    code = _watch.watch(made.session, target, every, sleep=sleep, size=lambda: size)
+    with mock.patch.dict(os.environ, COLUMNS=str(columns), LINES=str(lines)):
+        code = _watch.watch(made.session, target, every, sleep=sleep)
     assert not left, "it ended too early"
     return code
 

@@ -178,7 +178,7 @@ def purge() -> None:
 
 
 @_verb(
-    "_report._verb",
+    "_report._page",
     _TARGET,
     click.Option(["-o", "file"], type=click.Path(dir_okay=False), metavar="FILE", help="The page."),
     click.Option(["--force"], is_flag=True, help="Replace the file if it is there."),

@@ -95,8 +95,7 @@ def read_choice(
             )
         if owner not in installed:
             raise InvalidRequestError(
-                f"the option {shown(key)}: {owner} is not a backend that is installed here; "
-                f"installed are: {listed}"
+                f"the option {shown(key)}: {owner} is not installed here; installed are: {listed}"
             )
         if text in given and backend not in {None, owner}:
             raise InvalidRequestError(
@@ -165,10 +164,6 @@ def _list(text: str) -> Any:
     return json.loads(text) if text.startswith("[") else text.split(",") if text else []
 
 
-def _flag_or_list(text: str) -> Any:
-    return _FLAGS[text.lower()] if text.lower() in _FLAGS else _list(text)
-
-
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text.lower() == "none" else read(text)
 
@@ -179,7 +174,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "number": _or_none(float),
     "bool": lambda text: _FLAGS[text.lower()],
     **dict.fromkeys(("list of text", "list of paths"), _list),
-    "True, False or list of text": _flag_or_list,
+    "True, False or list of text": lambda text: _FLAGS.get(text.lower(), _list(text)),
     **dict.fromkeys(_IN_JSON, json.loads),
     "RunJournal": FolderJournal,
 }
@@ -260,8 +255,7 @@ def make_executor(name: str, given: Mapping[str, str]) -> BaseExecutor:
     backend = get_executor(name)
     if not (isinstance(backend, type) and issubclass(backend, BaseExecutor)):
         raise InvalidRequestError(
-            f"the backend {name} has only the verbs of ServerlessExecutor: runs cannot be found "
-            "again there. Its executor has to be a BaseExecutor"
+            f"{name} has only the verbs of ServerlessExecutor: runs cannot be found again there"
         )
     return backend(**read_options(name, backend.options(), given))
 
@@ -337,11 +331,10 @@ class Backends:
         """
         if not is_run_id(run_id):
             raise InvalidRequestError(
-                f"a run is named by its run_id, such as run-20260314-150926, not {shown(run_id)}: "
-                "`diloco ls` names the runs"
+                f"a run is named by its run_id, not {shown(run_id)}: `diloco ls` names the runs"
             )
         answers = self.ask(lambda executor: (executor, executor.attach(run_id)))
-        having = {name: answer for name, answer in answers.found.items() if answer[1]}
+        having = answers.found
         if len(having) > 1:
             raise InvalidRequestError(
                 f"{' and '.join(having)} each have a run {run_id}: say which one you mean, with "

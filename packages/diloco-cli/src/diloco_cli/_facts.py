@@ -38,10 +38,7 @@ ENDS = {None: "running", "left": "succeeded", "failed": "failed"}
 """The states that the words of replicas on their end mean; other words mean an unknown one."""
 NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
 """What is told of a rank."""
-_STATUS = (
-    "state", "reason", "stopping", "attempt", "exit_code", "signal", "message", "started_at",
-    "finished_at", "url", "native",
-)  # fmt: skip
+_STATUS = tuple(each.name for each in fields(ReplicaStatus))
 _RESULT = 200  # characters of a result that people see
 
 

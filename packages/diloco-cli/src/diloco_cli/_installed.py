@@ -6,7 +6,7 @@ Those are ``export`` and ``plan`` of diloco-core, among others.
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import distributions, version
 from typing import Any
 
@@ -16,7 +16,7 @@ from diloco_protocol import BaseExecutor, DilocoError, Finding, MissingDependenc
 from diloco_protocol.backend import Command, get_command, redact_json
 
 from ._backends import REQUIRED, read_value
-from ._facts import FAILED, SUCCEEDED, Cell
+from ._facts import FAILED, SUCCEEDED, Cell, plain
 from ._session import Screen, Session
 from ._texts import clean
 
@@ -52,10 +52,7 @@ def check(session: Session, target: str | None) -> int:
             findings.append(Finding("store", True, ". ".join(answer.lines)))
         except DilocoError as error:
             findings.append(Finding("store", False, str(error)))
-    facts: list[dict[str, Any]] = [
-        {"subject": clean(each.subject), "ok": each.ok, "message": clean(each.message)}
-        for each in findings
-    ]
+    facts = [plain(asdict(each)) for each in findings]
     passed = all(finding.ok is not False for finding in findings)
     if session.as_json:
         session.screen.json({"ok": passed, "findings": facts, "store": measured})

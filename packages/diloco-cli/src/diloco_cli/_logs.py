@@ -25,7 +25,7 @@ from ._facts import SUCCEEDED, UNKNOWN, Cell, exit_of_error
 from ._session import Session
 from ._store import is_uri
 from ._texts import LINE, clean_line, in_ranges, read_moment, read_ranks
-from ._told import read_run
+from ._told import open_run, read_run
 
 MOST_FOLLOWED = 64
 """Most ranks that are followed at once: each takes a thread and requests to the backend."""
@@ -54,8 +54,7 @@ def logs(
     if is_uri(target):
         if follow or since is not None:
             raise InvalidRequestError(
-                "-f and --since are for runs by name: a store has only the last lines of a log, as "
-                "the journal there keeps them"
+                "-f and --since are for runs by name: a store keeps only the last lines of a log"
             )
         return _logs_in_store(session, target, ranks, grep)
     moment = None if since is None else read_moment(since, session.clock())
@@ -119,7 +118,7 @@ def _read(executor: BaseExecutor, handle: ReplicaHandle, **query: Any) -> Iterat
 def _logs_in_store(session: Session, uri: str, ranks: Sequence[str], grep: str | None) -> int:
     """Print the ends of logs that the journal in a store keeps, and return the exit code."""
     session.ask_no_backend()
-    told, recorded = read_run(uri, history=False)
+    told, recorded = read_run(open_run(uri), history=False)
     wanted = read_ranks(ranks, told.live.keys() | recorded.handles.keys())
     kept = {rank: recorded.log(recorded.handles.get(rank)) for rank in wanted}
     for rank, log in kept.items():

@@ -248,7 +248,7 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
         ReplicaNotFoundError: There are none.
         UnavailableError: There are none, and a backend could not be searched.
     """
-    told, recorded = _told.read_run(uri, history=False)
+    told, recorded = _told.read_run(_told.open_run(uri), history=False)
     known = {live.run for live in told.live.values()} | {run.run_id for run in recorded.runs}
     names = sorted(filter(is_run_id, known))
     place = _spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))

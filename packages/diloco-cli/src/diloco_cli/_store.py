@@ -29,9 +29,8 @@ class Store:
         scheme, separator, rest = uri.partition("://")
         if "::" in uri or (separator and scheme != "file" and "@" in rest.partition("/")[0]):
             raise InvalidRequestError(
-                f"{uri} is not the URI of a run: it is that of a folder or of a prefix, such as "
-                "s3://bucket/run-1, without user and password; credentials come from the driver's "
-                "own chain"
+                f"{uri} is not the URI of a run: give a folder, or a prefix such as "
+                "s3://bucket/run-1; user and password come from the driver's own chain"
             )
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
@@ -47,7 +46,7 @@ class Store:
             ) from None
         except ValueError as error:
             raise InvalidRequestError(f"{uri} cannot be opened: {error}") from None
-        self._uri, self._root = uri.rstrip("/"), root.rstrip("/")
+        self.uri, self._root = uri.rstrip("/"), root.rstrip("/")
         # In a folder, links could lead in circles. Elsewhere a depth would take more requests.
         self._depth = {"maxdepth": 2} if isinstance(self._fs, LocalFileSystem) else {}
         self._empty: set[str] = set()
@@ -87,7 +86,7 @@ class Store:
             return None
         except Exception as error:  # noqa: BLE001 - drivers raise errors of their own
             raise UnavailableError(
-                f"{self._uri} cannot be read: {type(error).__name__}: {error}"
+                f"{self.uri} cannot be read: {type(error).__name__}: {error}"
             ) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import dropwhile, groupby
 
@@ -13,6 +13,8 @@ from diloco_protocol.backend import readable, redact_and_cut, shown
 LINE = 16_384
 """Most characters of one line of a log that are printed."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_FEW = 8  # ranks that are named one by one
 
 
 def clean(text: str, most: int = 1000) -> str:
@@ -110,3 +112,24 @@ def ranks_in_words(ranks: Collection[int]) -> str:
     ('rank 3', 'ranks 0-2, 5')
     """
     return f"rank{'s' * (len(ranks) > 1)} {in_ranges(ranks)}"
+
+
+def clocks_in_words(off: Mapping[int, float]) -> str:
+    """Return which ranks have clocks that are off, and by how many seconds at most.
+
+    >>> clocks_in_words({1: 3.0, 2: -7200.0})
+    'of 1-2, by up to 2h behind'
+    """
+    most = max(off.values(), key=abs)
+    ranks = in_ranges(off) if len(off) <= _FEW else f"{len(off)} ranks"
+    return f"of {ranks}, by up to {duration(abs(most))} {'ahead' if most > 0 else 'behind'}"
+
+
+def number(value: float) -> str:
+    """Return a number in at most four digits, as people write it.
+
+    >>> number(0.12345), number(1500), number(2_500_000), number(12)
+    ('0.1235', '1.5k', '2.5M', '12')
+    """
+    size, unit = next((each for each in _SIZES if abs(value) >= each[0]), (1.0, ""))
+    return f"{value / size:.4g}{unit}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import mode
 from typing import Any
 
@@ -25,7 +24,7 @@ from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 
 from . import _facts
-from ._facts import SUCCEEDED, Cell, exit_of_states, place_of, table
+from ._facts import ENDS, SUCCEEDED, Cell, exit_of_states, place_of, table
 from ._session import Screen, Session
 from ._store import Store
 from ._texts import clean, in_ranges, ranks_in_words
@@ -64,7 +63,7 @@ def status(session: Session, uri: str) -> int:
             screen.say(f"there are runs below {clean(uri)}:")
             screen.lines([Cell(each)] for each in uris)
         return SUCCEEDED
-    told, recorded = _read(store, uri, history=False)
+    told, recorded = read_run(store, history=False)
     facts = {**run_facts(uri, told), "journal": recorded.facts() if recorded.runs else None}
     if not told.live:
         first = next(iter(recorded.handles.values()))
@@ -75,18 +74,6 @@ def status(session: Session, uri: str) -> int:
     else:
         _show(screen, facts, session.clock())
     return exit_of_states(_states(facts))
-
-
-def read_run(uri: str, *, history: bool = True) -> tuple[Told, Recorded]:
-    """Return what the replicas of a run have told so far, and what the journal in its store says.
-
-    Raises:
-        InvalidRequestError: As in :func:`open_run`.
-        ReplicaNotFoundError: As in :func:`status`, as the others.
-        SpecVersionError: See there.
-        UnavailableError: See there.
-    """
-    return _read(open_run(uri), uri, history=history)
 
 
 def open_run(uri: str) -> Store:
@@ -126,15 +113,21 @@ def check_version(uri: str, told: Told) -> None:
         )
 
 
-def _read(store: Store, uri: str, *, history: bool) -> tuple[Told, Recorded]:
+def read_run(store: Store, *, history: bool = True) -> tuple[Told, Recorded]:
+    """Return what the replicas of a run have told so far, and what the journal in its store says.
+
+    Raises:
+        ReplicaNotFoundError: Neither its replicas nor a journal tell of it.
+        SpecVersionError: They are of another version.
+        UnavailableError: The store cannot be read.
+    """
     told = RunReader(store.list_keys, store.read).look(history=history)
-    recorded = read_journal(store, told.live)
+    recorded = Recorded(store, told.live)
     if not recorded.handles:
-        check_version(uri, told)
+        check_version(store.uri, told)
     if not told.live and not recorded.handles:
         raise ReplicaNotFoundError(
-            f"the replicas of {uri} have told nothing: they have not begun, or are connected with "
-            "telemetry=False"
+            f"the replicas of {store.uri} have told nothing: have they begun, without telemetry?"
         )
     return told, recorded
 
@@ -167,9 +160,7 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
 def _states(facts: dict[str, Any]) -> list[str]:
     """Return the state of every rank: as the journal says, or else as the rank itself does."""
     states = dict.fromkeys(facts["silent"], "unknown")
-    states |= {
-        each["rank"]: _facts.ENDS.get(each["ended"], "unknown") for each in facts["replicas"]
-    }
+    states |= {each["rank"]: ENDS.get(each["ended"], "unknown") for each in facts["replicas"]}
     states |= {end["rank"]: end["state"] for end in (facts["journal"] or {}).get("ends", ())}
     return list(states.values())
 
@@ -205,34 +196,59 @@ def unread(facts: Mapping[str, Any]) -> list[str]:
     return [f"objects that {text}: {facts[name]}" for name, text in _UNREAD.items() if facts[name]]
 
 
-@dataclass(frozen=True)
 class Recorded:
-    """What the journal in a store says.
+    """What the journal in a store says of the ranks of its run.
+
+    Args:
+        store: The store.
+        told: What the ranks themselves tell. The records of the launch that a rank names count;
+            where it names none, those of the launch of which a replica ended last.
 
     Attributes:
-        journal: The journal.
         runs: The records of its runs.
         handles: The replica that counts for each rank, in rank order.
         ends: How these have ended, as far as that is recorded.
         disproved: Ranks that have told something after their recorded end, which does not count.
         skipped: How many objects and replicas are not such records.
         left_out: How many records or runs were not read since there are too many.
+
+    Raises:
+        UnavailableError: The store cannot be read.
     """
 
-    journal: StoreJournal
-    runs: tuple[RecordedRun, ...]
-    handles: Mapping[int, ReplicaHandle]
-    ends: Mapping[ReplicaHandle, ReplicaStatus]
-    disproved: tuple[int, ...]
-    skipped: int
-    left_out: int
+    def __init__(self, store: Store, told: Mapping[int, Live]) -> None:
+        self._journal = StoreJournal(
+            "the store",
+            list_keys=lambda folder: (
+                key.removeprefix(_FOLDER) for key, _ in store.list_keys(_FOLDER + folder)
+            ),
+            read=lambda key, most: store.read(_FOLDER + key, most),
+        )
+        named = {live.run for live in told.values()}
+        names = sorted(self._journal.runs(), key=lambda name: (name in named, name))
+        self.runs = list(map(self._journal.look, names[-_MOST_RUNS:]))
+        self.skipped = sum(run.skipped for run in self.runs)
+        self.left_out = sum(run.left_out for run in self.runs) + len(names[:-_MOST_RUNS])
+        counts: dict[int, tuple[ReplicaHandle, ReplicaStatus | None]] = {}
+        for run in sorted(self.runs, key=_last_end):
+            for handle in run.handles:
+                if not handle.rank < handle.world_size <= _MOST_RANKS:
+                    self.skipped += 1
+                elif handle.rank not in told or told[handle.rank].run in {"", run.run_id}:
+                    counts[handle.rank] = handle, run.ends.get(handle, (None,))[0]
+        self.handles = {rank: counts[rank][0] for rank in sorted(counts)}
+        ends = {rank: end for rank, (_, end) in sorted(counts.items()) if end is not None}
+        self.disproved = [rank for rank, end in ends.items() if _is_later(told.get(rank), end)]
+        self.ends = {
+            self.handles[rank]: end for rank, end in ends.items() if rank not in self.disproved
+        }
 
     def log(self, handle: ReplicaHandle | None) -> str | None:
         """Return the end of a log; None if the journal keeps none that can be read."""
         if handle is None or not any(handle in run.logged for run in self.runs):
             return None
         try:
-            return self.journal.log(handle)
+            return self._journal.log(handle)
         except (InvalidRequestError, SpecVersionError):  # anyone may have written it
             return None
 
@@ -252,52 +268,10 @@ class Recorded:
                 if launch.handles
             ],
             "ends": [_facts.replica_facts(handle, end) for handle, end in self.ends.items()],
-            "disproved": list(self.disproved),
+            "disproved": self.disproved,
             "skipped": self.skipped,
             "left_out": self.left_out,
         }
-
-
-def read_journal(store: Store, told: Mapping[int, Live]) -> Recorded:
-    """Return what the journal in a store says of the ranks of its run.
-
-    Args:
-        store: The store.
-        told: What the ranks themselves tell. The records of the launch that a rank names count;
-            where it names none, those of the launch of which a replica ended last.
-
-    Raises:
-        UnavailableError: The store cannot be read.
-    """
-    journal = StoreJournal(
-        "the store",
-        list_keys=lambda folder: (
-            key.removeprefix(_FOLDER) for key, _ in store.list_keys(_FOLDER + folder)
-        ),
-        read=lambda key, most: store.read(_FOLDER + key, most),
-    )
-    named = {live.run for live in told.values()}
-    names = sorted(journal.runs(), key=lambda name: (name in named, name))
-    runs = tuple(map(journal.look, names[-_MOST_RUNS:]))
-    skipped = sum(run.skipped for run in runs)
-    counts: dict[int, tuple[ReplicaHandle, ReplicaStatus | None]] = {}
-    for run in sorted(runs, key=_last_end):
-        for handle in run.handles:
-            if not handle.rank < handle.world_size <= _MOST_RANKS:
-                skipped += 1
-            elif handle.rank not in told or told[handle.rank].run in {"", run.run_id}:
-                counts[handle.rank] = handle, run.ends.get(handle, (None,))[0]
-    ends = {handle: end for _, (handle, end) in sorted(counts.items()) if end is not None}
-    disproved = {each for each, end in ends.items() if _is_later(told.get(each.rank), end)}
-    return Recorded(
-        journal,
-        runs,
-        handles={rank: counts[rank][0] for rank in sorted(counts)},
-        ends={handle: end for handle, end in ends.items() if handle not in disproved},
-        disproved=tuple(sorted(handle.rank for handle in disproved)),
-        skipped=skipped,
-        left_out=sum(run.left_out for run in runs) + len(names[:-_MOST_RUNS]),
-    )
 
 
 def _last_end(run: RecordedRun) -> float:

@@ -15,7 +15,7 @@ from diloco_protocol.telemetry import Metric, SyncLine
 
 from . import _facts
 from ._facts import Cell, Column, Facts, table
-from ._texts import clean, duration, in_ranges
+from ._texts import clean, clocks_in_words, duration, in_ranges, number
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 TOTAL_STEPS, DOLLARS = "total_steps", "dollars"
@@ -182,15 +182,6 @@ def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> li
     ]
 
 
-def amount(number: float) -> str:
-    """Return a number as people read it.
-
-    >>> amount(0.12345), amount(7770.4)
-    ('0.123', '7,770')
-    """
-    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
-
-
 def _phase(facts: Facts, now: float) -> Cell:
     if facts["time"] is None:
         return Cell("" if facts["state"] else "has told nothing")
@@ -235,9 +226,9 @@ COLUMNS = (
     Column("SYNC", dropped=3, right=True),
     Column("PHASE", _phase, dropped=2),
     Column("LOSS", _of("metrics", _loss), dropped=4, right=True),
-    Column("STEPS/S", _of("seconds_per_step", lambda step: amount(1 / step)), 7, right=True),
+    Column("STEPS/S", _of("seconds_per_step", lambda step: number(1 / step)), 7, right=True),
     Column("TRAINS", _of("training_share", "{:.0%}".format), dropped=8, right=True),
-    Column("MB/SYNC", _of("bytes_per_sync", lambda sent: amount(sent / 1e6)), 10, right=True),
+    Column("MB/SYNC", _of("bytes_per_sync", lambda sent: number(sent / 1e6)), 10, right=True),
     Column("LAST SIGN", _last_sign, dropped=5),
     Column("PLACE", _place, dropped=11),
 )
@@ -297,12 +288,14 @@ def foot(view: View) -> list[str]:
     spent = [each for each in dollars if each is not None]
     parts = [
         f"sync {max(row['sync'] for row in telling)}" if telling else "",
-        "" if pace is None else f"{amount(pace)} per hour",
+        "" if pace is None else f"{number(pace)} per hour",
         f"quorum {view.syncs[-1][1].members} of {len(view.rows)}" if view.syncs else "",
         f"{duration(max(known))} left" if known and len(known) == len(left) else "",
         f"${sum(spent):.2f} so far" if spent and len(spent) == len(dollars) else "",
     ]
-    sentences = [", ".join(filter(None, parts)), _clocks(telling), *view.notes]
+    off = {row["rank"]: row["clock_off"] for row in telling if row["clock_off"] is not None}
+    clocks = f"clocks that differ from the one here: {clocks_in_words(off)}" if off else ""
+    sentences = [", ".join(filter(None, parts)), clocks, *view.notes]
     return [text for text in sentences if text]
 
 
@@ -315,16 +308,6 @@ def _seconds_left(row: Facts) -> float | None:
     total, step, share = _number(row, TOTAL_STEPS), row["seconds_per_step"], row["training_share"]
     known = total is not None and step is not None and share
     return max(0.0, (total or 0.0) - row["step"]) * step / share if known else None
-
-
-def _clocks(rows: Sequence[Facts]) -> str:
-    off = {row["rank"]: row["clock_off"] for row in rows if row["clock_off"] is not None}
-    if not off:
-        return ""
-    most = max(off.values(), key=abs)
-    ranks = in_ranges(off) if len(off) <= _FEW else f"{len(off)} ranks"
-    words = f"{duration(abs(most))} {'ahead' if most > 0 else 'behind'}"
-    return f"clocks that differ from the one here: of {ranks}, by up to {words}"
 
 
 def syncs_per_hour(syncs: Sequence[tuple[int, SyncLine]]) -> float | None:
@@ -369,7 +352,7 @@ def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], s
     """
     for epoch, line in _new_syncs(before, view):
         facts = {"rank": view.syncs_of, "epoch": epoch, **redact_json(asdict(line))}
-        yield {"change": "sync", **facts}, _sync_in_words(line, len(view.rows))
+        yield {"change": "sync", **facts}, sync_in_words(line, len(view.rows))
     old = {row["rank"]: row for row in before.rows} if before else {}
     for row in view.rows:
         was = old.get(row["rank"])
@@ -401,13 +384,14 @@ def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:
     return f"rank {row['rank']}: " + ", ".join(filter(None, parts))
 
 
-def _sync_in_words(line: SyncLine, world_size: int) -> str:
+def sync_in_words(line: SyncLine, world_size: int) -> str:
+    """Return a sync as one line for people."""
     name = _facts.loss_name(line.metrics)
     parts = [
         f"sync {line.sync}: {line.members} of {world_size}",
         "" if line.committed else "not adopted",
         clean(f"{name} {_facts.shown_value(line.metrics[name])}" if name else "", 80),
-        f"{amount((line.bytes_sent + line.bytes_received) / 1e6)} MB",
+        f"{number((line.bytes_sent + line.bytes_received) / 1e6)} MB",
         f"waited {line.wait_seconds:.3g} s",
     ]
     return ", ".join(filter(None, parts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from diloco_protocol import (
-    DilocoError,
-    ReplicaStatus,
-    UnavailableError,
-    telemetry,
-)
+from diloco_protocol import DilocoError, ReplicaStatus, UnavailableError, telemetry
 
 from . import _view
 from ._backends import PATIENCE, Run, in_thread
@@ -25,7 +19,7 @@ from ._facts import Cell, Facts, exit_of_states
 from ._session import Session
 from ._store import Store, is_uri
 from ._texts import clean, ranks_in_words
-from ._told import check_version, open_run, read_journal, run_facts, unread
+from ._told import Recorded, check_version, open_run, run_facts, unread
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
@@ -136,7 +130,7 @@ class Watcher:
         made = partial(Source, clock=self.session.clock)
         self._live = made("the store is silent", partial(live.look, history=False))
         self._syncs = made("the history in the store is silent", partial(self._read_syncs, history))
-        self._journal = made("the journal in the store is silent", partial(read_journal, store, {}))
+        self._journal = made("the journal in the store is silent", partial(Recorded, store, {}))
 
     def look(self) -> _view.View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
@@ -149,12 +143,10 @@ class Watcher:
             self._look_at_live()
         for source in self._launches.values():
             source.ask(self.every)
-        view = _view.View(self.name, self._rows(), now=self.session.clock())
-        if self._store:
-            self._look_at_syncs(view)
-            rank, syncs = self._syncs.value or (None, ())
-            view = replace(view, syncs=syncs, syncs_of=rank)
-        return replace(view, notes=list(filter(None, self._notes())))
+        rows = self._rows()
+        rank, syncs = self._look_at_syncs(rows) if self._store else (None, [])
+        notes = list(filter(None, self._notes()))
+        return _view.View(self.name, rows, syncs, rank, notes, self.session.clock())
 
     def _add(self, launch: Launch, run: Run | None = None) -> None:
         """Begin to look at a launch in its backend, which is searched for at the first look."""
@@ -250,15 +242,16 @@ class Watcher:
             return _view.Word(self._ends[rank])
         return word
 
-    def _look_at_syncs(self, view: _view.View) -> None:
-        """Read the syncs of one rank: as often as replicas write them, and at the end."""
+    def _look_at_syncs(self, rows: Sequence[Facts]) -> Syncs:
+        """Return the syncs of one rank, read as often as replicas write them, and at the end."""
         before, now = self._syncs_of, self.session.clock()
-        rank = _view.choose_rank(view.rows, before)
-        is_due = rank != before or now >= self._syncs_at or view.is_over
+        rank = _view.choose_rank(rows, before)
+        is_due = rank != before or now >= self._syncs_at or all(map(_view.is_over, rows))
         if rank is not None and is_due and self._live.error is None:
             self._syncs_at = now + telemetry.history_seconds(self._size)
             self._syncs_of = rank
             self._syncs.ask(self.every)
+        return self._syncs.value or (None, [])
 
     def _notes(self) -> Iterator[str]:
         yield from (source.note for source in self._launches.values())
@@ -271,12 +264,7 @@ class Watcher:
 
 
 def watch(
-    session: Session,
-    target: str,
-    every: float,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    size: Callable[[], os.terminal_size] = shutil.get_terminal_size,
+    session: Session, target: str, every: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> int:
     """Show a run until all its replicas have ended, and return the exit code.
 
@@ -290,7 +278,7 @@ def watch(
         backend = found.backend if isinstance(found, Run) else session.choice.backend
         opened.enter_context(session.looking("watch", target, backend, ["--every", f"{every:g}"]))
         watcher = Watcher(session, clean(target), found, every, opened)
-        show = opened.enter_context(_painter(session, size))
+        show = opened.enter_context(_painter(session))
         while True:
             view = watcher.look()
             show(view)
@@ -300,9 +288,7 @@ def watch(
 
 
 @contextlib.contextmanager
-def _painter(
-    session: Session, size: Callable[[], os.terminal_size]
-) -> Iterator[Callable[[_view.View], None]]:
+def _painter(session: Session) -> Iterator[Callable[[_view.View], None]]:
     """Yield what shows a view: on a terminal as a table, elsewhere what has changed, as lines."""
     screen = session.screen
     if session.as_json or not screen.terminal or screen.dumb:
@@ -335,5 +321,6 @@ def _painter(
         console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
     ) as live:
         yield lambda view: live.update(
-            Group(*map(line, _view.screenful(view, *size(), blocks))), refresh=True
+            Group(*map(line, _view.screenful(view, *shutil.get_terminal_size(), blocks))),
+            refresh=True,
         )

@@ -1,7 +1,12 @@
-"""The page of a report as HTML: pure functions. Every text of others is escaped here."""
+"""The verb ``report``: reads what is known of a run, and writes a page of HTML about it.
+
+Every text of others is escaped here.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -9,13 +14,28 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from string import Template
-from typing import Any
+from typing import Any, BinaryIO
 
-from .._facts import Facts
+from diloco_protocol import DilocoError, InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
+from diloco_protocol.backend import shown
+from diloco_protocol.telemetry import Told
+
+from ..__about__ import __version__
+from .._backends import Run
+from .._facts import SUCCEEDED, Facts, place_of, replica_facts
+from .._session import Session
+from .._store import is_uri
+from .._texts import clean, number
+from .._told import Recorded, open_run, read_run
 from . import _pictures
-from ._pictures import number, seconds
-from ._summary import PARTS
+from ._pictures import seconds
+from ._summary import DEFAULT, MOST_BYTES, PARTS, read_prices, summarise
 
+_LINES, _MOST_LOGS = 20, 16
+_BY_JOURNAL = (
+    "How those ended of which no backend has a record is what the journal in the store says."
+)
+_NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0)
 _MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
 _LATEST = 253_402_300_799.0  # of all calendars
@@ -26,6 +46,114 @@ _EXPLAINED = (
 _NOT_IN_IT = (
     "Requests and storage are not in it, and neither is the time of a replica before its first sign"
 )
+
+
+def report(
+    session: Session,
+    target: str,
+    *,
+    store: str | None,
+    file: str | None,
+    force: bool,
+    prices: BinaryIO | None,
+) -> int:
+    """Make the report of a run, and return the exit code.
+
+    Args:
+        session: The backends, of which only that of a run by name is asked.
+        target: Its name, or the URI of its store.
+        store: Where the replicas of a run by name meet; None if only the backend is asked.
+        file: Where the page goes; None for no page.
+        force: Whether a file that is there is replaced.
+        prices: A price table; None for the one that comes with the command.
+
+    Raises:
+        InvalidRequestError: The file cannot be written, the prices are not allowed, or nothing was
+            asked for.
+    """
+    if file is None and not session.as_json:
+        raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
+    if file is None and force:
+        raise InvalidRequestError("--force replaces the file of -o, and there is no -o")
+    if file is not None and Path(file).exists() and not force:
+        raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
+    table = read_prices(DEFAULT.read_bytes() if prices is None else prices.read(MOST_BYTES + 1))
+    run_id = "" if is_uri(target) else target
+    if not run_id:
+        session.ask_no_backend()
+        if store is not None:
+            raise InvalidRequestError(f"--store is for runs by name: {target} is that of a store")
+    uri = store if run_id else target
+    told, recorded = (_NOTHING, None) if uri is None else read_run(open_run(uri))
+    backend = _backend_facts(session, run_id, recorded)
+    named = sorted({live.run for live in told.live.values()})
+    if run_id and named and run_id not in named:
+        raise InvalidRequestError(
+            f"--store {uri} is not that of run {run_id}: its replicas tell of {shown(named)}"
+        )
+    if recorded is not None and recorded.ends and not named:
+        run_id = run_id or next(iter(recorded.ends)).run_id
+    facts = summarise(told, table, uri=uri, run_id=run_id, backend=backend)
+    summary = {"made_at": time.time(), "made_by": __version__, **facts}
+    if recorded is not None and recorded.ends:
+        summary["missing"].append(_BY_JOURNAL)
+    if file is not None:
+        text = page(summary)
+        try:
+            with Path(file).open("w" if force else "x", encoding="utf-8") as out:
+                out.write(text)
+        except OSError as error:
+            raise InvalidRequestError(f"-o {file} cannot be written: {error.strerror}") from None
+    for note in summary["missing"] if uri is None else ():
+        session.screen.say(note)
+    if session.as_json:
+        session.screen.json(summary)
+    elif file is not None:
+        session.screen.line(clean(file))
+    return SUCCEEDED
+
+
+def _backend_facts(
+    session: Session, run_id: str, recorded: Recorded | None
+) -> dict[str, Any] | None:
+    """Return what a backend says about a run, or else the journal in its store; None if neither is.
+
+    Raises:
+        ReplicaNotFoundError: A run of that name is neither here nor in the journal.
+    """
+    ends = {} if recorded is None else recorded.ends
+    with contextlib.ExitStack() as opened:
+        try:
+            run = opened.enter_context(session.run(run_id)) if run_id else None
+        except ReplicaNotFoundError:
+            if not ends:
+                raise
+            run = None
+        if run is None and not ends:
+            return None
+        handles = run.handles if run else list(ends)
+        seen = {**ends, **(run.executor.describe_run(handles) if run else {})}
+        replicas = [{**replica_facts(each, seen.get(each)), "last_lines": []} for each in handles]
+        failed = [n for n, facts in enumerate(replicas) if facts["state"] == "failed"]
+        for n in failed[:_MOST_LOGS]:
+            lines = _log(run, recorded, handles[n]).splitlines()[-_LINES:]
+            replicas[n]["last_lines"] = list(map(clean, lines))
+        return {
+            "name": run.backend if run else clean(handles[0].backend_name),
+            "place": place_of(handles),
+            "world_size": handles[0].world_size,
+            "replicas": replicas,
+        }
+
+
+def _log(run: Run | None, recorded: Recorded | None, handle: ReplicaHandle) -> str:
+    problem = ""
+    if run is not None:
+        try:
+            return run.executor.stream_logs(handle, n_lines=_LINES)
+        except DilocoError as error:
+            problem = f"(its log cannot be read: {error})"
+    return (recorded and recorded.log(handle)) or problem
 
 
 def page(summary: Facts) -> str:
@@ -70,28 +198,24 @@ def _head(summary: Facts) -> str:
     lives, first, last = summary["incarnations"], summary["first"], summary["last"]
     newest = {each["rank"]: each for each in lives}.values()
     losses = [value for each in newest for _, _, value in each["losses"][-1:] if value is not None]
+    middle = number(median(losses)) if losses else "unknown"
     facts = {
         "ranks": str(summary["world_size"]),
         "outer steps": str(summary["sync"]),
         "first to last sign": "unknown" if first is None or last is None else seconds(last - first),
-        f"last {summary['loss'] or 'loss'}, middle": number(median(losses))
-        if losses
-        else "unknown",
+        f"last {summary['loss'] or 'loss'}, middle": middle,
         "time spent training": _share(_pictures.time_split(lives)),
         "sent": _in_bytes(sum(each["bytes"]["sent"] for each in lives)),
         "received": _in_bytes(sum(each["bytes"]["received"] for each in lives)),
         "cost, as far as known": _money(summary["cost"]["known"]),
     }
     where = sorted({each["where"] for each in lives} - {""})
-    hosts = sorted({each["host"] for each in lives} - {""})
     lines = [
         f"Store: {summary['uri']}" if summary["uri"] else "",
         f"Backend: {summary['backend']['name']}" if summary["backend"] else "",
         f"Ran on {', '.join(where[:10])}" if where else "",
-        f"Hosts ({len(hosts)}): {', '.join(hosts[:4])}{', …' if len(hosts) > 4 else ''}",
         f"First sign {moment(first)}, last sign {moment(last)}",
-        f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}, "
-        "from telemetry of version 1",
+        f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}",
     ]
     tiles = [f"<div><dt>{escape(name)}<dd>{escape(text)}</div>" for name, text in facts.items()]
     return f"{_soft(lines)}<dl>{''.join(tiles)}</dl>"
@@ -154,9 +278,7 @@ def _failures(summary: Facts) -> str:
     for each, after in pairwise(summary["incarnations"]):
         if each["rank"] == after["rank"] and each["ended"] is None:
             text = f"incarnation {each['epoch']} ended without a word, as if it was killed"
-            when = (
-                f"its last line is of {moment(each['last'])}; a minute before the end may be lost"
-            )
+            when = f"its last line is of {moment(each['last'])}; a minute of it may be lost"
             failures.append((each["rank"], f"{text}, and {after['epoch']} came after it", [when]))
     for said in summary["backend"]["replicas"] if summary["backend"] else ():
         if said["state"] in {"failed", "cancelled", "unknown"}:

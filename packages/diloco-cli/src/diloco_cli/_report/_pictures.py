@@ -8,20 +8,18 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
 from statistics import median
 
 from .._facts import Facts
-from .._texts import duration
+from .._texts import duration, number
 
 _WIDTH, _HEIGHT = 1000.0, 240
 _UNITS = (1, 2, 5, 10, 15, 30)
 _TIMES = [0.1, 0.2, 0.5, *(n * unit for unit in (1.0, 60.0) for n in _UNITS)]
 _TIMES += [n * 3600.0 for n in (1, 2, 3, 6, 12)]
 _TIMES += [n * 86_400.0 for n in (1, 2, 5, 10, 30, 100, 300, 1000, 3000, 10_000)]
-_SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 COLOURED = 8
 """As many ranks have a line of their own."""
 MOST_ROWS, MOST_LIVES = 200, 10
@@ -37,19 +35,23 @@ Bar = tuple[float, float, str, str]
 not empty."""
 
 
-@dataclass(frozen=True)
 class Axis:
-    """A scale from one value to another.
+    """A scale from the least to the largest of some values.
+
+    Args:
+        values: The values.
+        times: Whether they are seconds.
 
     Attributes:
         low: The first value.
         high: The last value, which is larger.
-        times: Whether the values are seconds.
     """
 
-    low: float
-    high: float
-    times: bool = False
+    def __init__(self, values: Iterable[float], *, times: bool = False) -> None:
+        every = list(values) or [0.0]
+        self.low, self.high, self._times = min(every), max(every), times
+        if self.high - self.low <= abs(self.high) * 1e-9:
+            self.high = self.low + max(1.0, abs(self.low) * 0.1)
 
     def share(self, value: float) -> float:
         """Return where a value is, from 0 to 1; the ends stand for what is beyond them."""
@@ -58,34 +60,15 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         """Return about six places with a round value, and their texts."""
         rough = (self.high - self.low) / 6
-        if self.times:
+        if self._times:
             step = next((each for each in _TIMES if each >= rough), rough)
         else:
             power = 10.0 ** math.floor(math.log10(rough))
             step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
         first = math.ceil(self.low / step)
         values = [(first + n) * step for n in range(8)]
-        text = seconds if self.times else number
+        text = seconds if self._times else number
         return [(self.share(value), text(value)) for value in values if value <= self.high]
-
-
-def make_axis(values: Iterable[float], *, times: bool = False) -> Axis:
-    """Return the axis of some values."""
-    every = list(values) or [0.0]
-    low, high = min(every), max(every)
-    if high - low <= abs(high) * 1e-9:
-        high = low + max(1.0, abs(low) * 0.1)
-    return Axis(low, high, times)
-
-
-def number(value: float) -> str:
-    """Return a number in at most four digits, as people write it.
-
-    >>> number(0.12345), number(1500), number(2_500_000), number(12)
-    ('0.1235', '1.5k', '2.5M', '12')
-    """
-    size, unit = next((each for each in _SIZES if abs(value) >= each[0]), (1.0, ""))
-    return f"{value / size:.4g}{unit}"
 
 
 def seconds(value: float) -> str:
@@ -191,7 +174,7 @@ def loss_chart(summary: Facts, *, by_time: bool) -> str:
     values = [value for _, value in every if value is not None]
     if not values:
         return "<p>There is no loss to show.</p>"
-    x, y = time_axis(summary) if by_time else make_axis(at for at, _ in every), make_axis(values)
+    x, y = time_axis(summary) if by_time else Axis(at for at, _ in every), Axis(values)
     entries = [(f"c{n}", f"rank {rank}") for n, rank in enumerate(points)]
     lines: list[tuple[str, Points]] = [(f"c{n}", each) for n, each in enumerate(points.values())]
     band = []
@@ -222,7 +205,7 @@ def _folded(every: Iterable[Points], x: Axis) -> list[tuple[float, list[float]]]
 
 def time_axis(summary: Facts) -> Axis:
     """Return the axis from the first to the last sign."""
-    return make_axis([0.0, (summary["last"] or 0.0) - (summary["first"] or 0.0)], times=True)
+    return Axis([0.0, (summary["last"] or 0.0) - (summary["first"] or 0.0)], times=True)
 
 
 def time_split(lives: Iterable[Facts]) -> dict[str, float]:

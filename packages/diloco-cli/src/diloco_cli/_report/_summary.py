@@ -36,22 +36,22 @@ from statistics import median, median_low
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import redact_json, shown
+from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Live, Metric, SyncLine, Told
 
 from .._facts import Facts, loss_name
-from .._texts import clean, duration, ranks_in_words
-from .._told import run_facts
+from .._texts import clean, clocks_in_words, ranks_in_words
+from .._told import run_facts, unread
+from .._view import sync_in_words
 
 LEAST_OFFSET = 60.0
 """Clocks that differ by fewer seconds count as equal."""
 _LARGEST_LOSS = 1e30  # a larger one cannot be drawn, and neither can infinity
 _POINTS, _LEAST_POINTS = 8000, 24  # of all incarnations together, and of each
-_LAST_LINES, _LINE = 3, 300
+_LAST_LINES = 3
 
 Loss = tuple[int, float, float | None]
 History = Mapping[tuple[int, int], Sequence[SyncLine]]
-_MOST_CLOCKS = 10
 MOST_BYTES = 1 << 20
 """The largest price table."""
 PARTS = {
@@ -77,16 +77,55 @@ def history_of(told: Told) -> dict[tuple[int, int], list[SyncLine]]:
     return {life: [by[n] for n in sorted(by)] for life, by in lines.items() if by}
 
 
-def incarnations_of(told: Told, history: History, world_size: int, loss: str) -> list[Facts]:
-    """Return all incarnations, in the order of ranks."""
+def incarnations_of(told: Told, history: History, world_size: int, loss: str) -> Iterable[Facts]:
+    """Yield all incarnations, in the order of ranks."""
     lives = {(live.rank, live.epoch): live for live in told.live.values()}
     offsets = clock_offsets(history)
     keys = sorted(key for key in lives.keys() | history.keys() if key[0] < world_size)
     most = max(_LEAST_POINTS, _POINTS // max(1, len(keys)))
-    return [
-        _incarnation(key, lives.get(key), history.get(key, ()), offsets.get(key), loss, most)
-        for key in keys
-    ]
+    for key in keys:
+        live, lines = lives.get(key), history.get(key, ())
+        records: list[Live | SyncLine] = [*([live] if live else []), *lines[::-1]]  # newest first
+        begun = [line.time - line.compute_seconds - line.exposed_seconds for line in lines[:1]]
+        ahead = offsets.get(key) or 0.0
+        losses = [
+            (line.total_inner_steps, line.time - ahead, _drawable(line.metrics[loss]))
+            for line in lines
+            if loss in line.metrics
+        ]
+        waits = sum(map(_exposed_wait, lines))
+        lacking = lines[-1].number - len(lines) if lines else 0
+        places = (live.backend, live.place) if live else ()
+        ended = clean(live.ended) if live and live.ended is not None else None
+        yield {
+            "rank": key[0],
+            "epoch": key[1],
+            "attempt": next((each.attempt for each in records if each.attempt is not None), None),
+            "host": clean(next((each.host for each in records if each.host), "")),
+            "where": clean("/".join(filter(None, places))),
+            "first": max(0.0, min([each.time for each in records] + begun)) - ahead,
+            "last": max(each.time for each in records) - ahead,
+            "clock_offset": offsets.get(key),
+            "phase": str(live.phase) if live else "",
+            "ended": ended,
+            "syncs": len(lines),
+            "lines_missing": lacking + (live.dropped if live else 0),
+            "step": max([line.total_inner_steps for line in lines] + ([live.step] if live else [])),
+            "seconds": {
+                "compute": sum(line.compute_seconds for line in lines),
+                "exchange": sum(map(_exposed, lines)) - waits,
+                "wait": waits,
+            },
+            "bytes": {
+                way: max(sum(getattr(line, name) for line in lines), getattr(live, name, 0))
+                for way, name in (("sent", "bytes_sent"), ("received", "bytes_received"))
+            },
+            "losses": _thinned(losses, most),
+            "losses_wrong": sum(value is None for _, _, value in losses),
+            "last_lines": [sync_in_words(line, world_size) for line in lines[-_LAST_LINES:]]
+            if ended == "failed"
+            else [],
+        }
 
 
 def clock_offsets(history: History) -> dict[tuple[int, int], float]:
@@ -104,56 +143,6 @@ def clock_offsets(history: History) -> dict[tuple[int, int], float]:
             offset = median(ahead)
             offsets[life] = offset if abs(offset) >= LEAST_OFFSET else 0.0
     return offsets
-
-
-def _incarnation(
-    key: tuple[int, int],
-    live: Live | None,
-    lines: Sequence[SyncLine],
-    offset: float | None,
-    loss: str,
-    most: int,
-) -> Facts:
-    records: list[Live | SyncLine] = [*([live] if live else []), *lines[::-1]]  # the newest first
-    begun = [line.time - line.compute_seconds - line.exposed_seconds for line in lines[:1]]
-    ahead = offset or 0.0
-    losses = [
-        (line.total_inner_steps, line.time - ahead, _drawable(line.metrics[loss]))
-        for line in lines
-        if loss in line.metrics
-    ]
-    waits, compute = sum(map(_exposed_wait, lines)), sum(line.compute_seconds for line in lines)
-    ended = None if live is None or live.ended is None else clean(live.ended)
-    lacking = lines[-1].number - len(lines) if lines else 0
-    return {
-        "rank": key[0],
-        "epoch": key[1],
-        "attempt": next((each.attempt for each in records if each.attempt is not None), None),
-        "host": clean(next((each.host for each in records if each.host), "")),
-        "where": clean(f"{live.backend}/{live.place}".replace("//", "/").strip("/"))
-        if live
-        else "",
-        "first": max(0.0, min([each.time for each in records] + begun)) - ahead,
-        "last": max(each.time for each in records) - ahead,
-        "clock_offset": offset,
-        "phase": str(live.phase) if live else "",
-        "ended": ended,
-        "syncs": len(lines),
-        "lines_missing": lacking + (live.dropped if live else 0),
-        "step": max([line.total_inner_steps for line in lines] + ([live.step] if live else [])),
-        "seconds": {
-            "compute": compute,
-            "exchange": sum(map(_exposed, lines)) - waits,
-            "wait": waits,
-        },
-        "bytes": {
-            way: max(sum(getattr(line, name) for line in lines), getattr(live, name, 0))
-            for way, name in (("sent", "bytes_sent"), ("received", "bytes_received"))
-        },
-        "losses": _thinned(losses, most),
-        "losses_wrong": sum(value is None for _, _, value in losses),
-        "last_lines": list(map(_told_line, lines[-_LAST_LINES:])) if ended == "failed" else [],
-    }
 
 
 def _drawable(value: Metric) -> float | None:
@@ -183,34 +172,15 @@ def _exposed_wait(line: SyncLine) -> float:
     return min(_exposed(line), max(0.0, line.wait_seconds - line.hidden_seconds))
 
 
-def _told_line(line: SyncLine) -> str:
-    metrics = redact_json(dict(line.metrics))
-    shown = " ".join(f"{name}={value}" for name, value in metrics.items())
-    return clean(
-        f"sync {line.sync} at step {line.total_inner_steps}: contribution {line.contribution}, "
-        f"{line.members} members, waited {line.wait_seconds:.3g} s. {shown}",
-        _LINE,
-    )
-
-
 def summarise(
-    told: Told,
-    prices: Prices,
-    *,
-    uri: str | None,
-    now: float,
-    made_by: str,
-    run_id: str = "",
-    backend: Mapping[str, Any] | None = None,
+    told: Told, prices: Prices, *, uri: str | None, run_id: str = "", backend: Facts | None = None
 ) -> dict[str, Any]:
-    """Return what a report says about a run, as a JSON value but for the incarnations.
+    """Return what a report says about a run, as a JSON value.
 
     Args:
         told: What its replicas have told.
         prices: The prices.
         uri: Where the replicas meet, if that was given.
-        now: The time in Unix seconds.
-        made_by: The version of diloco-cli.
         run_id: Name of the run, if that was given.
         backend: What the backend says, if it was asked.
     """
@@ -218,13 +188,11 @@ def summarise(
     world_size = facts["world_size"] or (backend["world_size"] if backend else 0)
     history = history_of(told)
     loss = loss_name(name for lines in history.values() for line in lines for name in line.metrics)
-    incarnations = incarnations_of(told, history, world_size, loss)
+    incarnations = list(incarnations_of(told, history, world_size, loss))
     first, last = span(incarnations)
-    silent = sorted(set(range(world_size)) - {each["rank"] for each in incarnations})
+    facts["silent"] = sorted(set(range(world_size)) - {each["rank"] for each in incarnations})
     syncs = list(_syncs(history, incarnations))
     return {
-        "made_at": now,
-        "made_by": made_by,
         "run_id": run_id or facts["run_id"],
         "uri": None if uri is None else facts["uri"],
         "world_size": world_size,
@@ -236,8 +204,8 @@ def summarise(
         "syncs": syncs,
         "backend": backend,
         "cost": cost_of(incarnations, uri and facts["uri"], prices),
-        "silent": silent,
-        "missing": list(_missing(told, incarnations, silent, loss)) if uri else [_NOTHING_READ],
+        "silent": facts["silent"],
+        "missing": list(_missing(told, facts, incarnations, loss)) if uri else [_NOTHING_READ],
     }
 
 
@@ -258,9 +226,8 @@ def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str
     for each in incarnations:
         for line in history.get((each["rank"], each["epoch"]), ()):
             if line.committed:
-                lines[line.sync].append(
-                    (line.time - (each["clock_offset"] or 0.0), each["rank"], line)
-                )
+                time = line.time - (each["clock_offset"] or 0.0)
+                lines[line.sync].append((time, each["rank"], line))
     for sync, members in sorted(lines.items()):
         counted = {rank for _, rank, line in members if line.contribution == "counted"}
         later = {rank for _, rank, line in members if line.contribution in {"carried", "open"}}
@@ -279,14 +246,12 @@ _NOTHING_READ = (
 )
 
 
-def _missing(
-    told: Told, incarnations: Sequence[Facts], silent: Sequence[int], loss: str
-) -> Iterable[str]:
+def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str) -> Iterable[str]:
     """Say what is missing or odd."""
     low, high = span(incarnations)
     newest = {each["rank"]: each for each in incarnations}
     lives = Counter(each["rank"] for each in incarnations)
-    odd: dict[str, set[int]] = {"nothing was told": set(silent)}
+    odd: dict[str, set[int]] = {"nothing was told": set(facts["silent"])}
     for each in incarnations:
         is_last = each is newest[each["rank"]]
         has_gap = is_last and each["epoch"] > lives[each["rank"]]
@@ -303,25 +268,11 @@ def _missing(
     for text, ranks in odd.items():
         if ranks:
             yield f"{ranks_in_words(ranks).capitalize():.300}: {text}."
-    moved = [each for each in incarnations if each["clock_offset"]]
-    for each in moved[:_MOST_CLOCKS]:
-        offset = each["clock_offset"]
-        yield (
-            f"The clock of rank {each['rank']}, incarnation {each['epoch']}, is "
-            f"{duration(abs(offset))} {'ahead of' if offset > 0 else 'behind'} the others, by the "
-            "syncs that they share. Its times are corrected here."
-        )
-    histories = told.history.values()
-    others = told.of_another_version + sum(each.of_another_version for each in histories)
-    for text, count in (
-        ("More clocks that were corrected likewise", len(moved[_MOST_CLOCKS:])),
-        ("Objects that are not what a replica tells", told.skipped),
-        ("Lines that are torn, or not of a history", sum(each.skipped for each in histories)),
-        ("Objects and lines of another version", others),
-        ("Objects that were not read, since there are too many", told.left_out),
-    ):
-        if count:
-            yield f"{text}: {count}."
+    if off := {each["rank"]: each["clock_offset"] for each in incarnations if each["clock_offset"]}:
+        yield f"Clocks that were off, by common syncs, and are corrected: {clocks_in_words(off)}."
+    yield from (f"{text.capitalize()}." for text in unread(facts))
+    if torn := sum(each.skipped + each.of_another_version for each in told.history.values()):
+        yield f"Lines that are torn, or not of a history: {torn}."
     if not loss:
         yield "No metric with “loss” in its name was logged, or there is no history yet."
     yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
