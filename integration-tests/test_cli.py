@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from rehearsal_lab import processes_of, python_path, wait_for, write_programs
 from safetensors.torch import load_file
 
-from diloco_cli._store import Store
+from diloco_cli._told import Store
 from diloco_core import DiLoCo, connect, open_journal
 from diloco_core.testing import run_replicas
 from diloco_eks import EKSExecutor

@@ -18,8 +18,7 @@ from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.text import Text
 
 from diloco_cli._report import _page, _pictures, _summary
-from diloco_cli._store import Store
-from diloco_cli._told import run_facts
+from diloco_cli._told import Store, run_facts
 from diloco_cli._view import View, Word, rank_facts, screenful, see
 from diloco_protocol import ReplicaState, ReplicaStatus
 from diloco_protocol.telemetry import Live, RunReader, Told

@@ -113,7 +113,7 @@ assert not heavy, heavy
 ALONE = """
 import sys
 import diloco_cli._installed, diloco_cli._runs, diloco_cli._logs
-import diloco_cli._told, diloco_cli._store, diloco_cli._watch
+import diloco_cli._told, diloco_cli._watch
 import diloco_cli._report._page
 ours = {name.partition(".")[0] for name in sys.modules if name.startswith("diloco")}
 assert ours == {"diloco_cli", "diloco_protocol"}, ours

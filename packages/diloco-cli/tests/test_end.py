@@ -219,7 +219,7 @@ class TestMeeting:
 
     @pytest.mark.parametrize("verb", ["cancel", "purge"])
     def test_a_backend_is_needed(self, verb, folder, monkeypatch, capsys):
-        monkeypatch.setattr("diloco_cli._backends.executor_names", list)
+        monkeypatch.setattr("diloco_cli._session.executor_names", list)
         assert _app.run([verb, str(folder), "--yes"]) == 2
         assert "no backend is installed here" in capsys.readouterr().err
 

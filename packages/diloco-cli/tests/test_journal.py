@@ -158,7 +158,7 @@ class TestReport:
             "password=<redacted>",
             "out of \\x1b[2Jmemory",
         ]
-        assert "the journal in the store says" in facts["missing"][-1]
+        assert "the journal of the store" in facts["missing"][-1]
 
     def test_of_a_run_that_the_backend_has_forgotten(self, uri, world):
         world = World("eks", dict(world.runs), logs=dict(world.logs))  # without a journal
@@ -257,7 +257,7 @@ class TestLogs:
 
 def test_a_journal_of_many_ranks_is_listed_once_and_read_once(folder, monkeypatch):
     """A refresh costs a listing for the journal, one per run in it, and a read per record."""
-    from diloco_cli import _store
+    from diloco_cli import _told
 
     handles = [ReplicaHandle(n, "eks", run_id="monday", world_size=50) for n in range(50)]
     journal = journal_in(folder)
@@ -266,9 +266,9 @@ def test_a_journal_of_many_ranks_is_listed_once_and_read_once(folder, monkeypatc
         journal.record_end(handle, DONE, None)
     asked = []
     for name in ("list_keys", "read"):
-        real = getattr(_store.Store, name)
+        real = getattr(_told.Store, name)
         monkeypatch.setattr(
-            _store.Store, name,
+            _told.Store, name,
             lambda self, key, *more, name=name, real=real: asked.append((name, key)) or real(self, key, *more),  # noqa: E501
         )  # fmt: skip
     shown(str(folder))

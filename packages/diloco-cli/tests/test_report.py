@@ -213,9 +213,9 @@ class TestCost:
         [
             ("{", "is not JSON"),
             ("[" * 100_000, "is not JSON"),
-            ("[]", "must be an object with version, date"),
-            ('{"version": 1, "date": "2026-11-28", "put": {}}', "must be an object with"),
-            ('{"date": "2026-11-28"}', "version must be 1"),
+            ("[]", "must be an object of version 1 with version, date"),
+            ('{"version": 1, "date": "2026-11-28", "put": {}}', "must be an object of version 1"),
+            ('{"date": "2026-11-28"}', "must be an object of version 1"),
             ('{"version": 1, "date": "yesterday"}', "date must be a day"),
             ('{"version": 1, "date": "2026-11-28", "sent_gb": 1}', "sent_gb must be an object"),
             ('{"version": 1, "date": "2026-11-28", "sent_gb": {"s3": -1}}', "from 0 to 1e"),
@@ -379,7 +379,7 @@ class TestVerb:
         assert _app.run(["report", uri, "-o", str(file)]) == 2
         assert "is there already: --force replaces it" in capsys.readouterr().err
         assert _app.run(["report", uri, "--json", "--force"]) == 2
-        assert "there is no -o" in capsys.readouterr().err
+        assert "say where the page goes" in capsys.readouterr().err
         assert file.read_text() == "mine"
         assert _app.run(["report", uri, "-o", str(file), "--force"]) == 0
         assert file.read_text().startswith("<!doctype html>")

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from diloco_cli import _facts, _texts
-from diloco_cli._texts import clean, clean_line, in_ranges, read_moment, read_ranks
+from diloco_cli._texts import clean, in_ranges, read_moment, read_ranks
 from diloco_protocol import InvalidRequestError
 
 
@@ -18,19 +18,14 @@ def test_the_examples(module):
 
 @pytest.mark.parametrize("character", ["\x1b", "\x00", "\r", "\x9b", "\u202e", "\u2028", "\ud800"])
 def test_no_terminal_obeys_what_is_printed(character):
-    for text in (clean(f"a{character}b"), clean_line(f"a{character}b")):
-        assert character not in text
-        assert text.startswith("a\\")
-        assert text.endswith("b")
+    text = clean(f"a{character}b")
+    assert character not in text
+    assert text.startswith("a\\")
+    assert text.endswith("b")
 
 
 def test_what_is_printed_is_bounded():
     assert len(clean("x" * 10_000_000)) < 1100
-    assert len(clean_line("x" * 10_000_000)) < 17_000
-
-
-def test_tabs_stay_in_lines_of_logs():
-    assert clean_line("a\tb") == "a\tb"
 
 
 @pytest.mark.parametrize(

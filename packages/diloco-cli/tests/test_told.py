@@ -12,8 +12,7 @@ from cli_lab import NOW, Terminal
 
 from diloco_cli import _app
 from diloco_cli._session import Screen, Session
-from diloco_cli._store import Store, is_uri
-from diloco_cli._told import status
+from diloco_cli._told import Store, is_uri, status
 from diloco_protocol import (
     InvalidRequestError,
     MissingDependencyError,

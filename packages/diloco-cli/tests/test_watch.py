@@ -14,7 +14,7 @@ from test_journal import journal_in
 
 from diloco_cli import _app, _watch
 from diloco_cli._session import Screen
-from diloco_cli._store import Store
+from diloco_cli._told import Store
 from diloco_protocol import (
     BackendError,
     InvalidRequestError,
@@ -423,7 +423,7 @@ def _sequences(text):
 
 class TestCommand:
     def test_no_backend_has_to_be_installed(self, told, monkeypatch, capsys):
-        monkeypatch.setattr("diloco_cli._backends.executor_names", list)
+        monkeypatch.setattr("diloco_cli._session.executor_names", list)
         told.live(0, 1, ended="left")
         assert _app.run(["watch", told.uri]) == 0
         assert "succeeded" in capsys.readouterr().out

@@ -16,7 +16,6 @@ import click
 
 from .__about__ import __version__
 
-ALIASES = {"ps": "ls"}
 EXTRA = {
     "export": "Write the model of a run from its store to a file (needs diloco-core).",
     "plan": "Estimate the time and the cost of a sync (needs diloco-core).",
@@ -28,17 +27,13 @@ _PIPE_CLOSED = 141
 class Verbs(click.Group):
     """The group of all verbs."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return the names of all verbs, in the order of the help."""
-        return [*self.commands, *EXTRA]
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a verb; those of other packages are imported here."""
         if cmd_name in EXTRA:
             from ._installed import make_command
 
             return make_command(cmd_name)
-        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+        return super().get_command(ctx, "ls" if cmd_name == "ps" else cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of verbs without importing any."""
@@ -49,11 +44,9 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; the exit code says if a reader has gone."""
         try:
-            code = super().invoke(ctx)
-            sys.stdout.flush()
+            return super().invoke(ctx)
         except BrokenPipeError:
             return _unread()
-        return code
 
 
 @click.group(

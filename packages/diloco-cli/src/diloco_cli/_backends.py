@@ -19,7 +19,6 @@ from diloco_protocol import (
     ReplicaHandle,
     ReplicaNotFoundError,
     UnavailableError,
-    executor_names,
     get_executor,
 )
 from diloco_protocol.backend import is_run_id, redact, shown
@@ -64,10 +63,7 @@ class Choice:
 
 
 def read_choice(
-    backend: str | None,
-    given: Sequence[str],
-    environ: Mapping[str, str],
-    installed: Sequence[str] | None = None,
+    backend: str | None, given: Sequence[str], environ: Mapping[str, str], installed: Sequence[str]
 ) -> Choice:
     """Read ``--backend``, ``--option`` and the variable ``DILOCO_OPTIONS``.
 
@@ -78,7 +74,6 @@ def read_choice(
         InvalidRequestError: This backend is not installed, or a text does not say which option of
             which backend it is.
     """
-    installed = executor_names() if installed is None else installed
     listed = ", ".join(installed) or "none"
     if backend is not None and backend not in installed:
         raise InvalidRequestError(
@@ -237,10 +232,9 @@ def in_thread(question: Callable[[], T]) -> Future[T]:
     def ask() -> None:
         try:
             answer.set_result(question())
-        except Exception as error:  # noqa: BLE001 - it is the answer
-            answer.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - it wants to leave, which is not its to say
-            answer.set_exception(RuntimeError(f"it raised {error!r}"))
+        except BaseException as error:  # noqa: BLE001 - it is the answer
+            left = RuntimeError(f"it raised {error!r}")  # as SystemExit, which is not its to say
+            answer.set_exception(error if isinstance(error, Exception) else left)
 
     threading.Thread(target=ask, daemon=True).start()
     return answer
@@ -334,13 +328,12 @@ class Backends:
                 f"a run is named by its run_id, not {shown(run_id)}: `diloco ls` names the runs"
             )
         answers = self.ask(lambda executor: (executor, executor.attach(run_id)))
-        having = answers.found
-        if len(having) > 1:
+        if len(answers.found) > 1:
             raise InvalidRequestError(
-                f"{' and '.join(having)} each have a run {run_id}: say which one you mean, with "
-                + " or ".join(f"--backend {name}" for name in having)
+                f"{' and '.join(answers.found)} each have a run {run_id}: say which one you mean, "
+                "with " + " or ".join(f"--backend {name}" for name in answers.found)
             )
-        for name, (executor, handles) in having.items():
+        for name, (executor, handles) in answers.found.items():
             notes = answers._replace(unset={}).notes("searched")
             return Run(run_id, name, executor, handles, tuple(notes))
         silent = {**answers.unset, **answers.failed}

@@ -191,8 +191,8 @@ REPLICA_COLUMNS = (
 )
 
 
-def replica_lines(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what is said about replicas, for the lines below the table; each text stands once."""
+def replica_lines(replicas: Sequence[Facts], now: float, width: int | None) -> list[list[Cell]]:
+    """Return the table of replicas, and what is said about them, in which each text stands once."""
     ranks_by_text: dict[str, list[int]] = {}
     for facts in replicas:
         texts = [facts.get("message") or facts.get("error") or ""]
@@ -200,7 +200,8 @@ def replica_lines(replicas: Iterable[Mapping[str, Any]]) -> list[str]:
             texts.append(f"result {clean(str(facts['result']), _RESULT)}")
         for text in filter(None, texts):
             ranks_by_text.setdefault(text, []).append(facts["rank"])
-    return [f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
+    said = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
+    return [*table(REPLICA_COLUMNS, replicas, now, width), *([Cell(text)] for text in said)]
 
 
 def _run_state(facts: Facts, _: float) -> Cell:

@@ -66,8 +66,8 @@ def _versions() -> Finding:
     """Return the versions of everything of ours that is installed here."""
     # What a removed package has left behind may have no name.
     names = {each.metadata["Name"] or "" for each in distributions() if each.metadata}
-    ours = {name: version(name) for name in names if name.startswith("diloco-")}
-    text = ", ".join(f"{name} {number}" for name, number in sorted(ours.items()))
+    ours = sorted(name for name in names if name.startswith("diloco-"))
+    text = ", ".join(f"{name} {version(name)}" for name in ours)
     return Finding("versions", True, f"Python {platform.python_version()}, {text}")
 
 

@@ -19,19 +19,20 @@ from diloco_protocol import (
     ReplicaHandle,
     ReplicaNotFoundError,
 )
-from diloco_protocol.backend import redact_and_cut, redact_text
+from diloco_protocol.backend import readable, redact_and_cut, redact_text
 
 from ._facts import SUCCEEDED, UNKNOWN, Cell, exit_of_error
 from ._session import Session
-from ._store import is_uri
-from ._texts import LINE, clean_line, in_ranges, read_moment, read_ranks
-from ._told import open_run, read_run
+from ._texts import in_ranges, read_moment, read_ranks
+from ._told import is_uri, open_run, read_run
 
 MOST_FOLLOWED = 64
 """Most ranks that are followed at once: each takes a thread and requests to the backend."""
 _STYLES = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_blue")
 _NOTICED = 1.0  # seconds
 _AHEAD = 1000  # lines that have been read and not yet printed
+LINE = 16_384
+"""Most characters of one line of a log that are printed."""
 
 
 Line = tuple[int, str | Exception | None]
@@ -82,17 +83,16 @@ def logs(
                     raise text
                 elif text is not None:
                     _print(session, rank, text, room)
-                if follow:
-                    session.screen.out.flush()
     return code
 
 
 def _print(session: Session, rank: int, text: str, room: int) -> None:
+    text = redact_and_cut(text, LINE)
     if session.as_json:  # JSON escapes control characters itself
-        session.screen.line(json.dumps({"rank": rank, "line": redact_and_cut(text, LINE)}))
+        session.screen.line(json.dumps({"rank": rank, "line": text}))
     else:
         prefix = Cell(f"{rank:>{room}} | ", _STYLES[rank % len(_STYLES)])
-        session.screen.line(prefix, clean_line(text))
+        session.screen.line(prefix, readable(text))
 
 
 def _read(executor: BaseExecutor, handle: ReplicaHandle, **query: Any) -> Iterator[Line]:

@@ -27,7 +27,6 @@ from ._backends import Run
 from ._facts import place_in_words, place_of
 from ._installed import find_extra
 from ._session import Session
-from ._store import is_uri
 from ._texts import clean
 
 _DOES = {"cancel": "ends", "purge": "removes the records, logs and results of"}
@@ -89,7 +88,7 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
 
 def status(session: Session, target: str) -> int:
     """Print the state of every replica of a run, and return the exit code."""
-    if is_uri(target):
+    if _told.is_uri(target):
         return _told.status(session, target)
     with session.run(target) as run:
         replicas = run.replicas()
@@ -113,9 +112,7 @@ def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) ->
         return
     where = place_in_words(run.backend, facts["place"])
     screen.line(f"{run.run_id}: {_facts.counts_in_words(facts['states'])}, on {where}")
-    screen.lines(_facts.table(_facts.REPLICA_COLUMNS, replicas, session.clock(), screen.width))
-    for line in _facts.replica_lines(replicas):
-        screen.line(line)
+    screen.lines(_facts.replica_lines(replicas, session.clock(), screen.width))
 
 
 def wait(session: Session, target: str) -> int:
@@ -156,7 +153,7 @@ def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
     """
     if not store:
         return end(session, "purge", target, yes=yes)
-    if not is_uri(target):
+    if not _told.is_uri(target):
         raise InvalidRequestError(f"purge --store takes the URI of a run's store, not {target!r}")
     session.ask_no_backend()
     remove, screen, uri = find_extra("remove"), session.screen, clean(target)
@@ -192,7 +189,7 @@ def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes:
     """
     screen = session.screen
     with contextlib.ExitStack() as opened:
-        if is_uri(target):
+        if _told.is_uri(target):
             runs = _meeting(session, opened, target)
         else:
             runs = [opened.enter_context(session.run(target))]
@@ -210,7 +207,7 @@ def end(session: Session, verb: Literal["cancel", "purge"], target: str, *, yes:
             except DilocoError as error:  # the other runs may cost money
                 errors.append(error)
     if session.as_json and done:
-        facts = {"uri": clean(target), "runs": done} if is_uri(target) else done[0]
+        facts = {"uri": clean(target), "runs": done} if _told.is_uri(target) else done[0]
         screen.json({"verb": verb, **facts})
     for other in errors[1:]:
         errors[0].add_note(f"diloco: {other}")

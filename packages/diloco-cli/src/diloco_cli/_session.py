@@ -20,7 +20,7 @@ from typing import TextIO
 
 import click
 
-from diloco_protocol import InvalidRequestError
+from diloco_protocol import InvalidRequestError, executor_names
 
 from ._backends import Backends, Choice, Run, read_choice
 from ._facts import VERSION, Cell, Facts
@@ -48,7 +48,7 @@ class Screen:
         self.err = sys.stderr if err is None else err
         for stream in (self.out, self.err):
             if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is shown as text
-                stream.reconfigure(errors="backslashreplace")
+                stream.reconfigure(errors="backslashreplace", line_buffering=True)
         self.terminal = self.out.isatty()
         self.dumb = environ.get("TERM") == "dumb"
         self.coloured = self.terminal and not environ.get("NO_COLOR") and not self.dumb
@@ -82,7 +82,6 @@ class Screen:
     def say(self, text: str) -> None:
         """Print a sentence that is not data, to standard error."""
         self.err.write(f"{text}\n")
-        self.err.flush()
 
     def confirm(self, question: str, stdin: Callable[[], TextIO] = lambda: sys.stdin) -> bool:
         """Ask a question on the terminal.
@@ -124,7 +123,7 @@ class Session:
         Raises:
             InvalidRequestError: What was given does not say which.
         """
-        return read_choice(self.backend, self.given, os.environ)
+        return read_choice(self.backend, self.given, os.environ, executor_names())
 
     def ask_no_backend(self) -> None:
         """Refuse the options of backends.

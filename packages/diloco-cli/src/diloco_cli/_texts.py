@@ -10,11 +10,11 @@ from itertools import dropwhile, groupby
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import readable, redact_and_cut, shown
 
-LINE = 16_384
-"""Most characters of one line of a log that are printed."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _FEW = 8  # ranks that are named one by one
+CLOCK = 60.0
+"""Seconds by which clocks may differ without a word."""
 
 
 def clean(text: str, most: int = 1000) -> str:
@@ -23,12 +23,7 @@ def clean(text: str, most: int = 1000) -> str:
     >>> clean("all is well\x1b[2J\nreally, password=hunter2")
     'all is well\\x1b[2J\\nreally, password=<redacted>'
     """
-    return clean_line(text, most).replace("\n", "\\n").replace("\t", "\\t")
-
-
-def clean_line(text: str, most: int = LINE) -> str:
-    """Return a line of a log as :func:`clean` does, with its tabs."""
-    return readable(redact_and_cut(text, most))
+    return readable(redact_and_cut(text, most)).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def duration(seconds: float) -> str:

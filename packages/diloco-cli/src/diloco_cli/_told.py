@@ -1,5 +1,7 @@
 """What a run's store tells, on any machine that can read it: ``status URI``, and for other verbs.
 
+It is read through fsspec, which is imported when a store is opened.
+
 The replicas tell what they do. The journal there says what an executor has recorded, or a stranger:
 it is bounded, shown as what the journal says, and never above what a backend says.
 """
@@ -7,18 +9,20 @@ it is bounded, shown as what the journal says, and never above what a backend sa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mode
-from typing import Any
+from typing import Any, TypeVar
 
 from diloco_protocol import (
     InvalidRequestError,
+    MissingDependencyError,
     RecordedRun,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
     SpecVersionError,
     StoreJournal,
+    UnavailableError,
 )
 from diloco_protocol.backend import redact_json
 from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
@@ -26,19 +30,103 @@ from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 from . import _facts
 from ._facts import ENDS, SUCCEEDED, Cell, exit_of_states, place_of, table
 from ._session import Screen, Session
-from ._store import Store
-from ._texts import clean, in_ranges, ranks_in_words
+from ._texts import CLOCK, clean, in_ranges, ranks_in_words
 from ._view import COLUMNS, rank_facts, see
 
+T = TypeVar("T")
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
+# What changes whenever an object is written again, by the names that drivers give it.
+_STAMPS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "created")
 _FOLDER = "journal/"
-_MOST_RUNS, _MOST_LAUNCHES = 16, 64  # that are read, and that are shown
 _MOST_RANKS = 100_000  # as replicas may tell
-_CLOCK = 60.0  # seconds by which clocks may differ without a word
+_MOST_RUNS, _MOST_LAUNCHES = 16, 64  # that are read, and that are shown
 _UNREAD = {
     "skipped": "are not what a replica tells",
     "of_another_version": "are of another version",
     "left_out": "were not read: there are too many",
 }
+
+
+class Store:
+    """The objects below a prefix. It only reads, and raises errors of the protocol alone.
+
+    Args:
+        uri: The prefix: a folder, ``s3://…``, or whatever fsspec has a driver for.
+
+    Raises:
+        InvalidRequestError: It is not such a prefix.
+        MissingDependencyError: The driver is not installed.
+    """
+
+    def __init__(self, uri: str) -> None:
+        scheme, separator, rest = uri.partition("://")
+        if "::" in uri or (separator and scheme != "file" and "@" in rest.partition("/")[0]):
+            raise InvalidRequestError(
+                f"{uri} is not the URI of a run: give a folder, or a prefix such as "
+                "s3://bucket/run-1; user and password come from the driver's own chain"
+            )
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        options = {"skip_instance_cache": True, "use_listings_cache": False}
+        try:
+            self._fs, root = fsspec.core.url_to_fs(uri, **({} if scheme == "memory" else options))
+        except ImportError as error:
+            extra = _EXTRAS.get(scheme)
+            hint = f": pip install 'diloco-cli[{extra}]'" if extra else f" ({error})"
+            raise MissingDependencyError(
+                f"the driver for {scheme}:// is not installed here{hint}"
+            ) from None
+        except ValueError as error:
+            raise InvalidRequestError(f"{uri} cannot be opened: {error}") from None
+        self.uri, self._root = uri.rstrip("/"), root.rstrip("/")
+        # In a folder, links could lead in circles. Elsewhere a depth would take more requests.
+        self._depth = {"maxdepth": 2} if isinstance(self._fs, LocalFileSystem) else {}
+        self._empty: set[str] = set()
+
+    def list_keys(self, folder: str) -> Iterator[tuple[str, object]]:
+        """Yield the keys below a folder, each with what changes if it is written again."""
+        path = self._path(folder)
+        found = self._do(lambda: self._fs.find(path, detail=True, **self._depth)) or {}
+        for name, info in found.items():
+            if info.get("type") == "file" and not info.get("islink"):
+                key = name[len(self._root) + 1 :]
+                if not info.get("size"):
+                    self._empty.add(key)  # has no first byte that could be asked for
+                stamps = [info[each] for each in _STAMPS if info.get(each) is not None]
+                yield key, (*stamps, info.get("size")) if stamps else None
+
+    def read(self, key: str, most: int) -> bytes | None:
+        """Return so many bytes of an object from its beginning; None if there is none."""
+        if key in self._empty:
+            return b""
+        data = self._do(lambda: self._fs.cat_file(self._path(key), start=0, end=most))
+        return None if data is None else bytes(data[:most])
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of what is directly in a folder."""
+        path = self._path(folder)
+        paths = self._do(lambda: self._fs.ls(path, detail=False)) or []
+        return [name.rstrip("/").rpartition("/")[2] for name in paths]
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}".rstrip("/")
+
+    def _do(self, act: Callable[[], T]) -> T | None:
+        try:
+            return act()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except Exception as error:  # noqa: BLE001 - drivers raise errors of their own
+            raise UnavailableError(
+                f"{self.uri} cannot be read: {type(error).__name__}: {error}"
+            ) from None
+
+
+def is_uri(run: str) -> bool:
+    """Return whether what was given is the URI or folder of a run, and not its name."""
+    return "/" in run or run in {".", ".."}
 
 
 def status(session: Session, uri: str) -> int:
@@ -64,11 +152,8 @@ def status(session: Session, uri: str) -> int:
             screen.lines([Cell(each)] for each in uris)
         return SUCCEEDED
     told, recorded = read_run(store, history=False)
-    facts = {**run_facts(uri, told), "journal": recorded.facts() if recorded.runs else None}
-    if not told.live:
-        first = next(iter(recorded.handles.values()))
-        facts |= {"run_id": clean(first.run_id), "world_size": first.world_size}
-        facts["silent"] = list(recorded.handles)
+    facts = run_facts(uri, told, list(recorded.handles.values()))
+    facts["journal"] = recorded.facts() if recorded.runs else None
     if session.as_json:
         screen.json(facts)
     else:
@@ -132,13 +217,14 @@ def read_run(store: Store, *, history: bool = True) -> tuple[Told, Recorded]:
     return told, recorded
 
 
-def run_facts(uri: str, told: Told) -> dict[str, Any]:
+def run_facts(uri: str, told: Told, handles: Sequence[ReplicaHandle] = ()) -> dict[str, Any]:
     """Return the facts about a run as a JSON value.
 
-    What is said of the whole run is what most ranks say.
+    What is said of the whole run is what most ranks say, or the replicas where no rank says it.
     """
     lives = [told.live[rank] for rank in sorted(told.live)]
-    world_size = mode([live.world_size for live in lives] or [0])
+    world_size = mode([each.world_size for each in lives or handles] or [0])
+    names = [live.run for live in lives] or [each.run_id for each in handles] or [""]
     replicas = [
         _facts.plain(redact_json({name: getattr(live, name) for name in _facts.NAMES}))
         for live in lives
@@ -146,7 +232,7 @@ def run_facts(uri: str, told: Told) -> dict[str, Any]:
     ]
     return {
         "uri": clean(uri),
-        "run_id": clean(mode([live.run for live in lives] or [""])),
+        "run_id": clean(mode(names)),
         "world_size": world_size,
         "sync": max((replica["sync"] for replica in replicas), default=0),
         "replicas": replicas,
@@ -182,9 +268,7 @@ def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
         return
     if ends := journal["ends"]:
         screen.line("ended, as the journal in the store says:")
-        screen.lines(table(_facts.REPLICA_COLUMNS, ends, now, screen.width))
-        for text in _facts.replica_lines(ends):
-            screen.line(text)
+        screen.lines(_facts.replica_lines(ends, now, screen.width))
     if ranks := journal["disproved"]:
         screen.say(f"ended by the journal, and have told something since: {in_ranges(ranks)}")
     if count := journal["skipped"] + journal["left_out"]:
@@ -281,4 +365,4 @@ def _last_end(run: RecordedRun) -> float:
 def _is_later(live: Live | None, end: ReplicaStatus) -> bool:
     """Return whether a replica goes on to tell after its end, so that it has not ended."""
     at = end.finished_at
-    return live is not None and not live.ended and at is not None and live.time > at + _CLOCK
+    return live is not None and not live.ended and at is not None and live.time > at + CLOCK

@@ -15,7 +15,7 @@ from diloco_protocol.telemetry import Metric, SyncLine
 
 from . import _facts
 from ._facts import Cell, Column, Facts, table
-from ._texts import clean, clocks_in_words, duration, in_ranges, number
+from ._texts import CLOCK, clean, clocks_in_words, duration, in_ranges, number
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 TOTAL_STEPS, DOLLARS = "total_steps", "dollars"
@@ -26,7 +26,6 @@ _MIXED = {"state": "several", "phase": "several", **dict.fromkeys(("reason", "en
 _FEW = 8  # ranks of one kind that may be shown one by one
 _RANKS = 20  # characters of a list of ranks
 _RECENT = 50  # syncs whose pace is shown
-_CLOCK = 60.0  # seconds by which clocks may differ without a word
 _MOST_BLOCKS = 60
 _LEAST_ROWS = 3
 
@@ -114,7 +113,7 @@ def _clock_off(seen: Seen) -> float | None:
     if seen.after is None:
         return None
     off = max(seen.said["time"] - seen.since, 0.0) + min(seen.said["time"] - seen.after, 0.0)
-    return off if abs(off) > _CLOCK else None
+    return off if abs(off) > CLOCK else None
 
 
 def is_over(facts: Facts) -> bool:

@@ -17,9 +17,8 @@ from . import _view
 from ._backends import PATIENCE, Run, in_thread
 from ._facts import Cell, Facts, exit_of_states
 from ._session import Session
-from ._store import Store, is_uri
 from ._texts import clean, ranks_in_words
-from ._told import Recorded, check_version, open_run, run_facts, unread
+from ._told import Recorded, Store, check_version, is_uri, open_run, run_facts, unread
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
@@ -275,8 +274,8 @@ def watch(
     """
     with contextlib.ExitStack() as opened:
         found = open_run(target) if is_uri(target) else opened.enter_context(session.run(target))
-        backend = found.backend if isinstance(found, Run) else session.choice.backend
-        opened.enter_context(session.looking("watch", target, backend, ["--every", f"{every:g}"]))
+        again = ["--every", f"{every:g}"]
+        opened.enter_context(session.looking("watch", target, session.choice.backend, again))
         watcher = Watcher(session, clean(target), found, every, opened)
         show = opened.enter_context(_painter(session))
         while True:
@@ -302,7 +301,6 @@ def _painter(session: Session) -> Iterator[Callable[[_view.View], None]]:
                     screen.json(facts, indent=None)
                 elif words:
                     screen.line(words)
-            screen.out.flush()
 
         yield tell
         return

@@ -24,17 +24,14 @@ from ..__about__ import __version__
 from .._backends import Run
 from .._facts import SUCCEEDED, Facts, place_of, replica_facts
 from .._session import Session
-from .._store import is_uri
 from .._texts import clean, number
-from .._told import Recorded, open_run, read_run
+from .._told import Recorded, is_uri, open_run, read_run
 from . import _pictures
 from ._pictures import seconds
 from ._summary import DEFAULT, MOST_BYTES, PARTS, read_prices, summarise
 
 _LINES, _MOST_LOGS = 20, 16
-_BY_JOURNAL = (
-    "How those ended of which no backend has a record is what the journal in the store says."
-)
+_BY_JOURNAL = "Where no backend has a record, the ends are those in the journal of the store."
 _NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0)
 _MOST_FAILURES, _MOST_PARTS = 20, 40
 _OPEN = 16  # ranks: a longer table is folded
@@ -43,9 +40,7 @@ _EXPLAINED = (
     "Exposed exchange and wait are the time in which a replica did not train because of a sync. "
     "Where it trained beside a sync, it is the wait first that this has hidden."
 )
-_NOT_IN_IT = (
-    "Requests and storage are not in it, and neither is the time of a replica before its first sign"
-)
+_NOT_IN_IT = "Not in it: requests, storage, and the time of a replica before its first sign."
 
 
 def report(
@@ -71,10 +66,8 @@ def report(
         InvalidRequestError: The file cannot be written, the prices are not allowed, or nothing was
             asked for.
     """
-    if file is None and not session.as_json:
-        raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json")
-    if file is None and force:
-        raise InvalidRequestError("--force replaces the file of -o, and there is no -o")
+    if file is None and (force or not session.as_json):
+        raise InvalidRequestError("say where the page goes (-o FILE), or ask for --json alone")
     if file is not None and Path(file).exists() and not force:
         raise InvalidRequestError(f"-o {file} is there already: --force replaces it")
     table = read_prices(DEFAULT.read_bytes() if prices is None else prices.read(MOST_BYTES + 1))
@@ -113,9 +106,7 @@ def report(
     return SUCCEEDED
 
 
-def _backend_facts(
-    session: Session, run_id: str, recorded: Recorded | None
-) -> dict[str, Any] | None:
+def _backend_facts(session: Session, run_id: str, recorded: Recorded | None) -> Facts | None:
     """Return what a backend says about a run, or else the journal in its store; None if neither is.
 
     Raises:
@@ -170,15 +161,9 @@ def page(summary: Facts) -> str:
     )
 
 
-def moment(time: float | None) -> str:
+def moment(time: float) -> str:
     """Return a time as people read it."""
-    if time is None:
-        return "unknown"
     return f"{datetime.fromtimestamp(min(max(time, 0.0), _LATEST), UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _in_bytes(count: float) -> str:
-    return f"{number(count)}B"
 
 
 def _money(cost: float | None) -> str:
@@ -202,11 +187,11 @@ def _head(summary: Facts) -> str:
     facts = {
         "ranks": str(summary["world_size"]),
         "outer steps": str(summary["sync"]),
-        "first to last sign": "unknown" if first is None or last is None else seconds(last - first),
+        "first to last sign": seconds(last - first) if lives else "unknown",
         f"last {summary['loss'] or 'loss'}, middle": middle,
         "time spent training": _share(_pictures.time_split(lives)),
-        "sent": _in_bytes(sum(each["bytes"]["sent"] for each in lives)),
-        "received": _in_bytes(sum(each["bytes"]["received"] for each in lives)),
+        "sent": f"{number(sum(each['bytes']['sent'] for each in lives))}B",
+        "received": f"{number(sum(each['bytes']['received'] for each in lives))}B",
         "cost, as far as known": _money(summary["cost"]["known"]),
     }
     where = sorted({each["where"] for each in lives} - {""})
@@ -214,7 +199,7 @@ def _head(summary: Facts) -> str:
         f"Store: {summary['uri']}" if summary["uri"] else "",
         f"Backend: {summary['backend']['name']}" if summary["backend"] else "",
         f"Ran on {', '.join(where[:10])}" if where else "",
-        f"First sign {moment(first)}, last sign {moment(last)}",
+        f"First sign {moment(first)}, last sign {moment(last)}" if lives else "",
         f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}",
     ]
     tiles = [f"<div><dt>{escape(name)}<dd>{escape(text)}</div>" for name, text in facts.items()]
@@ -224,14 +209,11 @@ def _head(summary: Facts) -> str:
 def _telemetry(summary: Facts) -> str:
     ranks = _pictures.ranks_with_a_row(summary["incarnations"])
     every = len({each["rank"] for each in summary["incarnations"]})
-    some = f"{len(ranks)} of {every} ranks have a row: those of note, and then the first ones."
-    shown = sum(map(len, ranks.values()))
-    newest = f"{shown} of {len(summary['incarnations'])} incarnations are shown, the newest ones."
-    note = _soft([some] * (len(ranks) < every) + [newest] * (shown < len(summary["incarnations"])))
+    shown, told = sum(map(len, ranks.values())), len(summary["incarnations"])
+    rows = f"{len(ranks)} of {every} ranks have a row"
+    some = f"{rows}, and {shown} of {told} incarnations are shown, the newest ones."
+    note = _soft([some] * (shown < told))
     loss = escape(summary["loss"] or "loss")
-    syncs = "<p>No outer step was told of.</p>"
-    if summary["syncs"]:
-        syncs = _pictures.members_chart(summary, ranks)
     lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], "lives")
     return f"""<h2>Loss</h2>
 <h3>{loss} against inner steps</h3>{_pictures.loss_chart(summary, by_time=False)}
@@ -240,7 +222,7 @@ def _telemetry(summary: Facts) -> str:
 <h2>Incarnations</h2>{note}{_pictures.lives_chart(summary, ranks)}
 <details{" open" * (len(ranks) <= _OPEN)}><summary>All of these in a table</summary>
 {lives}</details>
-<h2>Who was in which sync</h2>{note}{syncs}"""
+<h2>Who was in which sync</h2>{note}{_pictures.members_chart(summary, ranks)}"""
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str) -> str:
@@ -264,7 +246,7 @@ def _cells(each: Facts) -> list[str]:
         seconds(each["last"] - each["first"]), number(each["step"]), str(each["syncs"]),
         "".join("not a number" if value is None else number(value) for value in loss),
         _share(each["seconds"]), seconds(each["seconds"]["wait"]),
-        *map(_in_bytes, each["bytes"].values()),
+        *(f"{number(count)}B" for count in each["bytes"].values()),
     ]  # fmt: skip
 
 
@@ -303,4 +285,4 @@ def _cost(cost: Mapping[str, Any]) -> str:
     if cost["known"] is None:
         known = "No price is known for any part: give your own (--prices)."
     table = _table(("part", "where", "amount", "price", "cost"), rows, "cost")
-    return f"{table}{_soft([known, _NOT_IN_IT + '.'])}"
+    return f"{table}{_soft([known, _NOT_IN_IT])}"

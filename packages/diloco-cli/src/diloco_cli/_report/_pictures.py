@@ -247,7 +247,8 @@ def lives_chart(summary: Facts, ranks: Ranks) -> str:
 
 def members_chart(summary: Facts, ranks: Ranks) -> str:
     """Return which ranks were in which syncs; where there are many, several share a place."""
-    syncs = summary["syncs"]
+    if not (syncs := summary["syncs"]):
+        return "<p>No outer step was told of.</p>"
     columns = min(len(syncs), _COLUMNS)
     places = [len(syncs) * n // columns for n in range(columns + 1)]
     counted: Counter[tuple[int, int]] = Counter()

@@ -40,12 +40,10 @@ from diloco_protocol.backend import shown
 from diloco_protocol.telemetry import Live, Metric, SyncLine, Told
 
 from .._facts import Facts, loss_name
-from .._texts import clean, clocks_in_words, ranks_in_words
+from .._texts import CLOCK, clean, clocks_in_words, ranks_in_words
 from .._told import run_facts, unread
 from .._view import sync_in_words
 
-LEAST_OFFSET = 60.0
-"""Clocks that differ by fewer seconds count as equal."""
 _LARGEST_LOSS = 1e30  # a larger one cannot be drawn, and neither can infinity
 _POINTS, _LEAST_POINTS = 8000, 24  # of all incarnations together, and of each
 _LAST_LINES = 3
@@ -141,7 +139,7 @@ def clock_offsets(history: History) -> dict[tuple[int, int], float]:
         of_both = (line for line in lines if line.committed and line.sync in shared)
         if ahead := [line.time - shared[line.sync] for line in of_both]:
             offset = median(ahead)
-            offsets[life] = offset if abs(offset) >= LEAST_OFFSET else 0.0
+            offsets[life] = offset if abs(offset) >= CLOCK else 0.0
     return offsets
 
 
@@ -240,10 +238,7 @@ def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str
         }
 
 
-_NOTHING_READ = (
-    "What the replicas tell was not read: a backend does not say where they meet. Give their store "
-    "(--store)."
-)
+_NOTHING_READ = "What the replicas tell was not read: say where they meet (--store)."
 
 
 def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str) -> Iterable[str]:
@@ -292,10 +287,8 @@ def read_prices(data: bytes) -> Prices:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"--prices: it is not JSON: {error}") from None
     allowed = ["version", "date", *PARTS]
-    if not isinstance(table, dict) or not set(table) <= set(allowed):
-        raise _refused("it", f"an object with {', '.join(allowed)}", table)
-    if table.get("version") != 1:
-        raise _refused("version", "1", table.get("version"))
+    if not isinstance(table, dict) or not set(table) <= set(allowed) or table.get("version") != 1:
+        raise _refused("it", f"an object of version 1 with {', '.join(allowed)}", table)
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", str(table.get("date")), re.ASCII):
         raise _refused("date", "a day such as 2026-11-01", table.get("date"))
     prices = {part: table.get(part, {}) for part in PARTS}
