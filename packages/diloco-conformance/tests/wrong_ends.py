@@ -173,8 +173,13 @@ class EveryErrorIsLost(ToyExecutor):
                 "error": "lost",
                 "result": None,
                 "reason": "lost",
+                "signal": None,
+                "attempt": 1,
             }
-            return [{**entry, "rank": handle.rank, "run_id": handle.run_id} for handle in handles]
+            return [
+                {**handle.metadata, **entry, "rank": handle.rank, "run_id": handle.run_id}
+                for handle in handles
+            ]
 
 
 @mutant("r1_results_follow_the_handles", "R1")

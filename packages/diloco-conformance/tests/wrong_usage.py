@@ -71,6 +71,13 @@ class KeepsTheEntryItGives(Keeping):
 
 
 @mutant(ORDER, "R1")
+class SaysMoreThanAnyPageNames(ToyExecutor):
+    def collect(self, handles, **options):
+        entries = super().collect(handles, **options)
+        return [{**entry, "node": "node-1"} for entry in entries]
+
+
+@mutant(ORDER, "R1")
 class CollectsListsAlone(ToyExecutor):
     def collect(self, handles, **options):
         if not isinstance(handles, list):

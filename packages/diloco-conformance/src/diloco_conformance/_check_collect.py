@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from diloco_protocol import ReplicaState
+from diloco_protocol import ReplicaResult, ReplicaState
 
 from ._check_details import attempt_is_known, check_texts, forgotten_timeout
 from ._lab import Lab
 
 if TYPE_CHECKING:
-    from diloco_protocol import ReplicaHandle, ReplicaResult, ReplicaStatus
+    from diloco_protocol import ReplicaHandle, ReplicaStatus
 
     from ._model import Replica
 
@@ -52,6 +52,10 @@ def collect(
     wanted = [(handle.run_id, handle.rank) for handle in handles]
     if got != wanted:
         lab.broken("R1", f"results of {got}", f"the handles were {wanted}")
+    for handle, result in zip(handles, results, strict=True):
+        named = ReplicaResult.__annotations__.keys() | handle.metadata.keys()
+        if result.keys() != named:
+            lab.broken("R1", f"an entry has the keys {sorted(result)}", f"only {sorted(named)}")
     for replica, state, result in zip(replicas, before, results, strict=True):
         lab.adopt(replica, lab.harness.truth(replica.handle))
         _judge(lab, replica, state, result)

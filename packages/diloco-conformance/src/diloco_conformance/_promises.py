@@ -44,7 +44,10 @@ PROMISES = {
     ),
     "C8": "close may be repeated, and ends nothing.",
     "C9": "Purge returns only when the records are gone; otherwise it raises and can be repeated.",
-    "R1": "collect returns one result per handle, in the given order.",
+    "R1": (
+        "collect returns one result per handle, in the given order: a dict with the keys of "
+        "ReplicaResult and the metadata of the handle, and no others."
+    ),
     "R2": "collect returns by its deadline and never ends a replica.",
     "R3": "collect is repeatable: a terminal result is the same every time, and agrees with poll.",
     "R4": "exit_code is 0 exactly if the replica succeeded.",
