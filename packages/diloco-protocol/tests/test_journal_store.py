@@ -298,6 +298,22 @@ class TestNeverAboveTheBackend:
         with pytest.raises(InvalidRequestError, match="such as rank 1"):
             executor.purge(first)
 
+    def test_a_result_that_outgrows_its_record_without_secrets_is_lost(
+        self, journal, objects, monkeypatch
+    ):
+        monkeypatch.setattr(journals, "RESULT_BYTES", 100)
+        executor, (first, second) = launched(journal)
+        executor.world.update({first: DONE, second: DONE})
+        executor._result = lambda handle: {"password": [2] * 40 * handle.rank}
+        before, result = executor.collect([second, first])
+        assert (before["result"], before["error"]) == ({"password": [2] * 40}, None)
+        executor.purge(second)
+        executor.world.clear()
+        executor._result = lambda handle: lost()
+        after, same = executor.collect([second, first])
+        assert (after["status"], after["result"], same) == ("succeeded", None, result)
+        assert "without its secrets it has more than 100 bytes" in after["error"]
+
     def test_an_end_is_written_once(self, journal, objects):
         executor, (first, _) = launched(journal)
         executor.world[first] = DONE

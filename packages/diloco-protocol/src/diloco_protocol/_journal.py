@@ -9,8 +9,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from . import _journal_records as records
+from ._bounds import RESULT_BYTES
+from ._collect import RESULT_LOST
 from ._errors import BackendError, InvalidRequestError, SpecVersionError, UnavailableError
 from ._journal_records import DamagedRecordError, Launch
+from ._json import dumps
 from ._redact import redact_json, redact_text
 
 if TYPE_CHECKING:
@@ -184,7 +187,7 @@ class StoreJournal:
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
         if not self.believed:
-            status, result = _without_secrets(status), redact_json(result)
+            status, result = _without_secrets(status, redact_json(result))
         key = records.key_of(handle, records.ENDED)
         data = self._encoded(key, records.end_record(handle, status, result))
         if self._do("written", partial(self._create, key, data)) or self.believed:
@@ -328,7 +331,11 @@ class _Tally:
     left_out: int = 0
 
 
-def _without_secrets(status: ReplicaStatus) -> ReplicaStatus:
+def _without_secrets(status: ReplicaStatus, result: Any) -> tuple[ReplicaStatus, Any]:
+    """Return an end as a store holds it; ``result`` is already without secrets."""
     url = None if status.url is None else redact_text(status.url)
     message, native = redact_text(status.message), redact_text(status.native)
-    return replace(status, message=message, native=native, url=url)
+    if len(dumps(result)) > RESULT_BYTES:  # the marks may be longer than what they hide
+        message = f"{RESULT_LOST}without its secrets it has more than {RESULT_BYTES} bytes of JSON"
+        result = None
+    return replace(status, message=message, native=native, url=url), result
