@@ -99,7 +99,11 @@ def cases(draw):
 @limits(max_examples=25)
 def test_exactly_what_torch_makes_of_the_same_groups(case, kind, replicas, fragments):
     members, settings = case
-    options = {"outer_lr": 0.5, "outer_momentum": 0.5}
+    options = {
+        f"outer_{name}": 0.5
+        for name in ("lr", "momentum")
+        if not all(name in own for own in settings)  # it is refused
+    }
     found = run(
         lambda exchange: train(exchange, members, settings, fragments, 6, **options),
         exchanges(kind, replicas),
@@ -273,6 +277,27 @@ def test_groups_that_do_not_fit(groups, message):
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     with pytest.raises(ConfigurationError, match=message):
         loop(None, model, outer_groups=groups(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("outer_lr", 0.5),
+        ("outer_lr", lambda sync: 0.5),
+        ("outer_momentum", 0.5),
+        ("nesterov", True),
+    ],
+)
+def test_what_every_group_has_of_its_own_is_refused_beside_them(name, value):
+    """A group that leaves it out is as the argument says."""
+    model = torch.nn.Linear(2, 3)
+    own = {"lr": 0.25, "momentum": 0.25, "nesterov": False}
+    groups = [{"params": model.weight, **own}, {"params": model.bias, **own}]
+    loop(None, model, outer_groups=groups)
+    with pytest.raises(ConfigurationError, match=rf"{name}=.* has no effect, since every group"):
+        loop(None, model, outer_groups=groups, **{name: value})
+    del groups[1][name.removeprefix("outer_")]
+    loop(None, model, outer_groups=groups, **{name: value})
 
 
 def test_groups_that_do_not_fit_the_optimizer_of_the_caller():

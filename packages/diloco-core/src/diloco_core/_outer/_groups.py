@@ -207,6 +207,13 @@ def outer_groups(
             The message names the group.
     """
     factory = outer_factory(optimizer, lr, momentum, nesterov)
+    usual = dict(zip(_OF_SGD, (lr, momentum, nesterov), strict=True))
+    for name, value in usual.items():
+        if value is not None and groups and all(name in group for group in groups):
+            raise ConfigurationError(
+                f"{_OF_SGD[name]}={value!r} has no effect, since every group of outer_groups has a "
+                f"{name!r} of its own: leave it out, or leave {name!r} out of a group"
+            )
     found = []
     for index, group in enumerate([{}] if groups is None else groups):
         given = {key: value for key, value in group.items() if key != "params"}
@@ -217,7 +224,7 @@ def outer_groups(
                 lr_of_sync(schedule, 1)
             if optimizer is None:
                 _check_known(given, _OF_SGD)
-                settings = dict(zip(_OF_SGD, (lr, momentum, nesterov), strict=True)) | given
+                settings = usual | given
                 own = outer_factory(None, *settings.values()) if given else factory
             else:
                 own = _with_settings(optimizer, given) if given else factory
