@@ -68,7 +68,11 @@ def test_a_folders_uri_has_no_query_string(uri):
             "gs:bucket/run",
             "missing: write gs://bucket/run. If it is meant to be a folder, give its",
         ),
-        (f"s3//key:{SECRET}@bucket/run", "a URI with a user or a password but without a scheme"),
+        (f"s3//key:{SECRET}@bucket/run", "a colon or a slash is missing: write s3://<redacted>@"),
+        (
+            "obstore+s3//bucket/run",
+            r"a colon or a slash is missing: write obstore\+s3://bucket/run",
+        ),
         (f"//key:{SECRET}@host/run", "looks like a URI with a user or a password"),
         (f"key:{SECRET}@bucket/run", "looks like a URI with a user or a password"),
         (f"ftp://me:{SECRET}@host/run", "in which one of the characters .* write %2F"),

@@ -113,6 +113,7 @@ _ACCOUNT = re.compile(r"[^:@/?#]+@[^:@/?#]+\.[^:@/?#]+")
 _PORT = re.compile(r"[^:]*:[0-9]*")
 # At least two letters: a single one may be a drive.
 _SCHEME = re.compile(r"((?:[a-z]+\+)?([A-Za-z][A-Za-z0-9.\-]+)):(/?)")
+_NO_COLON = re.compile(r"\A(?:[a-z]+\+)?(?:s3|gs|az)(?=//)")
 _AUTHORITY_ENDS = re.compile(r"[/?#]")
 # With an address in brackets, or with a port.
 _HOST = re.compile(r"\[.*|[^:]*:[0-9]*")
@@ -160,12 +161,15 @@ def _is_cut(location: str) -> bool:
 
 
 def _check_path(path: str) -> None:
-    shown, scheme = redact_uri(path), _SCHEME.match(path)
+    shown = redact_uri(path)
+    path = _NO_COLON.sub(r"\g<0>:", path)
+    scheme = _SCHEME.match(path)
     advice = "If it is meant to be a folder, give its path from the root, beginning with one slash."
     if scheme is not None and (scheme[3] or scheme[2] in known_implementations):
         meant = redact_uri(f"{scheme[1]}://{path[scheme.end() :].lstrip('/')}")
         raise ConfigurationError(
-            f"{shown!r} looks like a URI in which a slash is missing: write {meant}. {advice}"
+            f"{shown!r} looks like a URI in which a colon or a slash is missing: write {meant}. "
+            f"{advice}"
         )
     if shown != path:
         raise ConfigurationError(
