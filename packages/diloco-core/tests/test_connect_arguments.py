@@ -28,7 +28,7 @@ WRONG = {
         ("rank", "world_size"), ("1", 1.0, True, [1], -1, b"2", 10**9, float("nan"), np.bool_(1))
     ),
     "chunk_bytes": (0, -1, 1.5, "64", True, float("nan"), 2**40),
-    "run_id": (1, b"monday", ["a"], True),
+    "run_id": (1, b"monday", ["a"], True, "x" * 257),
     "uri": (1, b"/tmp/x", ["a"], "", "  ", "/tmp/a\nb", "/tmp/a\0b", True),
     "min_replicas": ("2", 0, True, 2.5, 9),
     "environ": (1, [("A", "b")]),

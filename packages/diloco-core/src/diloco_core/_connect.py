@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Exchange: TypeAlias = StoreExchange | ReplicaExchange
 
 _MOST_CHUNK_BYTES = 2**30
+_LONGEST_RUN_ID = 256  # characters, of up to 12 bytes; beginning.json has at most 4096
 
 
 class _Connected(NamedTuple):
@@ -134,8 +135,8 @@ def connect(
             schemes are never shown in messages.
         rank: The number of this replica, from 0 to world_size - 1.
         world_size: Number of replicas.
-        run_id: Name of the run; replicas of different runs refuse each other. ``DILOCO_COHORT`` if
-            left out, or ``DILOCO_RUN_ID`` if that is not set.
+        run_id: Name of the run, of at most 256 characters; replicas of different runs refuse each
+            other. ``DILOCO_COHORT`` if left out, or ``DILOCO_RUN_ID`` if that is not set.
         join_timeout: Seconds to wait for all replicas at the start; 1800 if left out.
         sync_timeout: Seconds to wait for the others in a sync, and for a store that is unavailable;
             1800 if left out.
@@ -194,8 +195,10 @@ def connect(
     )
     if run_id is None:  # launchers by hand may set only the second
         run_id = environ.get("DILOCO_COHORT") or environ.get("DILOCO_RUN_ID", "")
-    if not isinstance(run_id, str):
-        raise ConfigurationError(f"run_id must be text, not {run_id!r}")
+    if not isinstance(run_id, str) or len(run_id) > _LONGEST_RUN_ID:
+        raise ConfigurationError(
+            f"run_id must be text of at most {_LONGEST_RUN_ID} characters, not {run_id!r:.100}"
+        )
     limits = given(
         join_timeout=join_timeout,
         sync_timeout=sync_timeout,

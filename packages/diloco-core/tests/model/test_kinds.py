@@ -129,11 +129,11 @@ class TestMemory:
 
 
 def test_names_that_files_need_for_themselves_and_others(tmp_path):
-    """Others may hold what JSON has to escape, and line ends that are none in ASCII."""
+    """Others may be long, and hold what JSON has to escape, and line ends that ASCII has not."""
     model = nn.Linear(2, 2)
     model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
     refused("parameter '__metadata__' has a name that safetensors reserves", model)
-    name, model = 'wé\u2028 "\\x\n', nn.Module()
+    name, model = 'wé\u2028 "\\x\n' * 10_000, nn.Module()
     model.register_parameter(name, nn.Parameter(torch.arange(3.0)))
     exchange = connect(tmp_path / "run", rank=0, world_size=1)
     _, inner, outer, _ = loop(exchange, model, sync_every=1)

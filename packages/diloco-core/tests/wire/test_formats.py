@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from diloco_core import CorruptedObjectError, FormatError
+from diloco_core import ConfigurationError, CorruptedObjectError, FormatError
 from diloco_core._store._api import RECORD_BYTES
 from diloco_core._wire._safetensors import (
     LENGTH_BYTES,
@@ -38,6 +38,15 @@ FIELDS = st.dictionaries(
 @given(kind=st.text(), key=st.text(), fields=FIELDS)
 def test_what_was_sealed_is_read(kind, key, fields):
     assert unseal(kind, key, seal(kind, key, fields), "x") == fields
+
+
+def test_what_no_replica_would_read_is_not_written():
+    bare = len(seal("manifest", KEY, {"names": ""}))
+    largest = seal("manifest", KEY, {"names": "x" * (RECORD_BYTES - bare)})
+    assert len(largest) == RECORD_BYTES
+    assert unseal("manifest", KEY, largest, "x")
+    with pytest.raises(ConfigurationError, match=r"67108865 bytes, .* too many tensors"):
+        seal("manifest", KEY, {"names": "x" * (RECORD_BYTES - bare + 1)})
 
 
 def test_a_record_is_json_and_says_what_it_is():

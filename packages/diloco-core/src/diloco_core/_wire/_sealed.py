@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from .._errors import CorruptedObjectError, FormatError
+from .._errors import ConfigurationError, CorruptedObjectError, FormatError
 from .._store._api import RECORD_BYTES
 from ._fields import Fields
 
@@ -40,6 +40,9 @@ def seal(kind: str, key: str, fields: Mapping[str, Any]) -> bytes:
         kind: The kind of the record, such as "claim".
         key: The key under which it will be stored.
         fields: Its content: names, and values that JSON can express.
+
+    Raises:
+        ConfigurationError: The record is larger than one that is read.
     """
     # Not with ``indent``: that encoder is in Python, and took 40 ms for records of large models.
     lines = [
@@ -47,7 +50,13 @@ def seal(kind: str, key: str, fields: Mapping[str, Any]) -> bytes:
         for name, value in {"kind": kind, "format": FORMAT, **fields}.items()
     ]
     body = ("{\n" + ",\n".join(lines)).encode()
-    return b'%s,\n "xxh3_128": "%s"\n}\n' % (body, _checksum(body, key).encode())
+    record = b'%s,\n "xxh3_128": "%s"\n}\n' % (body, _checksum(body, key).encode())
+    if len(record) > RECORD_BYTES:
+        raise ConfigurationError(
+            f"the run's object {key} would have {len(record)} bytes, and at most {RECORD_BYTES} "
+            "are read: the model has too many tensors, or their names are too long"
+        )
+    return record
 
 
 def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:

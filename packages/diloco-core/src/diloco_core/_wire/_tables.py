@@ -20,7 +20,6 @@ DTYPES = {str(dtype): dtype for dtype in SAFETENSORS_DTYPES}
 
 _RULES = "|".join(Rule)
 _CHECKSUM = "[0-9a-f]{16}"
-_MOST_NAME = 2**16
 
 
 def check_fragments(fields: Fields) -> None:
@@ -94,7 +93,6 @@ def _is_tensor(entry: Any, filled: list[int]) -> bool:
     shape, dtype = entry.get("shape"), entry.get("dtype")
     return (
         type(name) is str
-        and len(name) < _MOST_NAME
         and type(group) is int
         and 0 <= group < len(filled)
         and type(start) is int
