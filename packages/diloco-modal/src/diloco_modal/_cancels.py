@@ -115,7 +115,7 @@ class Cancels:
         record, entries = self._patiently(lambda: self._looks.read(run_id))
         if self.void(record, entries):
             _, entries = self._patiently(lambda: self._looks.read(run_id))
-        if any(held != "" for held in calls_of(entries).values()):
+        if any(call != "" for call in calls_of(entries).values()):
             return False
         self._patiently(lambda: self._client.delete_record(run_id, record))
         return True
@@ -146,7 +146,7 @@ class Cancels:
 
     def void(self, record: Any, entries: Mapping[str, str]) -> bool:
         """Prevent calls from claiming ranks that none holds; return whether there were any."""
-        unclaimed = [rank for rank, held in calls_of(entries).items() if held is None]
+        unclaimed = [rank for rank, call in calls_of(entries).items() if call is None]
 
         async def claim(rank: int) -> None:
             with contextlib.suppress(DamagedRecordError):  # reported when the record is read again
@@ -161,20 +161,20 @@ class Cancels:
         self._looks.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
         why = other_call(handle)
-        ours, trace = False, None
+        in_launch, trace = False, None
         try:
             record, entries = self._looks.read(handle.run_id)
-            ours = (handle.rank, call) in held_calls(entries)
+            in_launch = (handle.rank, call) in held_calls(entries)
             trace = self._looks.known([handle], entries, numbers_of(entries)).get(handle)
-            if ours and trace is None:
-                ours, why = False, other_launch(handle)
+            if in_launch and trace is None:
+                in_launch, why = False, other_launch(handle)
             elif trace is not None and trace.damage:
                 why = trace.damage
         except ReplicaNotFoundError as error:
             why = str(error)
         except DamagedRecordError as damage:  # it may be running nevertheless
             why = str(damage)
-        if not ours:
+        if not in_launch:
             self._looks.check_over(handle, why)
             return
         word = self._looks.word(handle)

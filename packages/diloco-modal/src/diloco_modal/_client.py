@@ -57,11 +57,11 @@ class Client(Records):
         except MissingError as error:
             why = f"It is not deployed: {deploy_command(options)}"
             raise InvalidRequestError(f"{str(error).rstrip('.')}. {why}") from error
-        held = []
+        bound_secrets = []
         if secrets:
             declared = self._options.app_secrets or ()
-            held = secrets_of(function, secrets, declared, where, self._ask)
-        chosen = {**bound, **({"secrets": held} if held else {})}
+            bound_secrets = secrets_of(function, secrets, declared, where, self._ask)
+        chosen = {**bound, **({"secrets": bound_secrets} if bound_secrets else {})}
         return self._ask(
             lambda: function.with_options(**chosen).hydrate.aio(), f"choosing options of {name}"
         )
@@ -97,13 +97,13 @@ class Client(Records):
 
         try:
             theirs = _wire.get_app.aio(client, call_id)
-            found = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
+            app_id = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
         except MissingError:  # the call is gone
             return
-        if found != self._apps.get(place):  # the app may have been stopped and deployed anew
+        if app_id != self._apps.get(place):  # the app may have been stopped and deployed anew
             find = _wire.find_app.aio(client, app, function, self.environment())
             self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
-        if found != self._apps[place]:
+        if app_id != self._apps[place]:
             raise damaged(
                 f"the run's record on Modal names the call {call_id}, which is none of the app "
                 f"{app!r} ({link(call_id)})"
@@ -166,8 +166,8 @@ class Client(Records):
         async def read() -> list[Any]:
             entries: list[Any] = []
             size = 0
-            async with contextlib.aclosing(fetch(logs)) as found:
-                async for entry in found:
+            async with contextlib.aclosing(fetch(logs)) as stream:
+                async for entry in stream:
                     size += len(entry.message.encode()) + _LOG_ENTRY_BYTES
                     if size > most:
                         entries.clear()  # otherwise the error would keep them in memory

@@ -96,19 +96,19 @@ class Entries:
 
     def not_given(self, entries: list[Any]) -> list[Any]:
         """Return the entries that were not given before; from now on they count as given."""
-        dated = [(int(each.timestamp.timestamp() // 60), each) for each in entries]
+        dated = [(int(entry.timestamp.timestamp() // 60), entry) for entry in entries]
         known: Counter[int] = Counter()
         for minute in {minute for minute, _ in dated} & self._given.keys():
             known.update(self._given[minute])
         fresh = []
-        for minute, each in dated:
-            word = _word(each)
+        for minute, entry in dated:
+            word = _word(entry)
             if known[word]:
                 known[word] -= 1
                 continue
             self._given.setdefault(minute, array("Q")).append(word)
-            self._newest = max(self._newest, each.timestamp.timestamp())
-            fresh.append(each)
+            self._newest = max(self._newest, entry.timestamp.timestamp())
+            fresh.append(entry)
         return fresh
 
     def _between(
@@ -120,20 +120,20 @@ class Entries:
         """
         if since >= until:
             return
-        begin, end = (_EPOCH + timedelta(microseconds=each) for each in (since, until))
+        begin, end = (_EPOCH + timedelta(microseconds=edge) for edge in (since, until))
         if until - since > _BRIEF:
             refusals = None
         elif refusals is None:
             refusals = iter(range(_REFUSALS))
-        found: list[Any] | None = None
+        entries: list[Any] | None = None
         # The parts are not read while the error is being handled, since it keeps what was read.
         with contextlib.suppress(DenseLogError):
-            found = self._fetch(
+            entries = self._fetch(
                 lambda logs: logs.fetch(since=begin, until=end, source=self._source),
                 MOST_BYTES if refusals is None else _BRIEF_FACTOR * MOST_BYTES,
             )
-        if found is not None:
-            yield self.not_given(found)
+        if entries is not None:
+            yield self.not_given(entries)
         elif refusals is None or (until - since > 2 and next(refusals, None) is not None):
             # It is not documented whether the end itself is included. So the parts overlap;
             # not_given() drops what would be given twice.
@@ -165,5 +165,5 @@ class Entries:
 
 
 def _word(entry: Any) -> int:
-    told = entry.timestamp, entry.source, tuple(entry.context_ids), entry.message
-    return hash(told) % _WORD
+    identity = entry.timestamp, entry.source, tuple(entry.context_ids), entry.message
+    return hash(identity) % _WORD

@@ -86,11 +86,11 @@ def meant(error: Exception, what: str) -> BackendError:
             f"{what}: a name, such as MODAL_ENVIRONMENT, has a character that cannot be sent"
         )
     if (
-        found := _NO_ENVIRONMENT.search(str(error))
+        match := _NO_ENVIRONMENT.search(str(error))
     ) is not None:  # says nothing about the object that was asked for
         return InvalidRequestError(
             f"{text.rstrip('.')}. 'modal environment list' shows those that are there, and 'modal "
-            f"environment create {found[1]}' makes one"
+            f"environment create {match[1]}' makes one"
         )
     if isinstance(error, (modal_errors.NotFoundError, modal_errors.OutputExpiredError)):
         return MissingError(text)

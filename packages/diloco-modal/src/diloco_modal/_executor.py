@@ -191,8 +191,8 @@ class ModalSpawnExecutor(BaseExecutor):
         tried = try_rendezvous(self, rendezvous_uri, patience, small, "call")
         if tried[0].ok:
             tried = [*seen_by_a_call(self._options), *tried]
-        told = {finding.subject for finding in tried}
-        return [finding for finding in findings if finding.subject not in told] + tried
+        subjects = {finding.subject for finding in tried}
+        return [finding for finding in findings if finding.subject not in subjects] + tried
 
     def _where(self) -> str:
         place = self._options.environment_name, self._options.app
@@ -313,10 +313,10 @@ class ModalSpawnExecutor(BaseExecutor):
                     f"run {handle.run_id!r} is not purged, since a call that its record does not "
                     f"name may be running: {error}"
                 ) from error
-            found = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
+            statuses = self._patiently(lambda handles=handles: self._observe_run(handles))  # type: ignore[misc]
             alive = {
-                each.rank: status.message
-                for each, status in found.items()
+                replica.rank: status.message
+                for replica, status in statuses.items()
                 if not status.state.terminal
             }
             if alive:

@@ -109,13 +109,13 @@ class Launcher:
         launch: Mapping[str, Any] = wanted
         mine: bool | None = False
         made: dict[int, str] = {}
-        held: dict[int, str | None] = {}
+        holders: dict[int, str | None] = {}
         record = None
         try:
             # The first step: it shows what an earlier try has started, even if this one fails then.
             record, entries = self._look(request.run_id, create=False)
             if entries:
-                launch = self._same(request, wanted, entries, held)
+                launch = self._same(request, wanted, entries, holders)
             bound, secrets = bound_options(request, self._options), request.secrets
             function = self._patiently(lambda: self._client.function(bound, secrets))
             if not entries:
@@ -127,9 +127,9 @@ class Launcher:
                     # which launch has made it.
                     entries = self._patiently(lambda: self._client.entries(record))
             if launch is wanted:
-                launch = self._same(request, wanted, entries, held)
+                launch = self._same(request, wanted, entries, holders)
                 mine = launch["id"] == wanted["id"]
-            missing = [rank for rank in request.ranks if held[rank] is None]
+            missing = [rank for rank in request.ranks if holders[rank] is None]
             if missing and began - launch["at"] > _FADING:
                 days = (began - launch["at"]) / DAY
                 raise RunConflictError(
@@ -137,8 +137,8 @@ class Launcher:
                     f"on Modal does not say what became of rank {missing[0]}, which may have been "
                     "trained: entries fade after 7 days. Choose another run_id"
                 )
-            if missing and any(held.values()):
-                self._check_not_over(request.run_id, missing[0], held)
+            if missing and any(holders.values()):
+                self._check_not_over(request.run_id, missing[0], holders)
             start_by = began + self._options.pending_timeout
             sent = payloads(request, self._options, launch["id"], start_by, launch["environment"])
 
@@ -148,35 +148,36 @@ class Launcher:
                 made[rank] = call
                 entry = f"call-{rank}", {"call": call}
                 try:
-                    held[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))[
+                    holders[rank] = (await self._soon(lambda: self._client.hold(record, *entry)))[
                         "call"
                     ]
                 except MissingError:  # after a second Ctrl-C the launch was taken back meanwhile
                     await self._drop(call)
                     raise
-                if held[rank] != call:
+                if holders[rank] != call:
                     del made[rank]
                     await self._drop(call)
 
             many.at_once(start, [payload for payload in sent if payload["rank"] in missing])
-            voided = [rank for rank in request.ranks if not held[rank]]
+            voided = [rank for rank in request.ranks if not holders[rank]]
             if voided:
-                how = "choose another run_id" if any(held.values()) else _freed(request.run_id)
+                how = "choose another run_id" if any(holders.values()) else _freed(request.run_id)
                 raise RunConflictError(
                     f"the run {request.run_id!r} was cancelled before rank {voided[0]} was "
                     f"started: {how}"
                 )
-            theirs = [str(call) for rank, call in held.items() if made.get(rank) != call]
+            theirs = [str(call) for rank, call in holders.items() if made.get(rank) != call]
             many.at_once(self._check_app, theirs)
             if theirs:
                 self._keep(record, request.run_id)
             # So the first look need not read what was written here.
-            known = {f"call-{rank}": written({"call": call}) for rank, call in held.items()}
+            known = {f"call-{rank}": written({"call": call}) for rank, call in holders.items()}
             if theirs:
                 known["kept"] = written({"kept": True})
             self._client.keep_entries(record, {**entries, **known}, began)
             return [
-                make_handle(launch, rank, str(held[rank]), request.run_id) for rank in request.ranks
+                make_handle(launch, rank, str(holders[rank]), request.run_id)
+                for rank in request.ranks
             ]
         except BaseException as error:
             if record is None:
@@ -187,7 +188,7 @@ class Launcher:
             # The text of this error already says what else there may be.
             if not isinstance(error, DamagedRecordError):
                 withdrawal.others.update(
-                    {rank: call for rank, call in held.items() if call and rank not in made}
+                    {rank: call for rank, call in holders.items() if call and rank not in made}
                 )
             try:
                 withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
@@ -230,9 +231,9 @@ class Launcher:
         request: RunRequest,
         wanted: Mapping[str, Any],
         entries: Mapping[str, str],
-        held: dict[int, str | None],
+        holders: dict[int, str | None],
     ) -> Mapping[str, Any]:
-        """Return the launch's entry in a record, and fill ``held`` with the calls of its ranks.
+        """Return the launch's entry in a record, and fill ``holders`` with the calls of its ranks.
 
         Raises:
             RunConflictError: It is another launch.
@@ -252,7 +253,7 @@ class Launcher:
             raise RunConflictError(_other(request.run_id, started=any(calls_of(entries).values())))
         if any(launch[key] != wanted[key] for key in _AGREED):  # then the digest in it is wrong
             raise RunConflictError(not_ours)
-        held.update({rank: call_of(entries, rank) for rank in request.ranks})
+        holders.update({rank: call_of(entries, rank) for rank in request.ranks})
         return launch
 
     def _entry(self, request: RunRequest) -> dict[str, Any]:
@@ -302,7 +303,7 @@ class Launcher:
         with contextlib.suppress(BackendError):
             await asyncio.to_thread(self._client.cancel, call)
 
-    def _check_not_over(self, run_id: str, missing: int, held: Mapping[int, str | None]) -> None:
+    def _check_not_over(self, run_id: str, missing: int, holders: Mapping[int, str | None]) -> None:
         """Refuse to complete a run of which a rank was ended or has failed.
 
         The others would wait for it, and cost money. A rank that has succeeded is no reason: it may
@@ -311,7 +312,7 @@ class Launcher:
         Raises:
             RunConflictError: A rank was ended or has failed.
         """
-        calls = [(rank, call) for rank, call in held.items() if call]
+        calls = [(rank, call) for rank, call in holders.items() if call]
         fallen = list(itertools.compress(calls, many.at_once(self._has_fallen, calls)))
         if fallen:
             raise RunConflictError(
@@ -320,17 +321,17 @@ class Launcher:
                 f"that run, which attach({run_id!r}) finds, or choose another run_id"
             )
 
-    async def _has_fallen(self, held: tuple[int, str]) -> bool:
+    async def _has_fallen(self, held_call: tuple[int, str]) -> bool:
         with contextlib.suppress(BackendError):
-            end = await self._client.end(held[1])
+            end = await self._client.end(held_call[1])
             if end is None or end.late:
                 return False
             return ended(end, Trace(), "")[0].state is not ReplicaState.SUCCEEDED
         return False
 
-    async def _may_live(self, held: tuple[int, str]) -> bool:
+    async def _may_live(self, held_call: tuple[int, str]) -> bool:
         with contextlib.suppress(BackendError):
-            return await self._client.end(held[1], value=False) is None
+            return await self._client.end(held_call[1], value=False) is None
         return True
 
     async def _check_app(self, call: str) -> None:

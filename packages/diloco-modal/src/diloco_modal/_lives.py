@@ -30,14 +30,14 @@ class Record:
     A container costs money while it waits, and has a result to report.
 
     Args:
-        held: A ``modal.Dict``.
+        modal_dict: A ``modal.Dict``.
 
     Raises:
         UnavailableError: Raised by its methods if there is no answer for some time.
     """
 
-    def __init__(self, held: Any) -> None:
-        self._held = held
+    def __init__(self, modal_dict: Any) -> None:
+        self._held = modal_dict
 
     def get(self, key: str) -> str | None:
         """Return the text of an entry; None if there is no such entry."""
@@ -81,12 +81,12 @@ def new_life(record: Any, rank: int, now: float) -> Life:
         DamagedRecordError: There are more lives and attempts than a call can have had, or an entry
             does not have the form that this version writes.
     """
-    life, before, own = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
+    life, before, uid = 1, {"started": 0, "failed": 0}, uuid.uuid4().hex
     while life + before["started"] <= _MOST_ENTRIES:
-        key, value = f"life-{rank}-{life}", {"attempt": before["started"] + 1, "at": now, "id": own}
+        key, value = f"life-{rank}-{life}", {"attempt": before["started"] + 1, "at": now, "id": uid}
         if record.put(key, value, skip_if_exists=True):
             return Life(life, before)
-        if (entry_of(record, key) or {}).get("id") == own:
+        if (entry_of(record, key) or {}).get("id") == uid:
             # The answer to the first try was lost, so Modal's client has sent it again.
             return Life(life, before)
         end = record.get(f"end-{rank}-{life}")
@@ -149,12 +149,12 @@ def comes_again() -> bool | None:
     """
     import modal
 
-    own = str(modal.current_function_call_id())
+    call_id = str(modal.current_function_call_id())
     try:
         from . import _wire
 
         # There is little time left: Modal kills the container soon.
-        look = lambda: _wire.get_status(modal.Client.from_env(), own)  # noqa: E731
+        look = lambda: _wire.get_status(modal.Client.from_env(), call_id)  # noqa: E731
         return bool(bounded(look, _ASK_SECONDS, "looking at this call") == "PENDING")
     except Exception:  # noqa: BLE001 - the end has to be written down in any case
         return None

@@ -96,8 +96,8 @@ def read_log(
             delays = backoff.delays() if over else delays
         fresh = 0
         for part in entries.new(query.until):
-            fresh += sum(each.source != _MODAL for each in part)
-            yield from wanted(lines.feed(each for each in part if _within(each, query)))
+            fresh += sum(entry.source != _MODAL for entry in part)
+            yield from wanted(lines.feed(entry for entry in part if _within(entry, query)))
         quiet = quiet + 1 if over and not fresh else 0
         if not query.follow or quiet >= _QUIET_LOOKS:
             break
@@ -106,7 +106,7 @@ def read_log(
         backoff.sleep(next(delays))
     if query.follow:
         for part in entries.new(query.until, whole=True):
-            yield from wanted(lines.feed(each for each in part if _within(each, query)))
+            yield from wanted(lines.feed(entry for entry in part if _within(entry, query)))
     yield from wanted(lines.rest())
 
 
@@ -114,23 +114,23 @@ def _tail(
     fetch: Fetch, wanted: int, source: str | None, begin: float, clock: Callable[[], float]
 ) -> list[str]:
     """Return the last lines; an entry may be a piece of a line, as a step of a progress bar is."""
-    asked, lines = wanted + 1, list[str]()
-    while asked <= _MOST_ENTRIES:
-        count = asked
+    n_entries, lines = wanted + 1, list[str]()
+    while n_entries <= _MOST_ENTRIES:
+        count = n_entries
         try:
             last = fetch(lambda logs, count=count: logs.tail(count, source=source), MOST_BYTES)  # type: ignore[misc]
         except DenseLogError:
             break
         # The client asks for entries older than its own clock, which may be slow.
-        newest = max((each.timestamp.timestamp() for each in last), default=begin)
+        newest = max((entry.timestamp.timestamp() for entry in last), default=begin)
         later = (
-            [each for each in part if each.timestamp.timestamp() > newest]
+            [entry for entry in part if entry.timestamp.timestamp() > newest]
             for part in Entries(fetch, source, newest, clock).new()
         )
         lines = _last_lines(wanted + 1, itertools.chain([last], later))
-        if len(lines) > wanted or len(last) < asked:
+        if len(lines) > wanted or len(last) < n_entries:
             return lines[-wanted:]
-        asked *= 2
+        n_entries *= 2
     entries = Entries(fetch, source, begin, clock)
     read = _last_lines(wanted, entries.new())
     return lines[-wanted:] if entries.gap[1] > 0 and len(lines) > len(read) else read

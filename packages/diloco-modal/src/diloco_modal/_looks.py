@@ -84,25 +84,27 @@ class Looks:
                 launch is damaged; or of none of the replicas is it known now how they are.
         """
         ends = {handle: end[0] for handle in handles if (end := self.ended(handle)) is not None}
-        asked = [handle for handle in dict.fromkeys(handles) if handle not in ends]
+        open_handles = [handle for handle in dict.fromkeys(handles) if handle not in ends]
         record = None
-        found: dict[ReplicaHandle, ReplicaStatus] = {}
-        if asked:
-            self.check_place(asked)
-            record, entries = self.of(asked[0])
-            known = self.known(asked, entries, numbers_of(entries))
+        statuses: dict[ReplicaHandle, ReplicaStatus] = {}
+        if open_handles:
+            self.check_place(open_handles)
+            record, entries = self.of(open_handles[0])
+            known = self.known(open_handles, entries, numbers_of(entries))
             if any(trace.damage for trace in known.values()):
                 # While entries are read, a new one may be among them although an older one is not.
                 record, entries = self.read(handles[0].run_id)
-                known = self.known(asked, entries, numbers_of(entries))
+                known = self.known(open_handles, entries, numbers_of(entries))
             grace = float(launch_of(entries)["grace"])
             looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
-            seen = {each: look for each, look in zip(known, looks, strict=True) if look is not None}
+            seen = {
+                handle: look for handle, look in zip(known, looks, strict=True) if look is not None
+            }
             unknown = [look for look in seen.values() if isinstance(look, BackendError)]
             # Such an error concerns one rank, and must not hide the others.
             if unknown and len(unknown) == len(seen) and not ends:
                 raise unknown[0]
-            found = {
+            statuses = {
                 handle: states.unknown(
                     look, known[handle], link(handle.metadata["function_call_id"])
                 )
@@ -110,7 +112,7 @@ class Looks:
                 else look
                 for handle, look in seen.items()
             }
-        return record, {**ends, **found}
+        return record, {**ends, **statuses}
 
     def known(
         self, handles: Sequence[ReplicaHandle], entries: Mapping[str, str], numbers: Numbers
@@ -249,10 +251,10 @@ class Looks:
         names = retry(self._client.record_names, backoff, timeout=self._options.retry_timeout)
         runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
         # A Dict with such a name may belong to another program, or its entries may have faded.
-        ours = many.at_once(
+        answers = many.at_once(
             lambda run_id: many.patiently(lambda: self._client.is_record(run_id), *patience), runs
         )
-        return [run_id for run_id, is_run in zip(runs, ours, strict=True) if is_run]
+        return [run_id for run_id, is_run in zip(runs, answers, strict=True) if is_run]
 
     async def _look(self, *told: Any) -> ReplicaStatus | BackendError | None:
         try:

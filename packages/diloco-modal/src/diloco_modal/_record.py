@@ -225,12 +225,12 @@ def held_calls(entries: Mapping[str, str]) -> list[tuple[int, str]]:
 
     The entry of the launch does not matter.
     """
-    held = []
+    calls = []
     for key in entries:
         with contextlib.suppress(DamagedRecordError):
-            if (found := _CALL.fullmatch(key)) and (call := call_of(entries, int(found[1]))):
-                held.append((int(found[1]), call))
-    return sorted(held)
+            if (match := _CALL.fullmatch(key)) and (call := call_of(entries, int(match[1]))):
+                calls.append((int(match[1]), call))
+    return sorted(calls)
 
 
 def call_of(entries: Mapping[str, str], rank: int) -> str | None:
@@ -239,8 +239,8 @@ def call_of(entries: Mapping[str, str], rank: int) -> str | None:
     Raises:
         DamagedRecordError: As for :func:`entry`.
     """
-    held = entry(entries, f"call-{rank}")
-    return None if held is None else str(held["call"])
+    holder = entry(entries, f"call-{rank}")
+    return None if holder is None else str(holder["call"])
 
 
 Numbers = Mapping[int, Mapping[str, int]]
@@ -250,9 +250,9 @@ def numbers_of(entries: Mapping[str, str]) -> Numbers:
     """Return the highest numbers in a record by rank: of lives, ends, attempts, further cancels."""
     highest: dict[int, dict[str, int]] = {}
     for key in entries:
-        if found := _NUMBERED.fullmatch(key):
-            of_rank = highest.setdefault(int(found[2]), {})
-            of_rank[found[1]] = max(of_rank.get(found[1], 0), int(found[3]))
+        if match := _NUMBERED.fullmatch(key):
+            of_rank = highest.setdefault(int(match[2]), {})
+            of_rank[match[1]] = max(of_rank.get(match[1], 0), int(match[3]))
     return highest
 
 
@@ -274,9 +274,9 @@ def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int])
     Raises:
         DamagedRecordError: There is an entry after one that is missing.
     """
-    there = {"life": lives, "end": lives, "attempt": attempt if lives else 0}
+    last_numbers = {"life": lives, "end": lives, "attempt": attempt if lives else 0}
     for kind, number in highest.items():
-        if kind in there and number > there[kind]:
+        if kind in last_numbers and number > last_numbers[kind]:
             lacks = (
                 f"attempt-{rank}-{attempt + 1}"
                 if kind == "attempt" and lives

@@ -43,12 +43,12 @@ class Records(Connection):
         def find() -> Any:
             return modal.Dict.from_name(name, create_if_missing=create, **where).hydrate.aio()
 
-        found = self._ask(find, f"looking for the Dict {name!r}")
+        record = self._ask(find, f"looking for the Dict {name!r}")
         with self._lock:
             if len(self._records) >= _KEPT_RECORDS:
                 self._records.clear()
-            self._records[run_id] = now, found
-        return found
+            self._records[run_id] = now, record
+        return record
 
     def read(self, run_id: str) -> tuple[Any, Mapping[str, str]]:
         """Return the Dict of a run, and its entries.
@@ -89,8 +89,8 @@ class Records(Connection):
         if await many.asked(put, seconds, f"writing {key} to the record"):
             return value
         look = _wire.get_entry.aio(record, key)
-        held = await many.asked(look, seconds, f"reading {key} from the record")
-        return checked(key, held or "")
+        text = await many.asked(look, seconds, f"reading {key} from the record")
+        return checked(key, text or "")
 
     def get(self, record: Any, key: str) -> Mapping[str, Any] | None:
         """Return an entry; None if there is no such entry.
@@ -100,8 +100,8 @@ class Records(Connection):
         """
         from . import _wire
 
-        held = self._ask(lambda: _wire.get_entry.aio(record, key), f"reading {key} from the record")
-        return None if held is None else checked(key, held)
+        text = self._ask(lambda: _wire.get_entry.aio(record, key), f"reading {key} from the record")
+        return None if text is None else checked(key, text)
 
     def settle(self, record: Any, *, kept: bool) -> bool:
         """Decide whether the calls that a launch has started are kept or taken back.
@@ -122,8 +122,8 @@ class Records(Connection):
         that is ever read exists already.
         """
         newest = numbers_of(self.entries(record)).get(rank, {}).get("cancel", 1)
-        own = int(key.removeprefix(f"cancel-{rank}").removeprefix("-") or 1)
-        following = f"cancel-{rank}-{max(newest, own) + 1}"
+        number = int(key.removeprefix(f"cancel-{rank}").removeprefix("-") or 1)
+        following = f"cancel-{rank}-{max(newest, number) + 1}"
         return following if numbers_of({following: ""}) else ""
 
     def pop_own(self, record: Any, key: str, value: Mapping[str, Any]) -> None:
@@ -212,5 +212,5 @@ class Records(Connection):
         """Return the names of all Dicts that may be records of runs, oldest first."""
         modal = import_modal()
         where = self._where
-        held = self._ask(lambda: modal.Dict.objects.list.aio(**where), "listing Dicts")
-        return [each.name for each in reversed(held) if (each.name or "").startswith(PREFIX)]
+        dicts = self._ask(lambda: modal.Dict.objects.list.aio(**where), "listing Dicts")
+        return [record.name for record in reversed(dicts) if (record.name or "").startswith(PREFIX)]

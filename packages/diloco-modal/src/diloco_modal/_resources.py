@@ -27,18 +27,18 @@ def modal_gpu(text: str) -> str:
     Raises:
         InvalidRequestError: Modal has no such GPU, or not so many in one machine.
     """
-    asked = parse_gpu(text)
-    name = _GPUS.get(asked.name.lower())
+    gpu = parse_gpu(text)
+    name = _GPUS.get(gpu.name.lower())
     if name is None:
         raise InvalidRequestError(
             f"gpu={shown(text)} is not a GPU of Modal; known are {', '.join(_GPUS.values())}"
         )
     most = _MOST.get(name, 8)
-    if asked.count > most:
+    if gpu.count > most:
         raise InvalidRequestError(
             f"gpu={shown(text)}: a machine of Modal has at most {most} GPUs of the model {name}"
         )
-    return f"{name}:{asked.count}"
+    return f"{name}:{gpu.count}"
 
 
 def mebibytes(text: str) -> int:

@@ -38,15 +38,15 @@ def secrets_of(
     """
     named = [_named(name, [], where, ask) for name in declared]
     named += [_named(name, [key], where, ask) for key, name in sorted(wanted.items())]
-    return [*_of_app(function, {each.object_id for each in named}, where, ask), *named]
+    return [*_of_app(function, {secret.object_id for secret in named}, where, ask), *named]
 
 
 def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> Any:
     import modal
 
-    found = modal.Secret.from_name(name, required_keys=keys, **where)
+    secret = modal.Secret.from_name(name, required_keys=keys, **where)
     try:
-        ask(found.hydrate.aio, f"looking for the Secret {name!r}")
+        ask(secret.hydrate.aio, f"looking for the Secret {name!r}")
     except BackendError as error:
         if error.retryable:
             raise
@@ -58,7 +58,7 @@ def _named(name: str, keys: list[str], where: Mapping[str, Any], ask: Ask) -> An
                 "..."
             )
         raise InvalidRequestError(f"{str(error).rstrip('.')}. {how}") from error
-    return found
+    return secret
 
 
 def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) -> list[Any]:
@@ -67,8 +67,8 @@ def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) 
 
     if isinstance(modal.Function.info, property):  # before 1.6, info is something else
         return []
-    told = ask(function.info.aio, "looking at the function").secrets
-    missing = [each for each in told if each not in known]
+    secret_ids = ask(function.info.aio, "looking at the function").secrets
+    missing = [secret_id for secret_id in secret_ids if secret_id not in known]
     if not missing:
         return []
     environment = where["environment_name"] or ""
@@ -76,12 +76,12 @@ def _of_app(function: Any, known: set[str], where: Mapping[str, Any], ask: Ask) 
         lambda: modal.Secret.objects.list.aio(client=where["client"], environment_name=environment),
         "listing Secrets",
     )
-    by_id = {each.object_id: each for each in listed}
-    nameless = [each for each in missing if each not in by_id]
+    by_id = {secret.object_id: secret for secret in listed}
+    nameless = [secret_id for secret_id in missing if secret_id not in by_id]
     if nameless:
         raise InvalidRequestError(
             f"a launch with secrets= would take {len(nameless)} of the app's Secrets away, which "
             f"have no name in this environment ({', '.join(nameless)}): have build_app use "
             "modal.Secret.from_name, and deploy it again"
         )
-    return [by_id[each] for each in missing]
+    return [by_id[secret_id] for secret_id in missing]

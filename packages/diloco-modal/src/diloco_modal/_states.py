@@ -236,8 +236,8 @@ def stopped(trace: Trace, url: str, now: float, grace: float) -> ReplicaStatus:
 
 def _cancelled(trace: Trace, more: Mapping[str, Any]) -> ReplicaStatus:
     reason = Reason.CANCEL_REQUESTED if trace.requested else Reason.STOPPED_EXTERNALLY
-    said = "cancelled" if trace.requested else "the call was stopped from outside"
-    details = {**more, "message": more.get("message") or said}
+    message = "cancelled" if trace.requested else "the call was stopped from outside"
+    details = {**more, "message": more.get("message") or message}
     return ReplicaStatus(ReplicaState.CANCELLED, reason=reason, **details)
 
 
@@ -256,5 +256,5 @@ def died(end: End, trace: Trace, url: str) -> ReplicaStatus:
 
 def with_damage(status: ReplicaStatus, trace: Trace) -> ReplicaStatus:
     """Add to a status what is wrong with its record, if anything is."""
-    told = ". ".join(each for each in (status.message, trace.damage) if each)
-    return replace(status, message=told) if trace.damage else status
+    message = ". ".join(text for text in (status.message, trace.damage) if text)
+    return replace(status, message=message) if trace.damage else status

@@ -127,8 +127,8 @@ async def _get_status(client: Any, call_id: str) -> str:
     """
     request = api_pb2.FunctionGetCallGraphRequest(function_call_id=call_id)
     graph = await client._stub.FunctionGetCallGraph(request)
-    own = (each for each in graph.inputs if each.function_call_id == call_id)
-    return next((_word(each.status) for each in own), "")
+    inputs = (item for item in graph.inputs if item.function_call_id == call_id)
+    return next((_word(item.status) for item in inputs), "")
 
 
 def _word(status: int) -> str:
@@ -172,7 +172,7 @@ async def _get_entries(record: Any) -> dict[str, str]:
     """
     await record.hydrate()
     request = api_pb2.DictContentsRequest(dict_id=record.object_id, keys=True, values=True)
-    held: dict[str, str] = {}
+    texts: dict[str, str] = {}
     size = 0
     stream = record.client._stub.DictContents.unary_stream(request)
     async with contextlib.aclosing(stream):
@@ -181,8 +181,8 @@ async def _get_entries(record: Any) -> dict[str, str]:
             if size > _DICT_BYTES:
                 raise damaged(f"the run's record on Modal has more than {_DICT_BYTES} bytes")
             key = text_in_pickle(entry.key)
-            held[f"?{len(held)}" if key is None else key] = _text(entry.value)
-    return held
+            texts[f"?{len(texts)}" if key is None else key] = _text(entry.value)
+    return texts
 
 
 async def _remove_entry(record: Any, key: str) -> None:

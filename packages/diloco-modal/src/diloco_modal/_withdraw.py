@@ -101,14 +101,14 @@ class Withdrawal:
     async def _void(self, rank: int) -> None:
         entry = f"call-{rank}", {"call": ""}
         try:
-            held = await many.patiently(
+            holder = await many.patiently(
                 lambda: self._client.hold(self._record, *entry), self._backoff, self._patience()
             )
         except BackendError:  # if the record is gone, no call can claim the rank either
             self._unsure = True
             return
-        if held["call"]:
-            self.others[rank] = held["call"]
+        if holder["call"]:
+            self.others[rank] = holder["call"]
 
     async def _end(self, made: tuple[int, str]) -> None:
         await asyncio.to_thread(self._end_one, *made)

@@ -75,7 +75,7 @@ def _run(payload: dict[str, Any]) -> str:
     return _live(payload, record, rank)
 
 
-def claim(payload: dict[str, Any], record: Any, launch: str | None, own: str) -> str | None:
+def claim(payload: dict[str, Any], record: Any, launch: str | None, call_id: str) -> str | None:
     """Claim the rank for this call; if it must not run, return the outcome to return instead."""
     rank = payload["rank"]
     # The payload, which comes with the call, says what to run. A record that a stranger's program
@@ -83,9 +83,9 @@ def claim(payload: dict[str, Any], record: Any, launch: str | None, own: str) ->
     known = parsed(launch or "")
     if not isinstance(known, Mapping) or known.get("id") != payload["launch"]:
         return _refusal("this call is left over from a launch that is gone: it trained nothing")
-    if not record.put(f"call-{rank}", {"call": own}, skip_if_exists=True):
-        held = entry_of(record, f"call-{rank}")
-        if held is None or held["call"] != own:
+    if not record.put(f"call-{rank}", {"call": call_id}, skip_if_exists=True):
+        holder = entry_of(record, f"call-{rank}")
+        if holder is None or holder["call"] != call_id:
             return _refusal(f"another call holds rank {rank}: this one trained nothing")
     return None
 
@@ -132,10 +132,10 @@ def _live(payload: dict[str, Any], record: Any, rank: int) -> str:
             over = runner is not None and runner.poll() is not None
             if runner is not None:
                 _end(runner, payload["grace"])
-            told = _last_word(outcome, over=over)
-            again = False if told or isinstance(error, Exception) else comes_again()
+            last_word = _last_word(outcome, over=over)
+            again = False if last_word or isinstance(error, Exception) else comes_again()
             counted = _counted(counter, life.before)
-            _ended(record, rank, life.number, counted, again=again, outcome=told)
+            _ended(record, rank, life.number, counted, again=again, outcome=last_word)
             raise
 
 
@@ -162,7 +162,7 @@ def _watch(
     rank: int,
 ) -> int:
     """Wait for the runner to end, write down each further attempt, and return its exit status."""
-    told = before["started"] + 1
+    attempt = before["started"] + 1
     while True:
         try:
             return runner.wait(_LOOK_SECONDS)
@@ -170,10 +170,10 @@ def _watch(
             pass
         # An attempt that cannot be written down now is tried again at the next look.
         with contextlib.suppress(Exception):
-            while told < _counted(counter, before)["started"]:
+            while attempt < _counted(counter, before)["started"]:
                 at = {"at": time.time()}
-                record.put(f"attempt-{rank}-{told + 1}", at, skip_if_exists=True)
-                told += 1
+                record.put(f"attempt-{rank}-{attempt + 1}", at, skip_if_exists=True)
+                attempt += 1
 
 
 def _end(runner: subprocess.Popen[bytes], grace: float) -> None:
@@ -192,8 +192,8 @@ def _counted(counter: Path, before: Mapping[str, int]) -> dict[str, int]:
     with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         data = json.loads(_read(counter))
         if all(
-            type(data[each]) is int and 0 <= data[each] - n <= _MOST_ATTEMPTS
-            for each, n in before.items()
+            type(data[name]) is int and 0 <= data[name] - n <= _MOST_ATTEMPTS
+            for name, n in before.items()
         ):
             started, failed = data["started"], data["failed"]
     # A life counts as an attempt from its beginning, even if it ends before its runner has counted
