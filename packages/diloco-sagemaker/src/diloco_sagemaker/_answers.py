@@ -77,14 +77,14 @@ def _cut(http_response: Any, model: Any) -> str | None:
     botocore itself checks what is streamed.
     """
     headers = http_response.headers
-    said = str(headers.get("Content-Length", ""))
+    length = str(headers.get("Content-Length", ""))
     plain = headers.get("Content-Encoding") in {None, "identity"}
-    if model.has_streaming_output or not said.isdecimal() or not plain:
+    if model.has_streaming_output or not length.isdecimal() or not plain:
         return None
     if model.http.get("method") == "HEAD":
         return None
     came = len(http_response.content)
-    return f"{came} of {said} bytes of the answer came" if came < int(said) else None
+    return f"{came} of {length} bytes of the answer came" if came < int(length) else None
 
 
 def _foreign(parsed: Any, model: Any) -> str | None:
@@ -116,9 +116,9 @@ def _fits(value: Any, shape: Any) -> bool:
             if value.get(name) is not None
         )
     if shape.type_name == "list":
-        return isinstance(value, list) and all(_fits(each, shape.member) for each in value)
+        return isinstance(value, list) and all(_fits(item, shape.member) for item in value)
     if shape.type_name == "map":
-        return isinstance(value, dict) and all(_fits(each, shape.value) for each in value.values())
+        return isinstance(value, dict) and all(_fits(item, shape.value) for item in value.values())
     known = _TYPES.get(shape.type_name)
     fits = known is None or isinstance(value, known)
     # These calls raise an error for values that Python cannot calculate with.

@@ -53,7 +53,7 @@ def check_launch(
     for subject, look in looks.items():
         findings += _found(subject, look, patiently)
     # Only now: the settings are read when the first client is made that was not handed in.
-    settings = [Finding("settings", None, told) for told in client.not_obeyed()]
+    settings = [Finding("settings", None, text) for text in client.not_obeyed()]
     return [Finding("credentials", True, f"{who} in {region}"), *settings, *findings]
 
 

@@ -54,7 +54,7 @@ def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[
     With several types, the largest of their quotas counts.
     """
     resources = job["ResourceConfig"]
-    preferred = [each["InstanceType"] for each in resources.get("InstancePreferences") or []]
+    preferred = [item["InstanceType"] for item in resources.get("InstancePreferences") or []]
     kinds = preferred or [resources.get("InstanceType", "")]
     use = (
         "spot training job usage" if job.get("EnableManagedSpotTraining") else "training job usage"
@@ -69,15 +69,15 @@ def check_quota(client: Client, job: Mapping[str, Any], count: int) -> Iterator[
         yield Finding("quota", None, f"Service Quotas names no quota of {', '.join(wanted)}")
         return
     kind, most = max(known.items(), key=lambda item: item[1])
-    told = f"the quota of {kind} ({use}) is {most:g}"
+    text = f"the quota of {kind} ({use}) is {most:g}"
     if most >= count:
-        yield Finding("quota", True, f"{told}; how much of it is in use is not told")
+        yield Finding("quota", True, f"{text}; how much of it is in use is not told")
     else:
         yield Finding(
             "quota",
             False,
             (
-                f"{told}, and the launch needs {count}: ask for more in the console of Service "
+                f"{text}, and the launch needs {count}: ask for more in the console of Service "
                 "Quotas, or choose another type"
             ),
         )
@@ -142,8 +142,8 @@ def check_bucket(client: Client, role: str, place: str) -> Iterator[Finding]:
     written = f"arn:{role.split(':')[1]}:s3:::{bucket}/{path}job/output/model/file"
     decision = _simulate(client, role, "s3:PutObject", written, [])
     if decision == "allowed":
-        told = f"it is there, and {role} may write below {place}, as IAM simulates it"
-        yield Finding("bucket", True, told)
+        text = f"it is there, and {role} may write below {place}, as IAM simulates it"
+        yield Finding("bucket", True, text)
     elif decision == "explicitDeny":
         yield Finding("bucket", False, f"a policy denies {role} to write below {place}")
     else:

@@ -59,13 +59,13 @@ class Client:
         self._lock = threading.Lock()
         self._session = options.session
         self._account = ""
-        given = {
+        clients = {
             "sagemaker": options.sagemaker_client,
             "logs": options.logs_client,
             "s3": options.s3_client,
             "sts": options.sts_client,
         }
-        self._clients = {name: client for name, client in given.items() if client is not None}
+        self._clients = {name: client for name, client in clients.items() if client is not None}
         for client in self._clients.values():
             check_answers(client)
             check_credentials(client.meta.events)
@@ -138,11 +138,11 @@ class Client:
     def close(self) -> None:
         """Close idle connections of the clients that were made here."""
         with self._lock:
-            ours, self._ours = self._ours, []
+            clients, self._ours = self._ours, []
             self._clients = {
-                name: client for name, client in self._clients.items() if client not in ours
+                name: client for name, client in self._clients.items() if client not in clients
             }
-        for client in ours:
+        for client in clients:
             client.close()
 
     # --- training jobs ---
@@ -205,8 +205,8 @@ class Client:
             NameContains=contains, MaxResults=_PAGE, SortBy="CreationTime", SortOrder="Ascending",
             **filters,
         )  # fmt: skip
-        asked = (_as_asked(page["TrainingJobSummaries"], what) for page in pages)
-        yield from _bounded((read_summary(each) for page in asked for each in page), what)
+        lists = (_as_asked(page["TrainingJobSummaries"], what) for page in pages)
+        yield from _bounded((read_summary(item) for page in lists for item in page), what)
 
     def search(self, contains: str) -> Iterator[JobFacts]:
         """Yield the training jobs whose names contain a text, in full; their index may lag."""
@@ -278,7 +278,7 @@ class Client:
         with contextlib.suppress(MissingError):
             for page in pages:
                 streams = {
-                    each["logStreamName"]: each["creationTime"] for each in page["logStreams"]
+                    stream["logStreamName"]: stream["creationTime"] for stream in page["logStreams"]
                 }
                 _check_below(f"{name}/", streams, what, _LONGEST_STREAM)
                 yield from streams.items()
@@ -340,7 +340,7 @@ class Client:
             paced: Whether to keep to the pace of lists.
             **arguments: Further arguments of the call.
         """
-        asked, told = tokens
+        request_field, answer_field = tokens
         more: dict[str, Any] = {}
         number, up = 0, self._backoff.clock() + _left.get()()
         while number < _MOST_PAGES and self._backoff.clock() <= up:
@@ -349,12 +349,12 @@ class Client:
                 wait_for_turn(self._backoff)
             page = self._call(service, operation, what, **arguments, **more)
             yield page
-            following = page.get(told)
+            following = page.get(answer_field)
             if not following:
                 return
-            if following == more.get(asked):
+            if following == more.get(request_field):
                 raise UnavailableError(f"cannot {what}: a page leads to itself{NOT_ITS_OWN}")
-            more = {asked: following}
+            more = {request_field: following}
         raise UnavailableError(f"cannot {what}: there is no end after {number} pages")
 
     def _call(self, service: str, operation: str, what: str, **arguments: Any) -> dict[str, Any]:
@@ -439,9 +439,9 @@ class Client:
         boto3 itself does not look at AWS_REGION, as AWS's other tools do.
         """
         options, client = self._options, self._options.sagemaker_client
-        given = None if options.session is None else options.session.region_name
+        session_region = None if options.session is None else options.session.region_name
         other = None if client is None else client.meta.region_name
-        return options.region or other or given or os.environ.get("AWS_REGION") or None
+        return options.region or other or session_region or os.environ.get("AWS_REGION") or None
 
 
 def _check_certificates(client: Any, what: str) -> None:
@@ -449,15 +449,15 @@ def _check_certificates(client: Any, what: str) -> None:
 
     Every connection would fail, as if the network were at fault.
     """
-    held = client._endpoint.http_session._verify  # noqa: SLF001 - several settings can name it
-    if not isinstance(held, str) or not client.meta.endpoint_url.lower().startswith("https:"):
+    ca_file = client._endpoint.http_session._verify  # noqa: SLF001 - several settings can name it
+    if not isinstance(ca_file, str) or not client.meta.endpoint_url.lower().startswith("https:"):
         return
     try:
-        ssl.create_default_context(cafile=held)
+        ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # also the base class of ssl's errors
         raise InvalidRequestError(
-            f"cannot {what}: the file of certificates {shown(held)} cannot be used ({error}): look "
-            "at AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
+            f"cannot {what}: the file of certificates {shown(ca_file)} cannot be used ({error}): "
+            "look at AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE and ca_bundle in ~/.aws/config"
         ) from None
 
 
@@ -485,17 +485,17 @@ def _as_asked(entries: Sequence[T], what: str) -> Sequence[T]:
     return entries
 
 
-def _check_same(name: str, told: str, what: str) -> None:
+def _check_same(name: str, subject: str, what: str) -> None:
     """Refuse an answer that is about another job, as the name or ARN in it shows."""
-    if told.rpartition("/")[2] != name:
-        raise UnavailableError(f"cannot {what}: the answer is about {shown(told)}{NOT_ITS_OWN}")
+    if subject.rpartition("/")[2] != name:
+        raise UnavailableError(f"cannot {what}: the answer is about {shown(subject)}{NOT_ITS_OWN}")
 
 
-def _check_below(prefix: str, told: Iterable[str], what: str, most: int = _LONGEST_KEY) -> None:
+def _check_below(prefix: str, keys: Iterable[str], what: str, most: int = _LONGEST_KEY) -> None:
     """Refuse an answer with names that were not asked for, or that are too long to be names.
 
     ``purge`` deletes what such an answer names.
     """
-    for name in told:
+    for name in keys:
         if not name.startswith(prefix) or len(name) > most:
             raise UnavailableError(f"cannot {what}: the answer has {shown(name)}{NOT_ITS_OWN}")

@@ -19,16 +19,16 @@ def check_credentials(events: Any) -> None:
 def _check(request_signer: Any, **_: Any) -> None:
     from botocore.exceptions import CredentialRetrievalError  # slow to import
 
-    held = request_signer._credentials  # noqa: SLF001 - botocore has no other way
-    if held is None:
+    credentials = request_signer._credentials  # noqa: SLF001 - botocore has no other way
+    if credentials is None:
         return
     try:
-        key, secret, token = held.get_frozen_credentials()[:3]
+        key, secret, token = credentials.get_frozen_credentials()[:3]
     except (RuntimeError, ValueError) as error:  # still expired when they are new; not UTF-8
-        raise CredentialRetrievalError(provider=held.method, error_msg=str(error)) from error
+        raise CredentialRetrievalError(provider=credentials.method, error_msg=str(error)) from error
     if not all(map(_is_sendable, (key, secret, token or ""))):
         raise CredentialRetrievalError(
-            provider=held.method,
+            provider=credentials.method,
             error_msg=(
                 "one of them is no text, or has a character that cannot be sent, such as a line "
                 "end: look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or "

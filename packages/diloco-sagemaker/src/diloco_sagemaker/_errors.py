@@ -199,9 +199,9 @@ def quota_in(text: str) -> Mapping[str, str] | None:
 
 
 def _answered(response: Any, operation: str, failed: str) -> BackendError:
-    told = response.get("Error", {})
+    error = response.get("Error", {})
     code, message = (
-        redact_and_cut(str(told.get(name, "")), _LONGEST) for name in ("Code", "Message")
+        redact_and_cut(str(error.get(name, "")), _LONGEST) for name in ("Code", "Message")
     )
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)

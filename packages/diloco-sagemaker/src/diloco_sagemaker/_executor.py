@@ -190,10 +190,10 @@ class SageMakerExecutor(BaseExecutor):
             )
             overlay = dict(self._options.request_overlay or {}, InputDataConfig=None)
             for key, fields in _FIELDS_LEFT_OUT.items():
-                given = overlay.get(key, {})
+                overlay_fields = overlay.get(key, {})
                 # Without the fields that the overlay removes, such as the volume's size, since
                 # instances of the launch's own type do not take them.
-                kept = {name: value for name, value in given.items() if value is not None}
+                kept = {name: value for name, value in overlay_fields.items() if value is not None}
                 overlay[key] = {**kept, **dict.fromkeys(fields)}
             changed = {**_LEFT_OUT, "quota_timeout": for_quota, "request_overlay": overlay}
             if has_local_storage(self._options.cpu_instance_type):

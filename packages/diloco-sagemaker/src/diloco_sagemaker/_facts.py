@@ -165,7 +165,7 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
     base = read_summary(record)
     resources = record.get("ResourceConfig") or {}
     preferred = [
-        each.get("InstanceType", "") for each in resources.get("InstancePreferences") or []
+        item.get("InstanceType", "") for item in resources.get("InstancePreferences") or []
     ]
     tags = record.get("Tags")
     strings = record.get("HyperParameters") or {}
@@ -179,12 +179,12 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         failure=record.get("FailureReason") or "",
         transitions=tuple(
             Transition(
-                each.get("Status", ""),
-                _seconds(each.get("StartTime")),
-                _seconds(each.get("EndTime")),
-                each.get("StatusMessage") or "",
+                transition.get("Status", ""),
+                _seconds(transition.get("StartTime")),
+                _seconds(transition.get("EndTime")),
+                transition.get("StatusMessage") or "",
             )
-            for each in record.get("SecondaryStatusTransitions") or []
+            for transition in record.get("SecondaryStatusTransitions") or []
         ),
         started=_seconds(record.get("TrainingStartTime")),
         ended=_seconds(record.get("TrainingEndTime")),
@@ -196,13 +196,11 @@ def read_job(record: Mapping[str, Any]) -> JobFacts:
         or ", ".join(preferred),
         billable=record.get("BillableTimeInSeconds"),
         metrics={
-            each["MetricName"]: float(each["Value"])
-            for each in record.get("FinalMetricDataList") or []
-            if "MetricName" in each and "Value" in each
+            metric["MetricName"]: float(metric["Value"])
+            for metric in record.get("FinalMetricDataList") or []
+            if "MetricName" in metric and "Value" in metric
         },
-        tags=None
-        if tags is None
-        else {each.get("Key", ""): each.get("Value", "") for each in tags},
+        tags=None if tags is None else {tag.get("Key", ""): tag.get("Value", "") for tag in tags},
         warm_pool=(record.get("WarmPoolStatus") or {}).get("Status", ""),
         most_pending=(record.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds"),
     )

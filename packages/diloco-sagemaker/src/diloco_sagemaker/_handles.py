@@ -104,11 +104,11 @@ def is_of(handle: ReplicaHandle, job: JobFacts) -> bool:
     created = created_of(handle)
     if job.run_id != handle.run_id:
         return False
-    if (told := _UNSEEN.fullmatch(handle.metadata["created"])) is not None:
+    if (match := _UNSEEN.fullmatch(handle.metadata["created"])) is not None:
         return (
-            job.fingerprint.startswith(told["print"])
-            and told["id"] in {None, job.launch}
-            and (told["at"] is None or same_life(int(told["at"]), job.created))
+            job.fingerprint.startswith(match["print"])
+            and match["id"] in {None, job.launch}
+            and (match["at"] is None or same_life(int(match["at"]), job.created))
         )
     return created is not None and same_life(created, job.created)
 
@@ -118,8 +118,8 @@ def may_be_sibling(handle: ReplicaHandle, job: JobFacts) -> bool:
 
     It may if it is of the handle's launch, or of another launch with the same fingerprint.
     """
-    told = _UNSEEN.fullmatch(handle.metadata["created"])
-    return told is not None and job.fingerprint.startswith(told["print"])
+    match = _UNSEEN.fullmatch(handle.metadata["created"])
+    return match is not None and job.fingerprint.startswith(match["print"])
 
 
 def may_be_of(handle: ReplicaHandle, summary: Summary) -> bool:

@@ -108,14 +108,14 @@ class Launch:
         if not (ended or taken) or (met is None and self.of(job_name) is not Made.OURS):
             return
         self.met.pop(job_name, None)
-        told = f"the training job {job_name}, which {which} had created, was ended meanwhile"
+        text = f"the training job {job_name}, which {which} had created, was ended meanwhile"
         if taken:
             raise RunConflictError(
-                f"{told}, and its name is another launch's: choose another run_id"
+                f"{text}, and its name is another launch's: choose another run_id"
             )
         run_id, _ = names.parse_job_name(job_name) or ("", -1)
         raise RunConflictError(
-            f"{told}: its launch was interrupted, or somebody has cancelled the run. Before you "
+            f"{text}: its launch was interrupted, or somebody has cancelled the run. Before you "
             f"launch it again, end what is left of it with cancel_run({run_id!r}), and purge it"
         )
 
@@ -154,13 +154,13 @@ class Launcher:
                 being deleted.
             BackendError: SageMaker could not be asked.
         """
-        there = self._patiently(lambda: self._jobs.of_run(run_id))
-        if not there:
+        jobs = self._patiently(lambda: self._jobs.of_run(run_id))
+        if not jobs:
             return
-        alive = [job for job in there.values() if job.status not in _OVER]
+        alive = [job for job in jobs.values() if job.status not in _OVER]
         launch.met = {job.name: job for job in alive if job.name in launch.requests}
         details = self._patiently(
-            lambda: self._jobs.details(list(there.values()), names.job_prefix(run_id))
+            lambda: self._jobs.details(list(jobs.values()), names.job_prefix(run_id))
         )
         launch.met = {}
         self._meet_all(launch, details.values())
@@ -261,10 +261,10 @@ class Launcher:
                 continue
             window = max(1, went_well)
             pause = next(delays)
-            told = [
+            pauses = [
                 error.retry_after or 0.0 for error in waits if isinstance(error, ThrottledError)
             ]
-            self._backoff.sleep(max([pause, *told]))
+            self._backoff.sleep(max([pause, *pauses]))
 
     def _may_wait(
         self, errors: Sequence[BackendError], deadline: float, quota_deadline: float

@@ -112,17 +112,17 @@ class JobLog:
 
         def look() -> list[str]:
             streams = self._client.log_streams(self._job.name)
-            ours = (stream for stream, created in streams if created >= since)
-            return list(islice(ours, MOST_STREAMS + 1))
+            job_streams = (stream for stream, created in streams if created >= since)
+            return list(islice(job_streams, MOST_STREAMS + 1))
 
-        found = self._patiently(look)
+        stream_names = self._patiently(look)
         self._job = self._patiently(self._look)
-        if len(found) > MOST_STREAMS:
+        if len(stream_names) > MOST_STREAMS:
             raise BackendError(
                 f"the training job {self._job.name} has more than {MOST_STREAMS} log streams. "
                 f"{self._place()}"
             )
-        return found
+        return stream_names
 
     def _tail(self, keep: Callable[[dict[str, Any], str], bool], count: int) -> Iterator[str]:
         """Yield the last lines; they are read backwards, from the newest stream on."""

@@ -59,12 +59,12 @@ def instance_types() -> frozenset[str]:
     return frozenset(_shapes()["TrainingInstanceType"]["enum"])
 
 
-def some_of(known: Collection[str], given: object) -> str:
+def some_of(known: Collection[str], name: object) -> str:
     """Return the allowed names, for a message; of many, only those nearest to the one given."""
     names = sorted(known)
     if len(names) <= _LISTED:
         return ", ".join(names)
-    nearest = get_close_matches(str(given), names, n=5, cutoff=0.0)
+    nearest = get_close_matches(str(name), names, n=5, cutoff=0.0)
     return f"{len(names)}, of which the nearest are {', '.join(nearest)}"
 
 

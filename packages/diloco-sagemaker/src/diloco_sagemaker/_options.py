@@ -179,7 +179,7 @@ def check_region_name(name: str, value: object) -> str:
 def _check_session(name: str, value: object) -> Any:
     # All attributes that are used; an isinstance check would import boto3, which is slow.
     used = ("client", "region_name", "profile_name", "get_available_regions", "_session")
-    if not all(hasattr(value, each) for each in used):
+    if not all(hasattr(value, attribute) for attribute in used):
         raise InvalidRequestError(
             f"{name} must be a boto3.Session, not a value of type {type(value).__name__}"
         )
@@ -363,14 +363,14 @@ class SageMakerOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = {"region": self.region}
+        places = {"region": self.region}
         for name in ("sagemaker_client", "logs_client"):  # buckets may be in other regions
             client = getattr(self, name)
-            asked[name] = None if client is None else getattr(client.meta, "region_name", None)
-        regions = {name: region for name, region in asked.items() if region is not None}
+            places[name] = None if client is None else getattr(client.meta, "region_name", None)
+        regions = {name: region for name, region in places.items() if region is not None}
         if len(set(regions.values())) > 1:
-            told = ", ".join(f"{name} is in {shown(region)}" for name, region in regions.items())
-            raise InvalidRequestError(f"jobs and their logs are in one region, and {told}")
+            text = ", ".join(f"{name} is in {shown(region)}" for name, region in regions.items())
+            raise InvalidRequestError(f"jobs and their logs are in one region, and {text}")
         if (self.subnets is None) != (self.security_group_ids is None):
             raise InvalidRequestError(
                 "subnets and security_group_ids belong together: give both or none"

@@ -91,24 +91,24 @@ def _add(base: dict[str, Any], key: str, value: Any, place: str) -> None:
                 f"{place} must be a list of mappings with 'Key' and 'Value', which are text, and "
                 "is something else"
             )
-        there = {tag["Key"] for tag in base.get("Tags", [])}
+        taken_keys = {tag["Key"] for tag in base.get("Tags", [])}
         keys = [tag["Key"] for tag in value]
-        given = set(keys)
-        if len(given) < len(keys):
+        new_keys = set(keys)
+        if len(new_keys) < len(keys):
             raise InvalidRequestError(f"{place} has a key twice: {', '.join(sorted(keys))}")
-        reserved = {key for key in given if key.lower().startswith((names.TAG_PREFIX, "aws:"))}
+        reserved = {key for key in new_keys if key.lower().startswith((names.TAG_PREFIX, "aws:"))}
     else:
         if not isinstance(value, Mapping):
             raise InvalidRequestError(
                 f"{place} must be a mapping of text to text, not a value of type "
                 f"{type(value).__name__}"
             )
-        there, given = set(base.get(key, {})), set(value)
+        taken_keys, new_keys = set(base.get(key, {})), set(value)
         if key == "Environment":  # variables in hyperparameters would win over it
-            there |= variables_from_strings(base.get("HyperParameters", {})).keys()
-        ours = is_reserved if key == "Environment" else _is_our_string
-        reserved = {name for name in given if ours(name)}
-    if twice := (there & given) | reserved:
+            taken_keys |= variables_from_strings(base.get("HyperParameters", {})).keys()
+        is_set_by_launch = is_reserved if key == "Environment" else _is_our_string
+        reserved = {name for name in new_keys if is_set_by_launch(name)}
+    if twice := (taken_keys & new_keys) | reserved:
         raise InvalidRequestError(
             f"{place} may not set {', '.join(sorted(twice))}: the launch does"
         )

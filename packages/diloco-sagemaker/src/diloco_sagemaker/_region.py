@@ -32,9 +32,9 @@ def check_region(session: Any, client: Any, region: str | None) -> None:
     if region not in client.meta.endpoint_url.split("//")[-1].split("."):
         return  # a stand-in, a proxy, or a service of all regions
     known = sorted(
-        each
+        name
         for partition in session.get_available_partitions()
-        for each in session.get_available_regions("sagemaker", partition)
+        for name in session.get_available_regions("sagemaker", partition)
     )
     if region not in known:
         raise InvalidRequestError(
@@ -51,13 +51,13 @@ def check_region_of_logs(client: Any, logs_client: Any) -> None:
     Raises:
         InvalidRequestError: The regions differ.
     """
-    ours, theirs = (
+    jobs_region, logs_region = (
         client.meta.region_name,
         getattr(getattr(logs_client, "meta", None), "region_name", None),
     )
-    if theirs is not None and theirs != ours:
+    if logs_region is not None and logs_region != jobs_region:
         raise InvalidRequestError(
-            f"jobs and their logs are in one region, and logs_client is in {shown(theirs)}, while "
-            f"jobs are looked for in {shown(ours)}: pass region={shown(theirs)}, or a logs_client "
-            "of the other"
+            f"jobs and their logs are in one region, and logs_client is in {shown(logs_region)}, "
+            f"while jobs are looked for in {shown(jobs_region)}: pass region={shown(logs_region)}, "
+            "or a logs_client of the other"
         )

@@ -82,7 +82,7 @@ def _of_rank(
     shared: dict[str, Any], spec: ReplicaSpec, request: RunRequest, options: SageMakerOptions
 ) -> dict[str, Any]:
     name = names.job_name(request.run_id, spec.rank)
-    own = {
+    job_request = {
         **shared,
         "TrainingJobName": name,
         "HyperParameters": {
@@ -93,8 +93,8 @@ def _of_rank(
     }
     if "CheckpointConfig" in shared:
         place = options.checkpoint_s3_path or f"{options.output_s3_path}/checkpoints"
-        own["CheckpointConfig"] = {**shared["CheckpointConfig"], "S3Uri": f"{place}/{name}"}
-    return own
+        job_request["CheckpointConfig"] = {**shared["CheckpointConfig"], "S3Uri": f"{place}/{name}"}
+    return job_request
 
 
 def _pieces(spec: ReplicaSpec, most: int) -> dict[str, str]:
@@ -285,11 +285,11 @@ def _stopping(
 
 
 def _tags(request: RunRequest, options: SageMakerOptions) -> list[dict[str, str]]:
-    ours = {names.TAG_RUN: request.run_id, names.TAG_COHORT: request.cohort}
+    launch_tags = {names.TAG_RUN: request.run_id, names.TAG_COHORT: request.cohort}
     if options.owner is not None:
-        ours[names.TAG_OWNER] = options.owner
+        launch_tags[names.TAG_OWNER] = options.owner
     for key in request.labels:
         if key.lower().startswith((names.TAG_PREFIX, "aws:")):
             raise InvalidRequestError(f"labels may not set {key!r}: the launch or AWS sets it")
-    tags = {**(options.tags or {}), **request.labels, **ours}
+    tags = {**(options.tags or {}), **request.labels, **launch_tags}
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -107,28 +107,28 @@ class Runs:
         account = handle.metadata["account"]
         if job is not None and job.account == account:
             return
-        if account != (own := self._client.account):
+        if account != (client_account := self._client.account):
             raise InvalidRequestError(
-                f"this handle is of the account {account}, and these credentials are of {own}: use "
-                "the former's"
+                f"this handle is of the account {account}, and these credentials are of "
+                f"{client_account}: use the former's"
             )
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         """Return the statuses of replicas of one run, without those of which there is no record."""
         if len(handles) <= _FEW:
-            found = self._jobs.described([handle.metadata["job_name"] for handle in handles])
+            jobs = self._jobs.described([handle.metadata["job_name"] for handle in handles])
         else:
-            found = self._listed(handles)
+            jobs = self._listed(handles)
         lacking = []
         for handle in handles:
-            job = found.get(handle.metadata["job_name"])
+            job = jobs.get(handle.metadata["job_name"])
             self.check_account(handle, job)
             if job is None:
                 lacking.append(handle)
         known = {
             handle: job
             for handle in handles
-            if (job := found.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
+            if (job := jobs.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
         }
         looks = dict(zip(known, outcomes(self._status, list(known.values())), strict=True))
         # A job may be deleted while its run is observed: that says nothing about the others.
@@ -137,7 +137,7 @@ class Runs:
             looks.pop(handle, None)
             if (unseen := self._unseen(handle)) is not None:
                 looks[handle] = unseen
-        odd = [each for each in looks.values() if isinstance(each, BaseException)]
+        odd = [look for look in looks.values() if isinstance(look, BaseException)]
         for error in odd:
             # An unknown status, or a job that is not visible yet, concerns a single rank. It is
             # raised only if there is no rank without an error.
@@ -183,15 +183,15 @@ class Runs:
             for handle in handles
             if (summary := listed.get(handle.rank)) is not None and may_be_of(handle, summary)
         ]
-        found = self._jobs.details(wanted, names.job_prefix(run_id))
+        jobs = self._jobs.details(wanted, names.job_prefix(run_id))
         # A list may lack jobs that have just been created; only Describe can say that a job does
         # not exist.
         missing = [
             handle.metadata["job_name"]
             for handle in handles
-            if handle.metadata["job_name"] not in found
+            if handle.metadata["job_name"] not in jobs
         ]
-        return {**found, **self._jobs.described(missing)}
+        return {**jobs, **self._jobs.described(missing)}
 
     def _status(self, job: JobFacts) -> ReplicaStatus:
         cancelled = False
@@ -318,14 +318,16 @@ class Runs:
                 a later run of its name.
         """
         try:
-            own = self.job(handle)
+            own_job = self.job(handle)
         except ReplicaNotFoundError:
             left = self._left_of(handle)
             if left is None:
                 return
-            own = left
+            own_job = left
         run = [
-            job for job in self._all(handle.run_id, own)[1] if job.fingerprint == own.fingerprint
+            job
+            for job in self._all(handle.run_id, own_job)[1]
+            if job.fingerprint == own_job.fingerprint
         ]
         going = {job.name for job in run if job.status == "Deleting"}
         alive = [job for job in run if job.status not in ENDED | {"Deleting"}]
@@ -336,11 +338,11 @@ class Runs:
                 "collect"
             )
         # The handle's own job is removed last: while it exists, the same purge can be repeated.
-        others = [job for job in run if job.name != own.name]
+        others = [job for job in run if job.name != own_job.name]
         at_once(self._remove, [job for job in others if job.name not in going])
-        if own.name not in going:
-            self._remove(own)
-        self._wait_until_gone([*others, own])
+        if own_job.name not in going:
+            self._remove(own_job)
+        self._wait_until_gone([*others, own_job])
         self._launched.forget(str(handle.run_id))
 
     def _left_of(self, handle: ReplicaHandle) -> JobFacts | None:
@@ -352,19 +354,19 @@ class Runs:
         jobs = self._all(handle.run_id)[1]
         if not jobs:
             return None
-        there = {job.name: job for job in jobs}
-        if (own := there.get(handle.metadata["job_name"])) is not None:
-            return own if is_of(handle, own) else None
+        by_name = {job.name: job for job in jobs}
+        if (own_job := by_name.get(handle.metadata["job_name"])) is not None:
+            return own_job if is_of(handle, own_job) else None
         if all(job.status == "Deleting" for job in jobs):
             return jobs[0]  # of any launch: the caller removes none, and waits for them
         oldest, created = jobs[0], created_of(handle)
         if created is None:
-            own = next((job for job in jobs if is_of(handle, job)), None)
-            if own is not None or not any(may_be_sibling(handle, job) for job in jobs):
-                return own
+            own_job = next((job for job in jobs if is_of(handle, job)), None)
+            if own_job is not None or not any(may_be_sibling(handle, job) for job in jobs):
+                return own_job
         elif oldest.created <= created:
             return oldest  # a later run of this name could only begin when this one was gone
-        elif names.job_name(handle.run_id, oldest.ranks[0]) in there:
+        elif names.job_name(handle.run_id, oldest.ranks[0]) in by_name:
             # A launch creates its first job first: this is a later launch, maybe still under way
             return None
         raise BackendError(
@@ -435,8 +437,8 @@ class Runs:
             ReplicaNotFoundError: There is no such run.
             UnseenError: The run is not found, and was launched here a moment ago.
         """
-        listed, ours = self._all(run_id)
-        if not ours:
+        listed, run_jobs = self._all(run_id)
+        if not run_jobs:
             if abs(self._clock() - (self._launched.get(run_id) or 0.0)) < self.seconds_to_appear:
                 raise UnseenError(
                     f"SageMaker shows no training job of the run {run_id!r}, which was launched "
@@ -447,11 +449,11 @@ class Runs:
                 "list_runs() names those that there are"
             )
         # A run is one launch: jobs with another fingerprint came later, and belong to another run.
-        first = ours[0]
+        first = run_jobs[0]
         region, account = self._client.region, first.account or self._client.account
         created = {
             job.rank: listed.get(job.rank, job).created
-            for job in ours
+            for job in run_jobs
             if job.fingerprint == first.fingerprint
         }
         return [
@@ -465,19 +467,19 @@ class Runs:
         The jobs include those that the list lacks, as it may for a while.
         """
         listed = self._jobs.of_run(run_id)
-        found = self._jobs.details(list(listed.values()), names.job_prefix(run_id))
-        found |= {job.name: job for job in more}
-        ours = [job for job in found.values() if job.run_id]
-        newest = max((job.created / 1000 for job in ours), default=math.inf)
-        if not ours:  # a launch creates its first job first
+        by_name = self._jobs.details(list(listed.values()), names.job_prefix(run_id))
+        by_name |= {job.name: job for job in more}
+        run_jobs = [job for job in by_name.values() if job.run_id]
+        newest = max((job.created / 1000 for job in run_jobs), default=math.inf)
+        if not run_jobs:  # a launch creates its first job first
             first = self._jobs.described([names.job_name(run_id, 0)])
-            found |= first
-            ours = [job for job in first.values() if job.run_id]
-        if ours and self._clock() - newest < _SECONDS_TO_BE_LISTED:
-            ranks = min(ours, key=_age).ranks
-            lacking = {names.job_name(run_id, rank) for rank in ranks} - found.keys()
-            ours += [job for job in self._appeared(lacking, newest) if job.run_id]
-        return listed, sorted(ours, key=_age)
+            by_name |= first
+            run_jobs = [job for job in first.values() if job.run_id]
+        if run_jobs and self._clock() - newest < _SECONDS_TO_BE_LISTED:
+            ranks = min(run_jobs, key=_age).ranks
+            lacking = {names.job_name(run_id, rank) for rank in ranks} - by_name.keys()
+            run_jobs += [job for job in self._appeared(lacking, newest) if job.run_id]
+        return listed, sorted(run_jobs, key=_age)
 
     def _appeared(self, job_names: set[str], newest: float) -> list[JobFacts]:
         """Return those of some jobs that exist, or that still appear.
@@ -485,14 +487,14 @@ class Runs:
         Jobs may appear for a while after the newest job of their run was created.
         """
         deadline = self._backoff.clock() + self._patience
-        there: dict[str, JobFacts] = {}
+        jobs: dict[str, JobFacts] = {}
         for delay in self._backoff.delays():
-            there |= self._jobs.described(sorted(job_names - there.keys()))
+            jobs |= self._jobs.described(sorted(job_names - jobs.keys()))
             old = abs(self._clock() - newest) >= self.seconds_to_appear
-            if old or len(there) == len(job_names) or self._backoff.clock() >= deadline:
+            if old or len(jobs) == len(job_names) or self._backoff.clock() >= deadline:
                 break
             self._backoff.sleep(delay)
-        return list(there.values())
+        return list(jobs.values())
 
     def launched(self, run_id: str) -> None:
         """Record that a run was launched here."""
@@ -520,9 +522,9 @@ class Runs:
 
 def _check_same(handles: Sequence[ReplicaHandle], jobs: Iterable[Summary]) -> None:
     """Refuse to be silent where the stop that was sent for a handle has met another job."""
-    found = {job.name: job for job in jobs if job.status in {"Stopping", "Stopped"}}
+    by_name = {job.name: job for job in jobs if job.status in {"Stopping", "Stopped"}}
     for handle in handles:
-        if (job := found.get(handle.metadata["job_name"])) is None:
+        if (job := by_name.get(handle.metadata["job_name"])) is None:
             continue
         if not (is_of(handle, job) if isinstance(job, JobFacts) else may_be_of(handle, job)):
             raise BackendError(

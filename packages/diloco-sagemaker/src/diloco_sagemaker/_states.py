@@ -117,15 +117,15 @@ def _living(
     cancelled: bool,
 ) -> ReplicaStatus:
     attempt, stopping = len(lives), job.status == "Stopping"
-    asked = Reason.CANCEL_REQUESTED if cancelled and stopping else None
-    message = next((each.message for each in reversed(job.transitions) if each.message), "")
-    trained = any(each.status == "Training" for each in lives[-1])
+    cancel_reason = Reason.CANCEL_REQUESTED if cancelled and stopping else None
+    message = next((step.message for step in reversed(job.transitions) if step.message), "")
+    trained = any(step.status == "Training" for step in lives[-1])
     waits = secondary in _BEFORE | _BETWEEN or not (secondary or trained)
     if stopping:
         waits = not trained
     if not waits:
         return ReplicaStatus(
-            ReplicaState.RUNNING, attempt, asked, stopping=stopping, message=message,
+            ReplicaState.RUNNING, attempt, cancel_reason, stopping=stopping, message=message,
             started_at=started, url=url, native=native,
         )  # fmt: skip
     if secondary in _BETWEEN:
@@ -135,8 +135,8 @@ def _living(
     else:
         reason = Reason.QUEUED if secondary == "Pending" else Reason.STARTING
     return ReplicaStatus(
-        ReplicaState.PENDING, attempt, asked or reason, stopping=stopping, message=message, url=url,
-        native=native,
+        ReplicaState.PENDING, attempt, cancel_reason or reason, stopping=stopping, message=message,
+        url=url, native=native,
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def _failed(
 ) -> ReplicaStatus:
     outcome = outcome_in(job.failure)
     if outcome is None or outcome.exit_code == 0:
-        trained = any(each.status == "Training" for each in job.transitions)
+        trained = any(step.status == "Training" for step in job.transitions)
         reason, code, signal = outcome_without(job.failure, trained=trained)
         message = _explained(job)
     else:
@@ -169,7 +169,7 @@ def _waited_too_long(job: JobFacts) -> bool:
     ended = _ended(job)
     if job.most_pending is None or ended is None:
         return False
-    trained = job.started is not None or any(each.status == "Training" for each in job.transitions)
+    trained = job.started is not None or any(step.status == "Training" for step in job.transitions)
     return not trained and ended - job.created / 1000 >= job.most_pending
 
 
@@ -189,18 +189,18 @@ def _lives(transitions: Sequence[Transition]) -> list[list[Transition]]:
     """Divide the history into attempts: an interruption begins the part of the next attempt."""
     lives: list[list[Transition]] = [[]]
     between = False
-    for each in transitions:
-        if each.status in _BETWEEN and not between:
+    for step in transitions:
+        if step.status in _BETWEEN and not between:
             lives.append([])
-        between = each.status in _BETWEEN
-        lives[-1].append(each)
+        between = step.status in _BETWEEN
+        lives[-1].append(step)
     return lives
 
 
 def _started(job: JobFacts, lives: Sequence[Sequence[Transition]]) -> float | None:
-    for each in lives[-1]:
-        if each.status == "Training":
-            return each.start
+    for step in lives[-1]:
+        if step.status == "Training":
+            return step.start
     return job.started if len(lives) == 1 and not job.transitions else None
 
 

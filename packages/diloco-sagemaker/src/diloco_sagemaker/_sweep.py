@@ -36,12 +36,12 @@ class Jobs:
         filters = {}
         if since is not None:
             filters["CreationTimeAfter"] = datetime.fromtimestamp(since / 1000 - 2, UTC)
-        found = {}
+        by_rank = {}
         for summary in self._client.list(names.job_prefix(run_id), **filters):
             parsed = names.parse_job_name(summary.name)
             if parsed is not None and parsed[0] == run_id:
-                found[parsed[1]] = summary
-        return found
+                by_rank[parsed[1]] = summary
+        return by_rank
 
     def details(self, summaries: Sequence[Summary], contains: str) -> dict[str, JobFacts]:
         """Return the details of jobs by name, without jobs that have disappeared meanwhile.
@@ -50,19 +50,19 @@ class Jobs:
             summaries: The jobs, as a list has just shown them.
             contains: A text that the names of all of them contain.
         """
-        found = {each.name: fact for each in summaries if (fact := self._fresh(each)) is not None}
-        changed = [each for each in summaries if each.name not in found]
+        facts = {row.name: fact for row in summaries if (fact := self._fresh(row)) is not None}
+        changed = [row for row in summaries if row.name not in facts]
         if len(changed) > 1:  # one is described; more are searched for, a hundred at a time
-            wanted = {each.name: each for each in changed}
+            wanted = {row.name: row for row in changed}
             for job in self._client.search(contains):
                 listed = wanted.get(job.name)
                 # The index may lag behind the list: its details are used only if both show the job
                 # at the same moment.
                 if listed is not None and job.modified is not None and _same_moment(job, listed):
-                    found[job.name] = self._keep(job)
-            changed = [each for each in changed if each.name not in found]
-        found.update(self.described([each.name for each in changed]))
-        return found
+                    facts[job.name] = self._keep(job)
+            changed = [row for row in changed if row.name not in facts]
+        facts.update(self.described([row.name for row in changed]))
+        return facts
 
     def described(self, job_names: Iterable[str]) -> dict[str, JobFacts]:
         """Describe jobs one by one; return their details by name, without jobs that are missing."""
@@ -73,9 +73,9 @@ class Jobs:
             except MissingError:
                 return None
 
-        asked = list(job_names)
-        answers = at_once(one, asked)
-        return {name: job for name, job in zip(asked, answers, strict=True) if job is not None}
+        name_list = list(job_names)
+        answers = at_once(one, name_list)
+        return {name: job for name, job in zip(name_list, answers, strict=True) if job is not None}
 
     def describe(self, name: str) -> JobFacts:
         """Return the details of a job; MissingError if there is no such job."""
