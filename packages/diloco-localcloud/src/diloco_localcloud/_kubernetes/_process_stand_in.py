@@ -103,7 +103,7 @@ class KubernetesProcesses(Service):
         cluster = Cluster(
             clock,
             seed=time.time_ns(),
-            nodes=[each.manifest() for each in declared],
+            nodes=[node.manifest() for node in declared],
             strict_timing=strict_timing,
         )
         self._garbage = GarbageCollector(cluster)

@@ -74,7 +74,7 @@ class KubernetesStandIn(Service):
         cluster = Cluster(
             Timeline(start),
             seed=seed,
-            nodes=[each.manifest() for each in declared],
+            nodes=[node.manifest() for node in declared],
             strict_timing=strict_timing,
         )
         self._garbage = GarbageCollector(cluster)

@@ -63,9 +63,9 @@ class Container:
     "ended". Thread-safe.
     """
 
-    def __init__(self, command: Command, told: Callable[[Json], None]) -> None:
+    def __init__(self, command: Command, tell: Callable[[Json], None]) -> None:
         self.pid: int | None = None
-        self._told = told
+        self._told = tell
         self._lock = threading.Lock()
         wanted = {
             "argv": list(command.argv),

@@ -30,13 +30,13 @@ class Quotas:
 
     def _list(self, request: Json) -> Json:
         quotas = self._region.habits.quotas
-        told = [
+        entries = [
             {"ServiceCode": "sagemaker", "QuotaName": f"{kind} for {use}", "Value": float(most)}
             for kind, most in sorted(quotas.items())
             for use in _USES
             if request["ServiceCode"] == "sagemaker"
         ]
-        part, token = page(told, request.get("MaxResults", 100), request.get("NextToken"))
+        part, token = page(entries, request.get("MaxResults", 100), request.get("NextToken"))
         return {"Quotas": part} | ({} if token is None else {"NextToken": token})
 
 
@@ -52,7 +52,7 @@ class Registry:
         self.operations: Mapping[str, Callable[[Json], Json]] = {"DescribeImages": self._describe}
 
     def _describe(self, request: Json) -> Json:
-        repository, told = request["repositoryName"], []
+        repository, images = request["repositoryName"], []
         for wanted in request.get("imageIds") or []:
             name = wanted.get("imageTag") or wanted.get("imageDigest")
             if f"{repository}:{name}" in self._region.habits.missing_images:
@@ -62,5 +62,5 @@ class Registry:
                     f"exist within the repository with name '{repository}' in the registry with "
                     f"id '{self._region.account}'",
                 )
-            told.append({"repositoryName": repository, "imageTags": [name]})
-        return {"imageDetails": told}
+            images.append({"repositoryName": repository, "imageTags": [name]})
+        return {"imageDetails": images}

@@ -185,8 +185,8 @@ class Api:
                 if not self._rates.admit(call.operation):
                     raise throttled()
                 _check.check(load(call.service), call.operation, call.body)
-                told = self._services[call.service][call.operation](call.body)
-                answer = Response(200, json.dumps(told).encode(), _KIND)
+                result = self._services[call.service][call.operation](call.body)
+                answer = Response(200, json.dumps(result).encode(), _KIND)
         if fault is not None and fault.kind == "ambiguous":
             raise CutError
         return answer

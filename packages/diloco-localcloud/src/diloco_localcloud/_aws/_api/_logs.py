@@ -52,8 +52,8 @@ class CloudWatchLogs:
         part, token = page(
             names, request.get("limit", 50), request.get("nextToken"), wrong_parameter
         )
-        told = [self._told(name, streams[name]) for name in part]
-        return {"logStreams": told} | ({} if token is None else {"nextToken": token})
+        descriptions = [self._told(name, streams[name]) for name in part]
+        return {"logStreams": descriptions} | ({} if token is None else {"nextToken": token})
 
     def _get(self, request: Json) -> Json:
         stream = self._stream(request)
@@ -75,10 +75,10 @@ class CloudWatchLogs:
             shown, waited = [], "-on"
         else:
             end, waited = begin + len(shown), ""
-        told = [{"timestamp": at, "message": line, "ingestionTime": at} for at, line in shown]
+        items = [{"timestamp": at, "message": line, "ingestionTime": at} for at, line in shown]
         on_forward, on_backward = (waited, "") if forward else ("", waited)
         return {
-            "events": told,
+            "events": items,
             "nextForwardToken": f"f/{end}{on_forward}",
             "nextBackwardToken": f"b/{begin}{on_backward}",
         }
@@ -87,7 +87,7 @@ class CloudWatchLogs:
         streams = self._group(request)
         names, prefix = request.get("logStreamNames"), request.get("logStreamNamePrefix", "")
         words = request.get("filterPattern", "").replace('"', " ").split()
-        found = [
+        matches = [
             (at, name, number, line)
             for name, stream in streams.items()
             if name.startswith(prefix) and (names is None or name in names)
@@ -95,9 +95,9 @@ class CloudWatchLogs:
             if _in_time(at, request) and all(word in line for word in words)
         ]
         part, token = page(
-            sorted(found), request.get("limit", 10000), request.get("nextToken"), wrong_parameter
+            sorted(matches), request.get("limit", 10000), request.get("nextToken"), wrong_parameter
         )
-        told = [
+        items = [
             {
                 "logStreamName": name,
                 "timestamp": at,
@@ -107,7 +107,7 @@ class CloudWatchLogs:
             }
             for at, name, number, line in part
         ]
-        return {"events": told} | ({} if token is None else {"nextToken": token})
+        return {"events": items} | ({} if token is None else {"nextToken": token})
 
     def _delete(self, request: Json) -> Json:
         self._stream(request)

@@ -134,9 +134,9 @@ class S3:
             return
         with self._world() as backend:
             for bucket in backend.buckets.values():
-                for each in (*bucket.keys.values(), *bucket.multiparts.values()):
-                    if hasattr(each, "dispose"):  # the marker of a deleted version has no file
-                        each.dispose()
+                for item in (*bucket.keys.values(), *bucket.multiparts.values()):
+                    if hasattr(item, "dispose"):  # the marker of a deleted version has no file
+                        item.dispose()
         self._app, self._backends, self._owners = None, {}, {}
 
 

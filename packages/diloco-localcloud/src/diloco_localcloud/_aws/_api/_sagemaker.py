@@ -66,20 +66,20 @@ class SageMaker:
 
     def _list(self, request: Json) -> Json:
         moment = self._region.timeline.now() - self._region.habits.list_lag
-        listed = [told for told in self._told(moment) if _in_list(told, request)]
+        listed = [job for job in self._told(moment) if _in_list(job, request)]
         by = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(
             request.get("SortBy", ""), "CreationTime"
         )
         falling = request.get("SortOrder") != "Ascending"
         listed.sort(key=lambda told: (told[by], told["TrainingJobName"]), reverse=falling)
-        keys = [(told[by], told["TrainingJobName"]) for told in listed]
+        keys = [(job[by], job["TrainingJobName"]) for job in listed]
         size = request.get("MaxResults", 10)
         part, token = page_behind(listed, keys, size, request.get("NextToken"), falling=falling)
         # AWS filters by status only the jobs of the page, so that a page may be empty though more
         # follow.
         status = request.get("StatusEquals")
-        kept = [told for told in part if status in (None, told["TrainingJobStatus"])]
-        return {"TrainingJobSummaries": [summary(told) for told in kept], **_next(token)}
+        kept = [job for job in part if status in (None, job["TrainingJobStatus"])]
+        return {"TrainingJobSummaries": [summary(job) for job in kept], **_next(token)}
 
     def _search(self, request: Json) -> Json:
         if request["Resource"] != "TrainingJob":
@@ -87,27 +87,27 @@ class SageMaker:
                 f"the stand-in searches only for TrainingJob, not for {request['Resource']}"
             )
         moment = self._region.timeline.now() - self._region.habits.search_lag
-        found = [told for told in self._told(moment, tags=True) if _search.matches(told, request)]
+        jobs = [job for job in self._told(moment, tags=True) if _search.matches(job, request)]
         by = request.get("SortBy", "LastModifiedTime")
-        found.sort(
+        jobs.sort(
             key=lambda told: str(told.get(by, "")) if by not in _search.TIMES else told.get(by, 0.0)
         )
         if request.get("SortOrder") != "Ascending":
-            found.reverse()
-        part, token = page(found, request.get("MaxResults", 100), request.get("NextToken"))
-        results = [{"TrainingJob": told} for told in part]
-        hits = {"Value": len(found), "Relation": "EqualTo"}
+            jobs.reverse()
+        part, token = page(jobs, request.get("MaxResults", 100), request.get("NextToken"))
+        results = [{"TrainingJob": job} for job in part]
+        hits = {"Value": len(jobs), "Relation": "EqualTo"}
         return {"Results": results, "TotalHits": hits, **_next(token)}
 
     def _told(self, moment: float, *, tags: bool = False) -> list[Json]:
         """Return the description, as of that moment, of every job that existed then."""
-        found = []
+        descriptions = []
         for job in self._region.lives:
-            told = job.at(moment)
-            if told is not None:
+            description = job.at(moment)
+            if description is not None:
                 named = [{"Key": key, "Value": value} for key, value in job.tags.items()]
-                found.append({**told, "Tags": named} if tags else told)
-        return found
+                descriptions.append({**description, "Tags": named} if tags else description)
+        return descriptions
 
     def _add_tags(self, request: Json) -> Json:
         job = self._of(request["ResourceArn"])
@@ -140,15 +140,15 @@ def _next(token: str | None) -> Json:
     return {} if token is None else {"NextToken": token}
 
 
-def _in_list(told: Json, request: Json) -> bool:
+def _in_list(job: Json, request: Json) -> bool:
     """Return whether a job passes all filters of a list request but the one by status."""
-    if request.get("NameContains", "").lower() not in told["TrainingJobName"].lower():
+    if request.get("NameContains", "").lower() not in job["TrainingJobName"].lower():
         return False
     for word, member in (("Creation", "CreationTime"), ("LastModified", "LastModifiedTime")):
         after, until = request.get(f"{word}TimeAfter"), request.get(f"{word}TimeBefore")
-        if (after is not None and told[member] <= float(after)) or (
-            until is not None and told[member] >= float(until)
+        if (after is not None and job[member] <= float(after)) or (
+            until is not None and job[member] >= float(until)
         ):
             return False
     pool = request.get("WarmPoolStatusEquals")
-    return pool is None or told.get("WarmPoolStatus", {}).get("Status") == pool
+    return pool is None or job.get("WarmPoolStatus", {}).get("Status") == pool

@@ -11,29 +11,29 @@ Json = dict[str, Any]
 TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime")
 
 
-def matches(told: Json, request: Json) -> bool:
+def matches(job: Json, request: Json) -> bool:
     """Return whether a job, with its tags, meets the request's SearchExpression.
 
     Raises:
         RefusedError: the expression uses a feature that is not supported.
     """
-    return _meets(told, request.get("SearchExpression") or {})
+    return _meets(job, request.get("SearchExpression") or {})
 
 
-def _meets(told: Json, expression: Json) -> bool:
+def _meets(job: Json, expression: Json) -> bool:
     if expression.get("NestedFilters"):
         raise invalid("the stand-in does not know NestedFilters")
-    found = [_filter(told, each) for each in expression.get("Filters") or ()]
-    found += [_meets(told, each) for each in expression.get("SubExpressions") or ()]
-    if not found:
+    results = [_filter(job, part) for part in expression.get("Filters") or ()]
+    results += [_meets(job, part) for part in expression.get("SubExpressions") or ()]
+    if not results:
         return True
-    return any(found) if expression.get("Operator") == "Or" else all(found)
+    return any(results) if expression.get("Operator") == "Or" else all(results)
 
 
-def _filter(told: Json, wanted: Json) -> bool:
+def _filter(job: Json, wanted: Json) -> bool:
     name, operator = str(wanted["Name"]), str(wanted.get("Operator", "Equals"))
     text: str | None = wanted.get("Value")
-    value = _value(told, name)
+    value = _value(job, name)
     if operator in {"Exists", "NotExists"}:
         return (value is not None) is (operator == "Exists")
     if text is None:
@@ -59,11 +59,11 @@ def _filter(told: Json, wanted: Json) -> bool:
     return left < right if operator == "LessThan" else left <= right
 
 
-def _value(told: Json, name: str) -> Any:
+def _value(job: Json, name: str) -> Any:
     word, dot, key = name.partition(".")
     if word == "Tags" and dot:
-        return next((tag["Value"] for tag in told["Tags"] if tag["Key"] == key), None)
-    value: Any = told
+        return next((tag["Value"] for tag in job["Tags"] if tag["Key"] == key), None)
+    value: Any = job
     for part in name.split("."):
         if not isinstance(value, dict):
             return None

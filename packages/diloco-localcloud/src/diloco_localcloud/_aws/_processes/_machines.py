@@ -91,7 +91,7 @@ class LocalMachines:
                 job, life, {"event": "refused", "message": "the image has no entrypoint here"}
             )
             return
-        given = {
+        variables = {
             key: life.folder.rewritten(text)
             for key, text in (job.request.get("Environment") or {}).items()
         }
@@ -100,7 +100,7 @@ class LocalMachines:
             **self._connect,
             "TRAINING_JOB_NAME": job.name,
             "TRAINING_JOB_ARN": job.arn,
-            **given,
+            **variables,
         }
         nothing = os.open(os.devnull, os.O_RDONLY)
         # Both share one log, but each adds only whole lines, as with a container runtime.

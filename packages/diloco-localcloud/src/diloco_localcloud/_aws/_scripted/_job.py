@@ -110,7 +110,7 @@ class ScriptedTrainingJob:
         """
         with self._region.lock:
             starts = [
-                each["StartTime"] for each in self._job.transitions if each["Status"] == "Training"
+                step["StartTime"] for step in self._job.transitions if step["Status"] == "Training"
             ]
             began = int(starts[-1] if starts else self._job.created)
             now = self._region.timeline.now()

@@ -113,10 +113,10 @@ class Job:
 
         https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
         """
-        asked, resources = self.request, self.request["ResourceConfig"]
+        request, resources = self.request, self.request["ResourceConfig"]
         return [
             *(resources.get(key) for key in _POOL_RESOURCES),
-            *(asked.get(key) or False for key in _POOL_SETTINGS),
+            *(request.get(key) or False for key in _POOL_SETTINGS),
         ]
 
     def move(self, now: float, secondary: str, *, status: str = "", message: str = "") -> None:
@@ -147,13 +147,13 @@ class Job:
         """Return its description at that moment; None before its create and after its delete."""
         if self.deleted is not None and self.deleted <= moment:
             return None
-        return next((told for since, told in reversed(self.seen) if since <= moment), None)
+        return next((view for since, view in reversed(self.seen) if since <= moment), None)
 
     def description(self) -> Json:
         """Return its description, as Describe answers it."""
-        asked = {key: value for key, value in self.request.items() if key != "Tags"}
-        told = {
-            **asked,
+        request = {key: value for key, value in self.request.items() if key != "Tags"}
+        answer = {
+            **request,
             "TrainingJobArn": self.arn,
             "TrainingJobStatus": self.status,
             "SecondaryStatus": self.secondary,
@@ -162,17 +162,17 @@ class Job:
             "SecondaryStatusTransitions": copy.deepcopy(self.transitions),
         }
         if self.started is not None:
-            told["TrainingStartTime"] = self.started
+            answer["TrainingStartTime"] = self.started
         if self.ended is not None:
-            told["TrainingEndTime"] = self.ended
-            told["TrainingTimeInSeconds"] = told["BillableTimeInSeconds"] = int(self.trained)
+            answer["TrainingEndTime"] = self.ended
+            answer["TrainingTimeInSeconds"] = answer["BillableTimeInSeconds"] = int(self.trained)
         if self.failure:
-            told["FailureReason"] = self.failure
+            answer["FailureReason"] = self.failure
         if self.warm_pool:
-            told["WarmPoolStatus"] = dict(self.warm_pool)
+            answer["WarmPoolStatus"] = dict(self.warm_pool)
         if self.status in ENDED and self.started is not None:
-            told["ModelArtifacts"] = {"S3ModelArtifacts": self._artifacts()}
-        return told
+            answer["ModelArtifacts"] = {"S3ModelArtifacts": self._artifacts()}
+        return answer
 
     def _artifacts(self) -> str:
         output = self.request["OutputDataConfig"]
@@ -180,7 +180,7 @@ class Job:
         return f"{folder}/" if output.get("CompressionType") == "NONE" else f"{folder}.tar.gz"
 
 
-def summary(told: Json) -> Json:
+def summary(description: Json) -> Json:
     """Return the part of a description that a list shows."""
     members = (
         "TrainingJobName",
@@ -190,4 +190,4 @@ def summary(told: Json) -> Json:
         "LastModifiedTime",
     )
     also = ("TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus")
-    return {key: told[key] for key in (*members, *also) if key in told}
+    return {key: description[key] for key in (*members, *also) if key in description}

@@ -59,8 +59,8 @@ def warnings(store: Store, namespace: str, spec: Json) -> list[str]:
 
 
 def _labels(store: Store, namespace: str) -> Json:
-    found = store.find(_resources.NAMESPACES, "", namespace) or {"metadata": {}}
-    return found["metadata"].get("labels") or {}
+    entry = store.find(_resources.NAMESPACES, "", namespace) or {"metadata": {}}
+    return entry["metadata"].get("labels") or {}
 
 
 def _service_account(store: Store, pod: Json) -> None:
@@ -76,25 +76,25 @@ def _priority(store: Store, pod: Json) -> Json:
     name = pod["spec"].get("priorityClassName")
     if not name:
         return pod
-    found = store.find(_resources.PRIORITY_CLASSES, "", name)
-    if found is None and name not in _BUILT_IN:
+    priority_class = store.find(_resources.PRIORITY_CLASSES, "", name)
+    if priority_class is None and name not in _BUILT_IN:
         raise RefusedError(f"no PriorityClass with name {name} was found")
-    value = _BUILT_IN[name] if found is None else found.get("value", 0)
+    value = _BUILT_IN[name] if priority_class is None else priority_class.get("value", 0)
     return {**pod, "spec": {**pod["spec"], "priority": value}}
 
 
 def _tolerations(pod: Json) -> Json:
     """Add the default tolerations: pods leave nodes that do not answer after five minutes."""
-    given = pod["spec"].get("tolerations") or []
+    tolerations = pod["spec"].get("tolerations") or []
     added = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
         for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
         if not any(
-            each.get("key") in (key, None, "") and each.get("effect") in ("NoExecute", None, "")
-            for each in given
+            item.get("key") in (key, None, "") and item.get("effect") in ("NoExecute", None, "")
+            for item in tolerations
         )
     ]
-    return {**pod, "spec": {**pod["spec"], "tolerations": [*given, *added]}} if added else pod
+    return {**pod, "spec": {**pod["spec"], "tolerations": [*tolerations, *added]}} if added else pod
 
 
 def _runtime_class(store: Store, pod: Json) -> None:

@@ -35,28 +35,28 @@ def check(ranges: list[Json], pod: Json) -> None:
     Raises:
         RefusedError: with everything that is wrong.
     """
-    found: list[str] = []
+    problems: list[str] = []
     for item in _items(ranges):
         if item.get("type") == "Container":
             for container in pod["spec"]["containers"]:
-                found += _wrong(item, container.get("resources") or {}, "Container")
-    if found:
-        raise RefusedError(found[0] if len(found) == 1 else f"[{', '.join(found)}]")
+                problems += _wrong(item, container.get("resources") or {}, "Container")
+    if problems:
+        raise RefusedError(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
 
 
 def _items(ranges: list[Json]) -> Iterator[Json]:
-    for each in ranges:
-        yield from each["spec"].get("limits") or []
+    for limit_range in ranges:
+        yield from limit_range["spec"].get("limits") or []
 
 
 def _wrong(item: Json, resources: Json, kind: str) -> Iterator[str]:
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
     for name, least in sorted((item.get("min") or {}).items()):
-        asked = requests.get(name)
-        if asked is None:
+        request = requests.get(name)
+        if request is None:
             yield f"minimum {name} usage per {kind} is {least}.  No request is specified"
-        elif quantity(asked) < quantity(least):
-            yield f"minimum {name} usage per {kind} is {least}, but request is {asked}"
+        elif quantity(request) < quantity(least):
+            yield f"minimum {name} usage per {kind} is {least}, but request is {request}"
     for name, most in sorted((item.get("max") or {}).items()):
         limit = limits.get(name)
         if limit is None:

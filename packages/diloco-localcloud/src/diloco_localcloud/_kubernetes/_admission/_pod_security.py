@@ -72,10 +72,10 @@ def check(wanted: str, spec: Json) -> None:
 
 def problems(wanted: str, spec: Json) -> str:
     """Return what is wrong with a pod, from ``violate PodSecurity`` on; empty if it complies."""
-    found = list(_baseline(spec))
+    violations = list(_baseline(spec))
     if wanted.startswith("restricted"):
-        found += _restricted(spec)
-    return f'violate PodSecurity "{wanted}": {", ".join(found)}' if found else ""
+        violations += _restricted(spec)
+    return f'violate PodSecurity "{wanted}": {", ".join(violations)}' if violations else ""
 
 
 def _baseline(spec: Json) -> Iterator[str]:
@@ -83,28 +83,30 @@ def _baseline(spec: Json) -> Iterator[str]:
     if shared:
         yield f"host namespaces ({', '.join(shared)})"
     containers = _containers(spec)
-    if names := [name for name, own in containers if own.get("privileged")]:
+    if names := [name for name, context in containers if context.get("privileged")]:
         yield f"privileged ({_named(names)} must not set securityContext.privileged=true)"
-    for name, own in containers:
-        added = (own.get("capabilities") or {}).get("add") or []
-        if odd := [each for each in added if each not in _DEFAULT_CAPABILITIES]:
-            listed = ", ".join(f'"{each}"' for each in odd)
+    for name, context in containers:
+        added = (context.get("capabilities") or {}).get("add") or []
+        if odd := [capability for capability in added if capability not in _DEFAULT_CAPABILITIES]:
+            listed = ", ".join(f'"{capability}"' for capability in odd)
             yield (
                 f"non-default capabilities ({_named([name])} must not include {listed} in "
                 "securityContext.capabilities.add)"
             )
-    if names := [each["name"] for each in spec.get("volumes") or [] if "hostPath" in each]:
+    if names := [volume["name"] for volume in spec.get("volumes") or [] if "hostPath" in volume]:
         yield f"hostPath volumes ({_named(names, 'volume')})"
 
 
 def _restricted(spec: Json) -> Iterator[str]:
     containers = _containers(spec)
     of_pod = spec.get("securityContext") or {}
-    for each in spec.get("volumes") or []:
-        if odd := sorted(each.keys() - _VOLUMES):
+    for volume in spec.get("volumes") or []:
+        if odd := sorted(volume.keys() - _VOLUMES):
             kind = f'uses restricted volume type "{odd[0]}"'
-            yield f'restricted volume types (volume "{each["name"]}" {kind})'
-    names = [name for name, own in containers if own.get("allowPrivilegeEscalation") is not False]
+            yield f'restricted volume types (volume "{volume["name"]}" {kind})'
+    names = [
+        name for name, context in containers if context.get("allowPrivilegeEscalation") is not False
+    ]
     if names:
         yield (
             f"allowPrivilegeEscalation != false ({_named(names)} must set "
@@ -112,8 +114,8 @@ def _restricted(spec: Json) -> Iterator[str]:
         )
     names = [
         name
-        for name, own in containers
-        if "ALL" not in ((own.get("capabilities") or {}).get("drop") or [])
+        for name, context in containers
+        if "ALL" not in ((context.get("capabilities") or {}).get("drop") or [])
     ]
     if names:
         yield (
@@ -122,8 +124,8 @@ def _restricted(spec: Json) -> Iterator[str]:
         )
     names = [
         name
-        for name, own in containers
-        if own.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is not True
+        for name, context in containers
+        if context.get("runAsNonRoot", of_pod.get("runAsNonRoot")) is not True
     ]
     if names:
         yield (
@@ -135,8 +137,8 @@ def _restricted(spec: Json) -> Iterator[str]:
     profile = of_pod.get("seccompProfile")
     names = [
         name
-        for name, own in containers
-        if (own.get("seccompProfile") or profile or {}).get("type")
+        for name, context in containers
+        if (context.get("seccompProfile") or profile or {}).get("type")
         not in ("RuntimeDefault", "Localhost")
     ]
     if names:
@@ -149,7 +151,7 @@ def _restricted(spec: Json) -> Iterator[str]:
 
 def _containers(spec: Json) -> list[tuple[str, Json]]:
     both = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    return [(each.get("name", ""), each.get("securityContext") or {}) for each in both]
+    return [(item.get("name", ""), item.get("securityContext") or {}) for item in both]
 
 
 def _named(names: list[str], what: str = "container") -> str:

@@ -31,21 +31,21 @@ def check(store: Store, pod: Json) -> None:
         if not _counts(quota, pod["spec"]):
             continue
         hard = (quota.get("spec") or {}).get("hard") or {}
-        name, asked, used = quota["metadata"]["name"], _amounts(pod), _used(store, quota)
-        missing = sorted(each for each in hard if each in _MUST_BE_GIVEN and each not in asked)
+        name, amounts, used = quota["metadata"]["name"], _amounts(pod), _used(store, quota)
+        missing = sorted(kind for kind in hard if kind in _MUST_BE_GIVEN and kind not in amounts)
         if missing:
             main = pod["spec"]["containers"][0]["name"]
-            listed = "; ".join(f"{each} for: {main}" for each in missing)
+            listed = "; ".join(f"{kind} for: {main}" for kind in missing)
             raise RefusedError(f"failed quota: {name}: must specify {listed}")
         over = [
-            each
-            for each in sorted(hard)
-            if each in asked and used.get(each, 0.0) + asked[each] > quantity(hard[each]) + 1e-9
+            kind
+            for kind in sorted(hard)
+            if kind in amounts and used.get(kind, 0.0) + amounts[kind] > quantity(hard[kind]) + 1e-9
         ]
         if over:
-            wanted = ",".join(f"{each}={_text(each, asked[each])}" for each in over)
-            taken = ",".join(f"{each}={_text(each, used.get(each, 0.0))}" for each in over)
-            allowed = ",".join(f"{each}={hard[each]}" for each in over)
+            wanted = ",".join(f"{kind}={_text(kind, amounts[kind])}" for kind in over)
+            taken = ",".join(f"{kind}={_text(kind, used.get(kind, 0.0))}" for kind in over)
+            allowed = ",".join(f"{kind}={hard[kind]}" for kind in over)
             raise RefusedError(
                 f"exceeded quota: {name}, requested: {wanted}, used: {taken}, limited: {allowed}"
             )
@@ -56,7 +56,7 @@ def refresh(store: Store, namespace: str) -> None:
     for quota in store.list(_resources.QUOTAS, namespace):
         hard = (quota.get("spec") or {}).get("hard") or {}
         total = _used(store, quota)
-        used = {each: _text(each, total.get(each, 0.0)) for each in hard}
+        used = {kind: _text(kind, total.get(kind, 0.0)) for kind in hard}
         status = {"hard": hard, "used": used}
         if quota.get("status") != status:
             store.replace(
@@ -79,8 +79,8 @@ def _is_in(scope: Json, pod: Json) -> bool:
     """
     ends, of_class = "activeDeadlineSeconds" in pod, str(pod.get("priorityClassName", ""))
     containers = [*pod.get("initContainers", []), *pod["containers"]]
-    amounts = [each for one in containers for each in (one.get("resources") or {}).values()]
-    asks = any(name in each for each in amounts for name in ("cpu", "memory"))
+    amounts = [part for one in containers for part in (one.get("resources") or {}).values()]
+    asks = any(name in part for part in amounts for name in ("cpu", "memory"))
     listed = of_class in list(scope.get("values") or [])
     by_operator: dict[str, bool] = {
         "Exists": of_class != "",
@@ -111,14 +111,14 @@ def _amounts(pod: Json) -> dict[str, float]:
     total = {"pods": 1.0, "count/pods": 1.0}
     for container in pod["spec"]["containers"]:
         resources = container.get("resources") or {}
-        given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for kind, amounts in (("requests", given), ("limits", resources.get("limits") or {})):
+        requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for kind, amounts in (("requests", requests), ("limits", resources.get("limits") or {})):
             for name, value in amounts.items():
                 names = [f"{kind}.{name}"] + (
                     [name] if kind == "requests" and name in _PLAIN else []
                 )
-                for each in names:
-                    total[each] = total.get(each, 0.0) + quantity(value)
+                for key in names:
+                    total[key] = total.get(key, 0.0) + quantity(value)
     return total
 
 

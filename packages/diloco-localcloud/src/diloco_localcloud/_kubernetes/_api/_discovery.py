@@ -38,9 +38,9 @@ def answer(request: Request, absent: set[str]) -> Response | None:
     path = request.path.rstrip("/")
     groups = sorted(
         {
-            (each.group, each.version)
-            for each in _resources.ALL
-            if each.group and each.api_version not in absent
+            (resource.group, resource.version)
+            for resource in _resources.ALL
+            if resource.group and resource.api_version not in absent
         }
     )
     if path in ("/healthz", "/livez", "/readyz"):

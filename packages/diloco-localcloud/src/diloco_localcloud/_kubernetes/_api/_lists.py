@@ -87,16 +87,16 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
     Without a resource version it begins with the objects that exist.
     """
     store, test = cluster.store, _test(request, route)
-    given = request.query.get("resourceVersion", "")
+    since = request.query.get("resourceVersion", "")
     initial: list[Json] = []
     start = store.version
     listing = request.flag("sendInitialEvents")
-    if given in ("", "0") or listing:
+    if since in ("", "0") or listing:
         initial = [_event("ADDED", obj) for obj in chosen(store, request, route)]
-    elif not given.isascii() or not given.isdigit() or len(given) > 19:
-        raise _refusals.bad_request(f'invalid resource version "{given}"')
+    elif not since.isascii() or not since.isdigit() or len(since) > 19:
+        raise _refusals.bad_request(f'invalid resource version "{since}"')
     else:
-        start = int(given)
+        start = int(since)
         oldest = store.changes[0].version if store.changes else store.version + 1
         if start < oldest - 1 and len(store.changes) == store.changes.maxlen:
             raise _refusals.gone(f"too old resource version: {start} ({oldest})")

@@ -27,7 +27,7 @@ def page(items: list[Json], limit: int, token: str, version: int) -> tuple[list[
         try:
             last = json.loads(base64.urlsafe_b64decode(token))
             after, version = (last["namespace"], last["name"]), last["version"]
-            if [type(each) for each in (*after, version)] != [str, str, int]:
+            if [type(part) for part in (*after, version)] != [str, str, int]:
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise _refusals.bad_request(f"continue key is not valid: {token}") from None

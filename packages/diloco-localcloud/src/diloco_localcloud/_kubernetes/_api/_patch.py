@@ -75,9 +75,9 @@ def _strategic(document: Any, patch: Json) -> Json:
     for key, value in patch.items():
         if key.startswith("$deleteFromPrimitiveList/"):
             name = key.partition("/")[2]
-            result[name] = [each for each in result.get(name) or [] if each not in value]
+            result[name] = [item for item in result.get(name) or [] if item not in value]
         elif key == "$retainKeys":
-            result = {name: each for name, each in result.items() if name in value}
+            result = {name: item for name, item in result.items() if name in value}
         elif key.startswith("$"):
             continue
         elif value is None:
@@ -90,12 +90,12 @@ def _strategic(document: Any, patch: Json) -> Json:
         elif (
             isinstance(value, list)
             and key in _KEYS
-            and all(isinstance(each, dict) for each in value)
+            and all(isinstance(item, dict) for item in value)
         ):
             result[key] = _merge_list(result.get(key) or [], value, _KEYS[key])
         elif isinstance(value, list) and key in _SETS:
             old = result.get(key) or []
-            result[key] = old + [each for each in value if each not in old]
+            result[key] = old + [item for item in value if item not in old]
         else:
             result[key] = copy.deepcopy(value)
     for name, order in orders.items():
@@ -109,12 +109,12 @@ def _strategic(document: Any, patch: Json) -> Json:
 
 
 def _merge_list(old: Any, new: list[Json], key: str) -> list[Json]:
-    if any(each.get("$patch") == "replace" for each in new):
-        return [copy.deepcopy(each) for each in new if each.get("$patch") != "replace"]
-    result = [each for each in old if isinstance(each, dict)] if isinstance(old, list) else []
+    if any(item.get("$patch") == "replace" for item in new):
+        return [copy.deepcopy(item) for item in new if item.get("$patch") != "replace"]
+    result = [item for item in old if isinstance(item, dict)] if isinstance(old, list) else []
     for entry in new:
         place = next(
-            (place for place, each in enumerate(result) if each.get(key) == entry.get(key)), None
+            (place for place, item in enumerate(result) if item.get(key) == entry.get(key)), None
         )
         if entry.get("$patch") == "delete":
             if place is not None:

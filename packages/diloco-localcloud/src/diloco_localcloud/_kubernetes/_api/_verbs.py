@@ -104,18 +104,18 @@ class Verbs:
         return store.add(resource, new)
 
     def _namespace(self, route: Route, body: Json) -> str:
-        given = body["metadata"].get("namespace") or route.namespace
+        namespace = body["metadata"].get("namespace") or route.namespace
         if not route.namespace:
             raise _refusals.method_not_allowed()
-        if given != route.namespace:
+        if namespace != route.namespace:
             raise _refusals.bad_request(
                 "the namespace of the provided object does not match the namespace sent on the "
-                f"request ({given} != {route.namespace})"
+                f"request ({namespace} != {route.namespace})"
             )
-        found = self._cluster.store.find(_resources.NAMESPACES, "", route.namespace)
-        if found is None:
+        entry = self._cluster.store.find(_resources.NAMESPACES, "", route.namespace)
+        if entry is None:
             raise _refusals.not_found("namespaces", "", route.namespace)
-        if "deletionTimestamp" in found["metadata"]:
+        if "deletionTimestamp" in entry["metadata"]:
             name, resource = body["metadata"].get("name", ""), route.resource
             raise _refusals.being_terminated(resource.plural, resource.group, name, route.namespace)
         return route.namespace
@@ -145,8 +145,8 @@ class Verbs:
         _check_kind(resource, new)
         new = _known(request, resource, new, warnings)
         meta = dict(new.get("metadata") or {})
-        given = meta.get("resourceVersion")
-        if given and given != old["metadata"]["resourceVersion"]:
+        version = meta.get("resourceVersion")
+        if version and version != old["metadata"]["resourceVersion"]:
             raise _refusals.conflict(resource.plural, resource.group, route.name)
         if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
             cause = (

@@ -146,7 +146,7 @@ class Cluster:
         stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
         if stored is None or not _facts.tracked(stored):
             return
-        left = [each for each in stored["metadata"]["finalizers"] if each != _facts.TRACKING]
+        left = [item for item in stored["metadata"]["finalizers"] if item != _facts.TRACKING]
         new_meta = {key: value for key, value in stored["metadata"].items() if key != "finalizers"}
         if left:
             new_meta["finalizers"] = left
@@ -232,17 +232,17 @@ class Cluster:
         """
         job = self.store.get(JOBS, namespace, name)
         finalizer = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(policy)
-        held = job["metadata"].get("finalizers", [])
+        finalizers = job["metadata"].get("finalizers", [])
         if "deletionTimestamp" in job["metadata"]:
             return job
-        if finalizer is None and not held:
+        if finalizer is None and not finalizers:
             self.store.remove(JOBS, namespace, name)
             return job
         meta = {
             **job["metadata"],
             "deletionTimestamp": self.timeline.stamp(),
             "deletionGracePeriodSeconds": 0,
-            "finalizers": [*held, *([finalizer] if finalizer else [])],
+            "finalizers": [*finalizers, *([finalizer] if finalizer else [])],
         }
         self.store.replace(JOBS, {**job, "metadata": meta})
         return self.store.get(JOBS, namespace, name)

@@ -115,5 +115,5 @@ class GarbageCollector:
             self._take_finalizers(job, {"orphan"})
 
     def _take_finalizers(self, job: Json, names: Iterable[str]) -> None:
-        left = [each for each in job["metadata"].get("finalizers", []) if each not in names]
+        left = [name for name in job["metadata"].get("finalizers", []) if name not in names]
         self._store.replace(JOBS, {**job, "metadata": {**job["metadata"], "finalizers": left}})

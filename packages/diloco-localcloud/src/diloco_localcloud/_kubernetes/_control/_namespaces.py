@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 EMPTY = Delay(0.1, 0.05, 1.0)  # from the delete of a namespace to the first look at it
 HELD_SECONDS = 15.0  # the time that the controller expects of objects that a finalizer holds
-_OTHERS = [each for each in ALL if each.namespaced and each not in (JOBS, PODS)]
+_OTHERS = [resource for resource in ALL if resource.namespaced and resource not in (JOBS, PODS)]
 
 
 class NamespaceController:

@@ -87,7 +87,7 @@ class Nodes:
             node = self._node(name)
             self._cluster.lost.discard(name)
             spec = dict(node["spec"])
-            taints = [each for each in spec.pop("taints", []) if each["key"] != KEY]
+            taints = [taint for taint in spec.pop("taints", []) if taint["key"] != KEY]
             self._put(node, READY, {**spec, **({"taints": taints} if taints else {})})
             for pod in self._pods(name):
                 if not _facts.condition(pod, "Ready").get("reason") and _facts.runs(pod):
@@ -117,7 +117,7 @@ class Nodes:
         return [pod for pod in listed if pod["spec"].get("nodeName") == name]
 
     def _put(self, node: Json, ready: Json, spec: Json) -> None:
-        others = [each for each in node["status"].get("conditions", []) if each["type"] != "Ready"]
+        others = [item for item in node["status"].get("conditions", []) if item["type"] != "Ready"]
         ready = {**ready, "lastTransitionTime": self._cluster.timeline.stamp()}
         status = {**node["status"], "conditions": [*others, ready]}
         new = {**node, "metadata": dict(node["metadata"]), "spec": spec, "status": status}
@@ -128,7 +128,7 @@ class Nodes:
         if node is None or name not in self._cluster.lost:
             return
         now = self._cluster.timeline.stamp()
-        others = [each for each in node["spec"].get("taints", []) if each["key"] != KEY]
+        others = [taint for taint in node["spec"].get("taints", []) if taint["key"] != KEY]
         taints = [
             {"key": KEY, "effect": "NoSchedule", "timeAdded": now},
             {"key": KEY, "effect": "NoExecute", "timeAdded": now},
@@ -149,7 +149,7 @@ class Nodes:
         pod = self._cluster.pod(meta["namespace"], meta["name"], meta["uid"])
         node = self._cluster.store.find(NODES, "", name)
         taints = (node or {"spec": {}})["spec"].get("taints", [])
-        if pod is None or _facts.deleting(pod) or all(each["key"] != KEY for each in taints):
+        if pod is None or _facts.deleting(pod) or all(taint["key"] != KEY for taint in taints):
             return
         words = f"Marking for deletion Pod {meta['namespace']}/{meta['name']}"
         source = "taint-eviction-controller"

@@ -56,7 +56,7 @@ class Runtime(Protocol):
         container: str,
         command: Sequence[str],
         streams: Sequence[int],
-        told: Callable[[Json], None],
+        tell: Callable[[Json], None],
     ) -> Callable[[], None] | None:
         """Start a command in a container, as ``exec`` does.
 
@@ -65,7 +65,7 @@ class Runtime(Protocol):
             container: its name.
             command: program and arguments.
             streams: descriptors for stdin, stdout and stderr.
-            told: called once, from any thread and without the lock, with
+            tell: called once, from any thread and without the lock, with
                 ``{"event": "ended", "code": ...}`` or ``{"event": "refused", "message": ...}``.
 
         Returns:

@@ -201,9 +201,9 @@ class _Look:
         wait = self.plan.backoff.remaining(self.now, self.first)
         if wait > 0:
             self._again(wait)
-            held = {_uid(pod) for pod in self.new_failed}
+            waiting_uids = {_uid(pod) for pod in self.new_failed}
             self.plan.backoff = self.record
-            return len(self.active) + min(len(held), room), held
+            return len(self.active) + min(len(waiting_uids), room), waiting_uids
         chosen: list[int | None] = (
             [*self._pending(done, failed, room)] if self.indexed else [None] * room
         )
@@ -215,7 +215,7 @@ class _Look:
     ) -> tuple[int, set[str]]:
         last = self._last_failures(done, failed)
         waits: list[float] = []
-        held: set[str] = set()
+        waiting_uids: set[str] = set()
         for index in self._pending(done, failed, room):
             old = last.get(index)
             notes, wait = {_facts.FAILURES: "0"}, 0.0
@@ -237,12 +237,12 @@ class _Look:
                 )
             if wait > 0 and old is not None:
                 waits.append(wait)
-                held.add(_uid(old))
+                waiting_uids.add(_uid(old))
             else:
                 self.plan.create.append((index, notes))
         if waits:
             self._again(min(waits))
-        return len(self.active) + len(self.plan.create) + len(held), held
+        return len(self.active) + len(self.plan.create) + len(waiting_uids), waiting_uids
 
     def _unreplaced(self, done: set[int], failed: set[int]) -> set[str]:
         """Return the failed pods of indexes that will be tried again.

@@ -136,7 +136,7 @@ def method_not_allowed() -> ApiError:
     return ApiError(405, "MethodNotAllowed", message, {})
 
 
-def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
+def unsupported_media_type(media_type: str, allowed: list[str]) -> ApiError:
     """Return 415 for a body of another media type than the allowed ones."""
     message = (
         "the body of the request was in an unknown format - accepted media types include: "
@@ -145,7 +145,7 @@ def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
     return ApiError(
         415,
         "UnsupportedMediaType",
-        message if given else "the body of the request has no content type",
+        message if media_type else "the body of the request has no content type",
         {},
     )
 

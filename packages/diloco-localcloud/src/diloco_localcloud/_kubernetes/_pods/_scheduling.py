@@ -59,12 +59,12 @@ def choose(
     hopeless = 0
     for node in nodes:
         name = node["metadata"]["name"]
-        found = next(
-            (lack for each in filters if (lack := each(node, taken.get(name, {}), pod))), []
+        node_lacks = next(
+            (lack for rule in filters if (lack := rule(node, taken.get(name, {}), pod))), []
         )
-        lacks += found
-        hopeless += any(lack.for_good for lack in found)
-        if not found:
+        lacks += node_lacks
+        hopeless += any(lack.for_good for lack in node_lacks)
+        if not node_lacks:
             fitting.append(name)
     if fitting:
         return min(fitting, key=lambda name: taken.get(name, {}).get("pods", 0.0)), ""
@@ -118,7 +118,7 @@ ALL: tuple[Filter, ...] = (tainted, unselected, full)
 
 def tolerates(pod: Json, taint: Mapping[str, Any]) -> bool:
     """Return whether a pod tolerates a taint, if only for a while."""
-    return any(_matches(each, taint) for each in pod["spec"].get("tolerations") or [])
+    return any(_matches(toleration, taint) for toleration in pod["spec"].get("tolerations") or [])
 
 
 def toleration_seconds(pod: Json, taints: Iterable[Json]) -> float | None:
@@ -128,16 +128,16 @@ def toleration_seconds(pod: Json, taints: Iterable[Json]) -> float | None:
     """
     shortest: float | None = None
     for taint in taints:
-        matching = [each for each in pod["spec"].get("tolerations") or [] if _matches(each, taint)]
+        matching = [item for item in pod["spec"].get("tolerations") or [] if _matches(item, taint)]
         if not matching:
             return 0.0
-        given = [
-            float(each["tolerationSeconds"])
-            for each in matching
-            if each.get("tolerationSeconds") is not None
+        limits = [
+            float(item["tolerationSeconds"])
+            for item in matching
+            if item.get("tolerationSeconds") is not None
         ]
-        if given:
-            shortest = min(given) if shortest is None else min(shortest, *given)
+        if limits:
+            shortest = min(limits) if shortest is None else min(shortest, *limits)
     return shortest
 
 
@@ -158,8 +158,8 @@ def _meets(term: Json, labels: Mapping[str, str], node: Json) -> bool:
     fields = term.get("matchFields") or []
     named = {"metadata.name": node["metadata"]["name"]}
     return bool(expressions or fields) and (
-        all(_holds(each, labels) for each in expressions)
-        and all(_holds(each, named) for each in fields)
+        all(_holds(expression, labels) for expression in expressions)
+        and all(_holds(field, named) for field in fields)
     )
 
 

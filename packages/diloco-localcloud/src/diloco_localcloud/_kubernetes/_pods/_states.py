@@ -127,13 +127,13 @@ def never_made(pod: Json, container: str, now: str) -> Json:
 
 def _with_end(pod: Json, container: str, state: Json, now: str) -> Json:
     old = _old(pod, container)
-    spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
+    spec = next(item for item in pod["spec"]["containers"] if item["name"] == container)
     restarts = old.get("restartCount", 0)
     new = _status(pod, spec, {"terminated": state}, ready=False, started=False, restarts=restarts)
     new["lastState"] = old.get("lastState", {})
     known = pod["status"].get("containerStatuses") or [
-        _status(pod, each, {"waiting": {"reason": "ContainerCreating"}}, ready=False, started=False)
-        for each in pod["spec"]["containers"]
+        _status(pod, item, {"waiting": {"reason": "ContainerCreating"}}, ready=False, started=False)
+        for item in pod["spec"]["containers"]
     ]
     statuses = [new if entry["name"] == container else entry for entry in known]
     return with_status(_unready(pod, now, "ContainersNotReady"), containerStatuses=statuses)
@@ -142,7 +142,7 @@ def _with_end(pod: Json, container: str, state: Json, now: str) -> Json:
 def restarted(pod: Json, container: str, now: str) -> Json:
     """Return the pod with a container that runs again (restartPolicy OnFailure or Always)."""
     old = _old(pod, container)
-    spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
+    spec = next(item for item in pod["spec"]["containers"] if item["name"] == container)
     restarts = old.get("restartCount", 0) + 1
     new = _status(
         pod, spec, {"running": {"startedAt": now}}, ready=True, started=True, restarts=restarts

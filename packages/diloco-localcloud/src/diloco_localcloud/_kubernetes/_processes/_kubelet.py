@@ -134,7 +134,7 @@ class ProcessKubelet:
         container: str,
         command: Sequence[str],
         streams: Sequence[int],
-        told: Callable[[Json], None],
+        tell: Callable[[Json], None],
     ) -> Callable[[], None] | None:
         """Start a command in a container.
 
@@ -149,7 +149,7 @@ class ProcessKubelet:
             if event["event"] != "started":
                 with self.cluster.changed:  # waits until the process is in the set
                     started.discard(process)
-                told(event)
+                tell(event)
 
         process = sandbox.execute(container, command, streams, heard)
         started.add(process)

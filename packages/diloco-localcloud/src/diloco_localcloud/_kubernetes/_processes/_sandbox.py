@@ -65,7 +65,7 @@ class Sandbox:
         self._base = base
         self._wrapper = wrapper
 
-    def start(self, pod: Json, container: Json, life: int, told: Callable[[Json], None]) -> bool:
+    def start(self, pod: Json, container: Json, life: int, tell: Callable[[Json], None]) -> bool:
         """Start one run of a container; return False, without a report, if it has no command.
 
         Raises:
@@ -81,9 +81,9 @@ class Sandbox:
         )
         base = {**self._base, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         env = _environment.resolve(self._store, pod, container, base)
-        given = {entry["name"] for entry in container.get("env") or []}
+        own_names = {entry["name"] for entry in container.get("env") or []}
         env = {
-            key: _volumes.rewrite(value, known) if key in given else value
+            key: _volumes.rewrite(value, known) if key in own_names else value
             for key, value in env.items()
         }
         words = [*(container.get("command") or []), *(container.get("args") or [])]
@@ -100,16 +100,16 @@ class Sandbox:
         if not argv:
             return False
         memory = int(quantity(limit)) if limit else None
-        self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), told)
+        self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), tell)
         return True
 
     def execute(
-        self, name: str, words: Sequence[str], streams: Sequence[int], told: Callable[[Json], None]
+        self, name: str, words: Sequence[str], streams: Sequence[int], tell: Callable[[Json], None]
     ) -> Container:
         """Start a command beside the first process of a running container."""
         inside = self._inside[name]
         argv = [_volumes.rewrite(word, inside.paths) for word in words]
-        return Container(Command(argv, inside.env, inside.cwd, None, streams=streams), told)
+        return Container(Command(argv, inside.env, inside.cwd, None, streams=streams), tell)
 
     def all_beside(self) -> list[Container]:
         """Return all running commands that ``exec`` has started."""

@@ -45,7 +45,7 @@ class HeldCall:
         """
         with self._workspace.lock:
             function = self._call.function
-            held = self._workspace.secrets
+            secrets = self._workspace.secrets
             return {
                 "timeout": function.timeout,
                 "gpu": function.gpu,
@@ -57,7 +57,7 @@ class HeldCall:
                 "cloud": function.cloud,
                 "max_containers": function.max_containers,
                 "retries": function.retries,
-                "secrets": [held[each].name for each in function.secret_ids if each in held],
+                "secrets": [secrets[key].name for key in function.secret_ids if key in secrets],
             }
 
     @property

@@ -44,5 +44,5 @@ class ScriptedDict:
     def items(self) -> dict[Any, Any]:
         """Return all entries, in the order in which they were first written."""
         with self._workspace.lock:
-            held = self._workspace.dicts.contents(self._id)
-        return {pickle.loads(key): pickle.loads(value) for key, value in held}
+            entries = self._workspace.dicts.contents(self._id)
+        return {pickle.loads(key): pickle.loads(value) for key, value in entries}

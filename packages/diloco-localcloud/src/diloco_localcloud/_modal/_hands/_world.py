@@ -93,11 +93,11 @@ class HeldWorkspace(Generic[HeldT]):
         """
         with self._workspace.lock:
             place = self._environment(environment)
-            held = self._workspace.dicts.named(place, name)
-            if held is None:
-                names = ", ".join(each.name for each in self._workspace.dicts.listed(place, 0.0))
+            modal_dict = self._workspace.dicts.named(place, name)
+            if modal_dict is None:
+                names = ", ".join(item.name for item in self._workspace.dicts.listed(place, 0.0))
                 raise LookupError(f"there is no Dict {name!r}; there are: {names or 'none'}")
-            return ScriptedDict(self._workspace, held.dict_id)
+            return ScriptedDict(self._workspace, modal_dict.dict_id)
 
     def _environment(self, name: str) -> str:
         environments = self._workspace.environments

@@ -140,10 +140,10 @@ class Runner:
         # header.
         word = secrets.token_hex(16)
         self._workspace.containers[word] = life.task_id
-        held = self._workspace.secrets
-        given = [held[each].values for each in call.function.secret_ids if each in held]
+        by_id = self._workspace.secrets
+        secret_values = [by_id[key].values for key in call.function.secret_ids if key in by_id]
         env = dict(self._base)
-        for values in given:
+        for values in secret_values:
             env.update(values)
         paths = [str(home / "root"), env.get("PYTHONPATH", "")]
         return {

@@ -95,7 +95,7 @@ class Api:
             kinds = (method.client_streaming, method.server_streaming)
             made[f"/{service.full_name}/{method.name}"] = Handler(
                 self._handler(method.name),
-                next(each for each in Cardinality if each.value == kinds),
+                next(cardinality for cardinality in Cardinality if cardinality.value == kinds),
                 message_factory.GetMessageClass(method.input_type),
                 message_factory.GetMessageClass(method.output_type),
             )
@@ -108,12 +108,12 @@ class Api:
         return handle
 
     async def _handle(self, name: str, stream: Stream[Any, Any]) -> None:
-        asked, status, key = None, "OK", ""
+        request, status, key = None, "OK", ""
         try:
             context = self._admit(stream.metadata or {})
             key = context.key
-            asked = await receive(stream, _MOST_BYTES)
-            await self._answer(name, asked, context, stream)
+            request = await receive(stream, _MOST_BYTES)
+            await self._answer(name, request, context, stream)
         except RefusedError as refused:
             status = refused.code
             raise GRPCError(Status[refused.code], refused.message[:_MESSAGE]) from None
@@ -128,13 +128,13 @@ class Api:
             status = "INTERNAL"
             raise
         finally:
-            told = (str(getattr(asked, each, "")) for each in _NAMES)
-            subject = next((each for each in told if each), "")
+            texts = (str(getattr(request, field, "")) for field in _NAMES)
+            subject = next((text for text in texts if text), "")
             code = HTTP.get(status, 500) if status else 0
             self._calls.note(Call(name, "modal", subject, code, key))
 
     async def _answer(
-        self, name: str, asked: Any, context: Context, stream: Stream[Any, Any]
+        self, name: str, request: Any, context: Context, stream: Stream[Any, Any]
     ) -> None:
         fault = self._faults.take(name, "modal")
         if fault is not None and fault.kind == "delay":
@@ -145,13 +145,13 @@ class Api:
             if not self._rates.admit(name):
                 raise RefusedError("RESOURCE_EXHAUSTED", "Rate limit exceeded")
         if name in self._streams:
-            await self._stream(self._streams[name](asked, context), stream)
+            await self._stream(self._streams[name](request, context), stream)
             return
         if name in self._waiting:
-            answer = await self._waiting[name](asked, context)
+            answer = await self._waiting[name](request, context)
         elif name in self._at_once:
             with self._workspace.lock:
-                answer = self._at_once[name](asked, context)
+                answer = self._at_once[name](request, context)
         else:
             raise RefusedError("UNIMPLEMENTED", f"the stand-in does not serve {name}")
         if fault is not None and fault.kind == "ambiguous":
@@ -159,8 +159,8 @@ class Api:
         await stream.send_message(Empty() if answer is None else answer)
 
     async def _stream(self, items: AsyncIterator[Any], stream: Stream[Any, Any]) -> None:
-        async with contextlib.aclosing(items) as each:  # type: ignore[type-var]
-            async for item in each:
+        async with contextlib.aclosing(items) as iterator:  # type: ignore[type-var]
+            async for item in iterator:
                 await stream.send_message(item)
 
     def _admit(self, headers: Mapping[str, Any]) -> Context:

@@ -18,8 +18,8 @@ def arguments(call: Call, task_id: str) -> tuple[bytes, list[str]] | None:
 
     None if no code was deployed for the function.
     """
-    held = definition(call)
-    if held is None:
+    function_def = definition(call)
+    if function_def is None:
         return None
     function, app = call.function, call.function.app
     base = function.base or function
@@ -27,11 +27,11 @@ def arguments(call: Call, task_id: str) -> tuple[bytes, list[str]] | None:
         task_id=task_id,
         function_id=base.function_id,
         app_id=app.app_id,
-        function_def=held,
+        function_def=function_def,
         environment_name=app.environment,
         app_layout=layout(app),
     )
     made.function_def.app_name = app.name
     for dependency in made.function_def.object_dependencies:
         made.app_layout.objects.add(object_id=dependency.object_id)
-    return made.SerializeToString(), list(held.mount_ids)
+    return made.SerializeToString(), list(function_def.mount_ids)

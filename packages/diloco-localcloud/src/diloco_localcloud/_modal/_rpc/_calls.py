@@ -42,37 +42,37 @@ class FunctionCalls:
             "FunctionGetOutputs": self._outputs,
         }
 
-    def _map(self, asked: Any, context: Context) -> Any:
-        function = self._workspace.function(asked.function_id)
+    def _map(self, request: Any, context: Context) -> Any:
+        function = self._workspace.function(request.function_id)
         if function.app.stopped is not None:
             raise RefusedError("FAILED_PRECONDITION", f"App '{function.app.name}' is stopped")
-        if len(asked.pipelined_inputs) > 1:
+        if len(request.pipelined_inputs) > 1:
             raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
-        payload = _payload(asked.pipelined_inputs[0].input) if asked.pipelined_inputs else None
+        payload = _payload(request.pipelined_inputs[0].input) if request.pipelined_inputs else None
         call = self._workspace.calls.spawn(function, payload, context.key)
         answer = api_pb2.FunctionMapResponse(
             function_call_id=call.call_id, function_call_jwt=call.call_id, max_inputs_outstanding=1
         )
         answer.retry_policy.retries = function.retries
-        if asked.pipelined_inputs:
+        if request.pipelined_inputs:
             answer.pipelined_inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
         return answer
 
-    def _put(self, asked: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(asked.function_call_id)
-        if len(asked.inputs) != 1:
+    def _put(self, request: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(request.function_call_id)
+        if len(request.inputs) != 1:
             raise RefusedError("UNIMPLEMENTED", "the stand-in takes one input for each call")
-        self._workspace.calls.give(call, _payload(asked.inputs[0].input))
+        self._workspace.calls.give(call, _payload(request.inputs[0].input))
         answer = api_pb2.FunctionPutInputsResponse()
         answer.inputs.add(idx=0, input_id=call.input_id, input_jwt=call.input_id)
         return answer
 
-    async def _outputs(self, asked: Any, _: Context) -> Any:
-        end = time.monotonic() + asked.timeout
+    async def _outputs(self, request: Any, _: Context) -> Any:
+        end = time.monotonic() + request.timeout
         while True:
             event = self._bell.next
             with self._workspace.lock:
-                call = self._workspace.calls.by_id(asked.function_call_id)
+                call = self._workspace.calls.by_id(request.function_call_id)
                 if call.result is not None:
                     return self._ended(call)
             left = end - time.monotonic()
@@ -96,8 +96,8 @@ class FunctionCalls:
             )
         return answer
 
-    def _graph(self, asked: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(asked.function_call_id)
+    def _graph(self, request: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(request.function_call_id)
         answer = api_pb2.FunctionGetCallGraphResponse()
         life = call.life or (call.lives[-1] if call.lives and call.result is not None else None)
         answer.inputs.add(
@@ -114,15 +114,15 @@ class FunctionCalls:
         )
         return answer
 
-    def _from_id(self, asked: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(asked.function_call_id)
+    def _from_id(self, request: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(request.function_call_id)
         answer = api_pb2.FunctionCallFromIdResponse(function_call_id=call.call_id, num_inputs=1)
         answer.metadata.app_id = call.function.app.app_id
         answer.metadata.function_id = call.function.function_id
         return answer
 
-    def _info(self, asked: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(asked.function_call_id)
+    def _info(self, request: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(request.function_call_id)
         info = api_pb2.FunctionCallInfo(
             function_call_id=call.call_id, created_at=call.created, total_inputs=1
         )
@@ -138,9 +138,9 @@ class FunctionCalls:
             info.scheduled_at = call.lives[0].started
         return api_pb2.FunctionCallGetInfoResponse(info=info)
 
-    def _cancel(self, asked: Any, _: Context) -> Any:
-        call = self._workspace.calls.by_id(asked.function_call_id)
-        self._workspace.calls.cancel(call, terminate=asked.terminate_containers)
+    def _cancel(self, request: Any, _: Context) -> Any:
+        call = self._workspace.calls.by_id(request.function_call_id)
+        self._workspace.calls.cancel(call, terminate=request.terminate_containers)
 
 
 def _payload(sent: Any) -> Payload:
@@ -148,12 +148,12 @@ def _payload(sent: Any) -> Payload:
 
 
 def _result(result: Result) -> Any:
-    told = api_pb2.GenericResult.FromString(result.more)
-    told.status, told.exception = int(result.status), result.message
+    message = api_pb2.GenericResult.FromString(result.more)
+    message.status, message.exception = int(result.status), result.message
     if result.traceback:
-        told.traceback = result.traceback
+        message.traceback = result.traceback
     if result.payload is not None and result.payload.blob:
-        told.data_blob_id = result.payload.blob
+        message.data_blob_id = result.payload.blob
     elif result.payload is not None:
-        told.data = result.payload.data
-    return told
+        message.data = result.payload.data
+    return message

@@ -63,8 +63,8 @@ class Containers:
                 call, life = self._life(context)
                 if life.cancelled and life.fetched:
                     life.cancelled = False
-                    told = api_pb2.CancelInputEvent(input_ids=[call.input_id])
-                    return api_pb2.ContainerHeartbeatResponse(cancel_input_event=told)
+                    cancel_event = api_pb2.CancelInputEvent(input_ids=[call.input_id])
+                    return api_pb2.ContainerHeartbeatResponse(cancel_input_event=cancel_event)
             left = end - time.monotonic()
             if left <= 0 or not await wait(event, left):
                 return api_pb2.ContainerHeartbeatResponse()
@@ -78,14 +78,14 @@ class Containers:
             answer.inputs.add(kill_switch=True)
             return answer
         self._workspace.calls.fetch(call, life)
-        given = api_pb2.FunctionInput(data_format=call.payload.form)
+        function_input = api_pb2.FunctionInput(data_format=call.payload.form)
         if call.payload.blob:
-            given.args_blob_id = call.payload.blob
+            function_input.args_blob_id = call.payload.blob
         else:
-            given.args = call.payload.data
+            function_input.args = call.payload.data
         answer.inputs.add(
             input_id=call.input_id,
-            input=given,
+            input=function_input,
             function_call_id=call.call_id,
             function_call_invocation_type=api_pb2.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
             retry_count=len(call.lives) - 1,
@@ -99,29 +99,29 @@ class Containers:
             class_serialized=function.class_serialized,
         )
 
-    def _outputs(self, asked: Any, context: Context) -> None:
+    def _outputs(self, request: Any, context: Context) -> None:
         call, _ = self._life(context)
-        for item in asked.outputs:
+        for item in request.outputs:
             if item.input_id == call.input_id:
                 self._workspace.calls.finish(call, _read(item.result, item.data_format))
 
-    def _broken(self, asked: Any, context: Context) -> None:
+    def _broken(self, request: Any, context: Context) -> None:
         """Fail the call of a container that could not import its function."""
         call, _ = self._life(context)
-        told = _read(asked.result, 0)
-        failed = Result(Status.INIT_FAILURE, told.payload, told.message, told.traceback, told.more)
+        data = _read(request.result, 0)
+        failed = Result(Status.INIT_FAILURE, data.payload, data.message, data.traceback, data.more)
         self._workspace.calls.finish(call, failed)
 
     # -- by clients
     # ----------------------------------------------------------------------------------------------
 
-    def _list(self, asked: Any, _: Context) -> Any:
+    def _list(self, request: Any, _: Context) -> Any:
         answer = api_pb2.TaskListResponse()
         for call in self._workspace.calls.all():
             app = call.function.app
-            if call.life is not None and asked.app_id in ("", app.app_id):
-                if not asked.app_id and app.environment != self._workspace.environment(
-                    asked.environment_name
+            if call.life is not None and request.app_id in ("", app.app_id):
+                if not request.app_id and app.environment != self._workspace.environment(
+                    request.environment_name
                 ):
                     continue
                 answer.tasks.add(
@@ -133,33 +133,33 @@ class Containers:
                 )
         return answer
 
-    def _info(self, asked: Any, _: Context) -> Any:
+    def _info(self, request: Any, _: Context) -> Any:
         for call in self._workspace.calls.all():
             for life in call.lives:
-                if life.task_id == asked.task_id:
+                if life.task_id == request.task_id:
                     answer = api_pb2.TaskGetInfoResponse(app_id=call.function.app.app_id)
                     answer.info.id, answer.info.started_at = life.task_id, life.started
                     answer.info.finished_at = life.ended or 0.0
                     return answer
-        raise not_found(f"Task with ID '{asked.task_id}' not found")
+        raise not_found(f"Task with ID '{request.task_id}' not found")
 
-    def _stop(self, asked: Any, _: Context) -> Any:
+    def _stop(self, request: Any, _: Context) -> Any:
         """Take a container away; its input is given to another one."""
-        found = self._workspace.calls.by_task(asked.task_id)
-        if found is None:
-            raise not_found(f"Task with ID '{asked.task_id}' not found")
-        if asked.graceful:
+        call_and_life = self._workspace.calls.by_task(request.task_id)
+        if call_and_life is None:
+            raise not_found(f"Task with ID '{request.task_id}' not found")
+        if request.graceful:
             raise RefusedError("UNIMPLEMENTED", "the stand-in does not stop containers gracefully")
-        self._workspace.calls.interrupt(found[0])
+        self._workspace.calls.interrupt(call_and_life[0])
         return api_pb2.ContainerStopResponse()
 
     def _life(self, context: Context) -> tuple[Call, Life]:
         if not context.task_id:
             raise RefusedError("PERMISSION_DENIED", "only a container may ask for this")
-        found = self._workspace.calls.by_task(context.task_id)
-        if found is None:
+        call_and_life = self._workspace.calls.by_task(context.task_id)
+        if call_and_life is None:
             raise not_found(f"Task with ID '{context.task_id}' not found")
-        return found
+        return call_and_life
 
 
 def definition(call: Call) -> Any:
@@ -167,10 +167,10 @@ def definition(call: Call) -> Any:
 
     If it has several definitions, the first choice is returned.
     """
-    held = call.function.definition
-    if held is None:
+    message = call.function.definition
+    if message is None:
         return None
-    return min(held.ranked_functions, key=lambda each: each.rank).function
+    return min(message.ranked_functions, key=lambda each: each.rank).function
 
 
 def _read(sent: Any, form: int) -> Result:

@@ -45,81 +45,81 @@ class DictOperations:
         }
         self.streams: Mapping[str, Callable[[Any, Context], Any]] = {"DictContents": self._contents}
 
-    def _get_or_create(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        kind, name = asked.object_creation_type, asked.deployment_name
-        held = self._dicts.named(environment, name)
+    def _get_or_create(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        kind, name = request.object_creation_type, request.deployment_name
+        item = self._dicts.named(environment, name)
         if kind in (
             api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS,
             api_pb2.OBJECT_CREATION_TYPE_EPHEMERAL,
-        ) or (held is None and kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING):
-            held = self._dicts.create(environment, name)
-        if held is None:
+        ) or (item is None and kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING):
+            item = self._dicts.create(environment, name)
+        if item is None:
             raise not_found(f"Dict '{name}' not found in environment '{environment}'")
-        return api_pb2.DictGetOrCreateResponse(dict_id=held.dict_id, metadata=self._metadata(held))
+        return api_pb2.DictGetOrCreateResponse(dict_id=item.dict_id, metadata=self._metadata(item))
 
-    def _get_by_id(self, asked: Any, _: Context) -> Any:
-        held = self._dicts.by_id(asked.dict_id)
-        return api_pb2.DictGetByIdResponse(dict_id=held.dict_id, metadata=self._metadata(held))
+    def _get_by_id(self, request: Any, _: Context) -> Any:
+        item = self._dicts.by_id(request.dict_id)
+        return api_pb2.DictGetByIdResponse(dict_id=item.dict_id, metadata=self._metadata(item))
 
-    def _heartbeat(self, asked: Any, _: Context) -> Any:
-        self._dicts.by_id(asked.dict_id)
+    def _heartbeat(self, request: Any, _: Context) -> Any:
+        self._dicts.by_id(request.dict_id)
 
-    def _list(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        held = self._dicts.listed(environment, asked.pagination.created_before)
-        most = asked.pagination.max_objects or 100
+    def _list(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        dicts = self._dicts.listed(environment, request.pagination.created_before)
+        most = request.pagination.max_objects or 100
         answer = api_pb2.DictListResponse(environment_name=environment)
-        for each in held[:most]:
+        for item in dicts[:most]:
             answer.dicts.add(
-                name=each.name,
-                created_at=each.created,
-                dict_id=each.dict_id,
-                metadata=self._metadata(each),
+                name=item.name,
+                created_at=item.created,
+                dict_id=item.dict_id,
+                metadata=self._metadata(item),
             )
         return answer
 
-    def _delete(self, asked: Any, _: Context) -> Any:
-        self._dicts.delete(asked.dict_id)
+    def _delete(self, request: Any, _: Context) -> Any:
+        self._dicts.delete(request.dict_id)
 
-    def _update(self, asked: Any, _: Context) -> Any:
-        if asked.if_not_exists and len(asked.updates) != 1:
+    def _update(self, request: Any, _: Context) -> Any:
+        if request.if_not_exists and len(request.updates) != 1:
             raise RefusedError("INVALID_ARGUMENT", "if_not_exists is for one entry at a time")
         written = [
             self._dicts.put(
-                asked.dict_id, entry.key, entry.value, if_not_exists=asked.if_not_exists
+                request.dict_id, entry.key, entry.value, if_not_exists=request.if_not_exists
             )
-            for entry in asked.updates
+            for entry in request.updates
         ]
         self._workspace.changed()
         return api_pb2.DictUpdateResponse(created=all(written))
 
-    def _get(self, asked: Any, _: Context) -> Any:
-        value = self._dicts.get(asked.dict_id, asked.key)
+    def _get(self, request: Any, _: Context) -> Any:
+        value = self._dicts.get(request.dict_id, request.key)
         return api_pb2.DictGetResponse(found=value is not None, value=value)
 
-    def _pop(self, asked: Any, _: Context) -> Any:
-        value = self._dicts.pop(asked.dict_id, asked.key)
+    def _pop(self, request: Any, _: Context) -> Any:
+        value = self._dicts.pop(request.dict_id, request.key)
         return api_pb2.DictPopResponse(found=value is not None, value=value)
 
-    def _contains(self, asked: Any, _: Context) -> Any:
-        found = self._dicts.get(asked.dict_id, asked.key) is not None
-        return api_pb2.DictContainsResponse(found=found)
+    def _contains(self, request: Any, _: Context) -> Any:
+        contains = self._dicts.get(request.dict_id, request.key) is not None
+        return api_pb2.DictContainsResponse(found=contains)
 
-    def _len(self, asked: Any, _: Context) -> Any:
-        return api_pb2.DictLenResponse(len=self._dicts.count(asked.dict_id))
+    def _len(self, request: Any, _: Context) -> Any:
+        return api_pb2.DictLenResponse(len=self._dicts.count(request.dict_id))
 
-    def _clear(self, asked: Any, _: Context) -> Any:
-        self._dicts.clear(asked.dict_id)
+    def _clear(self, request: Any, _: Context) -> Any:
+        self._dicts.clear(request.dict_id)
 
-    async def _contents(self, asked: Any, _: Context) -> AsyncIterator[Any]:
+    async def _contents(self, request: Any, _: Context) -> AsyncIterator[Any]:
         with self._workspace.lock:
-            held = self._dicts.contents(asked.dict_id)
-        for key, value in held:
+            entries = self._dicts.contents(request.dict_id)
+        for key, value in entries:
             yield api_pb2.DictEntry(
-                key=key if asked.keys else b"", value=value if asked.values else b""
+                key=key if request.keys else b"", value=value if request.values else b""
             )
 
-    def _metadata(self, held: Dict) -> Any:
-        created = api_pb2.CreationInfo(created_at=held.created, created_by=self._workspace.name)
-        return api_pb2.DictMetadata(name=held.name, creation_info=created)
+    def _metadata(self, item: Dict) -> Any:
+        created = api_pb2.CreationInfo(created_at=item.created, created_by=self._workspace.name)
+        return api_pb2.DictMetadata(name=item.name, creation_info=created)

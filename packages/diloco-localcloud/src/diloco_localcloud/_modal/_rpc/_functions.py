@@ -49,56 +49,58 @@ class Functions:
     # -- apps
     # ----------------------------------------------------------------------------------------------
 
-    def _create_app(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        app = self._workspace.create_app(environment, asked.description)
-        app.state = api_pb2.AppState.Name(asked.app_state).removeprefix("APP_STATE_")
+    def _create_app(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        app = self._workspace.create_app(environment, request.description)
+        app.state = api_pb2.AppState.Name(request.app_state).removeprefix("APP_STATE_")
         url = _page(app.app_id)
         return api_pb2.AppCreateResponse(app_id=app.app_id, app_page_url=url, app_logs_url=url)
 
-    def _get_or_create_app(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        app = self._workspace.deployed(environment, asked.app_name)
+    def _get_or_create_app(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        app = self._workspace.deployed(environment, request.app_name)
         if app is None:
-            if asked.object_creation_type != api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
-                raise not_found(f"App '{asked.app_name}' not found in environment '{environment}'")
-            app = self._workspace.create_app(environment, asked.app_name, asked.app_name)
-            self._workspace.publish(app, asked.app_name, {}, "DEPLOYED")
+            if request.object_creation_type != api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
+                raise not_found(
+                    f"App '{request.app_name}' not found in environment '{environment}'"
+                )
+            app = self._workspace.create_app(environment, request.app_name, request.app_name)
+            self._workspace.publish(app, request.app_name, {}, "DEPLOYED")
         return api_pb2.AppGetOrCreateResponse(app_id=app.app_id)
 
-    def _app_by_name(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        app = self._workspace.deployed(environment, asked.name)
+    def _app_by_name(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        app = self._workspace.deployed(environment, request.name)
         return api_pb2.AppGetByDeploymentNameResponse(
             app_id=app.app_id if app else "", environment_name=environment
         )
 
-    def _layout(self, asked: Any, _: Context) -> Any:
-        app = self._workspace.app(asked.app_id)
+    def _layout(self, request: Any, _: Context) -> Any:
+        app = self._workspace.app(request.app_id)
         return api_pb2.AppGetLayoutResponse(app_layout=layout(app))
 
-    def _publish(self, asked: Any, _: Context) -> Any:
-        app = self._workspace.app(asked.app_id)
-        state = api_pb2.AppState.Name(asked.app_state).removeprefix("APP_STATE_")
-        self._workspace.publish(app, asked.name, asked.function_ids, state)
+    def _publish(self, request: Any, _: Context) -> Any:
+        app = self._workspace.app(request.app_id)
+        state = api_pb2.AppState.Name(request.app_state).removeprefix("APP_STATE_")
+        self._workspace.publish(app, request.name, request.function_ids, state)
         return api_pb2.AppPublishResponse(
             url=_page(app.app_id), deployed_at=self._workspace.timeline.now()
         )
 
-    def _stop_app(self, asked: Any, _: Context) -> Any:
-        self._workspace.stop_app(self._workspace.app(asked.app_id))
+    def _stop_app(self, request: Any, _: Context) -> Any:
+        self._workspace.stop_app(self._workspace.app(request.app_id))
 
-    def _disconnect(self, asked: Any, _: Context) -> Any:
-        app = self._workspace.app(asked.app_id)
+    def _disconnect(self, request: Any, _: Context) -> Any:
+        app = self._workspace.app(request.app_id)
         if app.state not in {"DEPLOYED", "DETACHED"}:
             self._workspace.stop_app(app)
 
-    def _heartbeat(self, asked: Any, _: Context) -> Any:
-        if self._workspace.app(asked.app_id).stopped is not None:
+    def _heartbeat(self, request: Any, _: Context) -> Any:
+        if self._workspace.app(request.app_id).stopped is not None:
             raise RefusedError("FAILED_PRECONDITION", "App is stopped")
 
-    def _list_apps(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
+    def _list_apps(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
         answer = api_pb2.AppListResponse()
         for app in self._workspace.apps.values():
             if app.environment == environment:
@@ -117,28 +119,28 @@ class Functions:
     # -- functions
     # ----------------------------------------------------------------------------------------------
 
-    def _precreate(self, asked: Any, _: Context) -> Any:
-        app = self._workspace.app(asked.app_id)
-        function = self._workspace.create_function(app, asked.function_name)
+    def _precreate(self, request: Any, _: Context) -> Any:
+        app = self._workspace.app(request.app_id)
+        function = self._workspace.create_function(app, request.function_name)
         return api_pb2.FunctionPrecreateResponse(
             function_id=function.function_id, handle_metadata=metadata(function)
         )
 
-    def _create(self, asked: Any, _: Context) -> Any:
-        data = asked.function_data
-        if asked.HasField("function"):
+    def _create(self, request: Any, _: Context) -> Any:
+        data = request.function_data
+        if request.HasField("function"):
             data = api_pb2.FunctionData(
-                module_name=asked.function.module_name,
-                function_name=asked.function.function_name,
-                function_type=asked.function.function_type,
-                timeout_secs=asked.function.timeout_secs,
+                module_name=request.function.module_name,
+                function_name=request.function.function_name,
+                function_type=request.function.function_type,
+                timeout_secs=request.function.timeout_secs,
                 ranked_functions=[
-                    api_pb2.FunctionData.RankedFunction(rank=0, function=asked.function)
+                    api_pb2.FunctionData.RankedFunction(rank=0, function=request.function)
                 ],
             )
         chosen = min(data.ranked_functions, key=lambda each: each.rank).function
         self._workspace.check_gpu(chosen.resources.gpu_config.gpu_type)
-        app = self._workspace.app(asked.app_id)
+        app = self._workspace.app(request.app_id)
         function = self._workspace.create_function(app, data.function_name)
         function.definition = data
         function.definition_id = self._workspace.ids.make("de")
@@ -159,24 +161,24 @@ class Functions:
             function_data=data,
         )
 
-    def _get(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        function = self._workspace.find_function(environment, asked.app_name, asked.object_tag)
+    def _get(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        function = self._workspace.find_function(environment, request.app_name, request.object_tag)
         return api_pb2.FunctionGetResponse(
             function_id=function.function_id,
             handle_metadata=metadata(function),
             function=_data(function),
         )
 
-    def _get_by_id(self, asked: Any, _: Context) -> Any:
-        function = self._workspace.function(asked.function_id)
+    def _get_by_id(self, request: Any, _: Context) -> Any:
+        function = self._workspace.function(request.function_id)
         return api_pb2.FunctionGetByIdResponse(
             handle_metadata=metadata(function), function=_data(function)
         )
 
-    def _bind(self, asked: Any, _: Context) -> Any:
-        base = self._workspace.function(asked.function_id)
-        options = asked.function_options
+    def _bind(self, request: Any, _: Context) -> Any:
+        base = self._workspace.function(request.function_id)
+        options = request.function_options
         key = (base.function_id, options.SerializeToString(deterministic=True))
         if key not in self._bound:
             self._check(options)
@@ -219,9 +221,9 @@ class Functions:
         self._workspace.functions[bound.function_id] = bound
         return bound
 
-    def _stats(self, asked: Any, _: Context) -> Any:
-        function = self._workspace.function(asked.function_id)
-        calls = [each for each in self._workspace.calls.all() if each.function is function]
+    def _stats(self, request: Any, _: Context) -> Any:
+        function = self._workspace.function(request.function_id)
+        calls = [call for call in self._workspace.calls.all() if call.function is function]
         running = sum(call.life is not None for call in calls)
         backlog = sum(call.result is None and call.life is None for call in calls)
         return api_pb2.FunctionStats(
@@ -229,13 +231,13 @@ class Functions:
         )
 
 
-def _take_resources(function: Function, asked: Any) -> None:
+def _take_resources(function: Function, resources: Any) -> None:
     """Take over the resources that are asked for; the others stay as they were."""
-    if asked.gpu_config.gpu_type:
-        function.gpu, function.gpu_count = asked.gpu_config.gpu_type, asked.gpu_config.count
-    function.cpu = asked.milli_cpu / 1000 or function.cpu
-    function.memory = asked.memory_mb or function.memory
-    function.memory_limit = asked.memory_mb_max or function.memory_limit
+    if resources.gpu_config.gpu_type:
+        function.gpu, function.gpu_count = resources.gpu_config.gpu_type, resources.gpu_config.count
+    function.cpu = resources.milli_cpu / 1000 or function.cpu
+    function.memory = resources.memory_mb or function.memory
+    function.memory_limit = resources.memory_mb_max or function.memory_limit
 
 
 def _page(app_id: str) -> str:

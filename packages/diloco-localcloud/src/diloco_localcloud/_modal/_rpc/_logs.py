@@ -35,23 +35,23 @@ class LogReader:
         }
         self.streams: Mapping[str, Callable[[Any, Context], Any]] = {"AppGetLogs": self._follow}
 
-    def _fetch(self, asked: Any, _: Context) -> Any:
-        entries = self._read(asked)
-        if asked.limit:
-            entries = entries[-asked.limit :]
+    def _fetch(self, request: Any, _: Context) -> Any:
+        entries = self._read(request)
+        if request.limit:
+            entries = entries[-request.limit :]
         return api_pb2.AppFetchLogsResponse(batches=_batches(entries))
 
-    def _count(self, asked: Any, _: Context) -> Any:
+    def _count(self, request: Any, _: Context) -> Any:
         """Count the entries in each piece of a span of time, including the empty pieces.
 
         The client cuts the span at the pieces.
         """
-        width = asked.bucket_secs or 1
-        first = asked.since.seconds // width
-        answer = api_pb2.AppCountLogsResponse(app_id=asked.app_id)
-        for number in range(first, asked.until.seconds // width + 1):
+        width = request.bucket_secs or 1
+        first = request.since.seconds // width
+        answer = api_pb2.AppCountLogsResponse(app_id=request.app_id)
+        for number in range(first, request.until.seconds // width + 1):
             answer.buckets.add().bucket_start_at.seconds = number * width
-        for entry in self._read(asked):
+        for entry in self._read(request):
             bucket = answer.buckets[int(entry.time // width) - first]
             if entry.source == api_pb2.FILE_DESCRIPTOR_STDOUT:
                 bucket.stdout_logs += 1
@@ -61,14 +61,16 @@ class LogReader:
                 bucket.system_logs += 1
         return answer
 
-    async def _follow(self, asked: Any, _: Context) -> AsyncIterator[Any]:
-        end = time.monotonic() + asked.timeout
-        after = int(asked.last_entry_id or 0)
-        filters = _filter(asked, asked.file_descriptor)
+    async def _follow(self, request: Any, _: Context) -> AsyncIterator[Any]:
+        end = time.monotonic() + request.timeout
+        after = int(request.last_entry_id or 0)
+        filters = _filter(request, request.file_descriptor)
         while True:
             event = self._bell.next
             with self._workspace.lock:
-                over = bool(asked.app_id) and self._workspace.app(asked.app_id).stopped is not None
+                over = (
+                    bool(request.app_id) and self._workspace.app(request.app_id).stopped is not None
+                )
                 entries = self._workspace.logs.read(filters, after=after)
             for batch in _batches(entries):
                 yield batch
@@ -80,22 +82,22 @@ class LogReader:
             if left <= 0 or not await wait(event, left):
                 return
 
-    def _read(self, asked: Any) -> list[Entry]:
-        since = asked.since.seconds + asked.since.nanos / 1e9
-        until = asked.until.seconds + asked.until.nanos / 1e9
+    def _read(self, request: Any) -> list[Entry]:
+        since = request.since.seconds + request.since.nanos / 1e9
+        until = request.until.seconds + request.until.nanos / 1e9
         return self._workspace.logs.read(
-            _filter(asked, asked.source), since, until if until else float("inf")
+            _filter(request, request.source), since, until if until else float("inf")
         )
 
 
-def _filter(asked: Any, source: int) -> Filter:
+def _filter(request: Any, source: int) -> Filter:
     return Filter(
-        asked.app_id,
-        asked.function_id,
-        asked.function_call_id,
-        asked.task_id,
+        request.app_id,
+        request.function_id,
+        request.function_call_id,
+        request.task_id,
         source,
-        asked.search_text,
+        request.search_text,
     )
 
 

@@ -56,9 +56,9 @@ class Objects:
         name = self._workspace.name
         return api_pb2.WorkspaceNameLookupResponse(workspace_name=name, username=name)
 
-    def _environment(self, asked: Any, _: Context) -> Any:
-        name = asked.deployment_name
-        create = asked.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
+    def _environment(self, request: Any, _: Context) -> Any:
+        name = request.deployment_name
+        create = request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_CREATE_IF_MISSING
         if create and name and name not in self._workspace.environments:
             self._workspace.environments.append(name)
         if name and name not in self._workspace.environments:
@@ -76,44 +76,44 @@ class Objects:
             answer.items.add(name=name, default=number == 0, environment_id=f"en-{name}")
         return answer
 
-    def _secret(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        kind, name = asked.object_creation_type, asked.deployment_name
-        held = self._workspace.find_secret(environment, name)
-        if kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS and held is not None:
+    def _secret(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        kind, name = request.object_creation_type, request.deployment_name
+        secret = self._workspace.find_secret(environment, name)
+        if kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS and secret is not None:
             raise RefusedError("ALREADY_EXISTS", f"Secret '{name}' already exists")
         overwrite = kind == api_pb2.OBJECT_CREATION_TYPE_CREATE_OVERWRITE_IF_EXISTS
-        if overwrite or (held is None and kind != api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED):
-            held = self._workspace.create_secret(environment, name, asked.env_dict)
-        if held is None:
+        if overwrite or (secret is None and kind != api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED):
+            secret = self._workspace.create_secret(environment, name, request.env_dict)
+        if secret is None:
             raise not_found(f"Secret '{name}' not found in environment '{environment}'")
-        missing = [key for key in asked.required_keys if key not in held.values]
+        missing = [key for key in request.required_keys if key not in secret.values]
         if missing:
             raise RefusedError(
                 "FAILED_PRECONDITION", f"Secret is missing key(s): {', '.join(missing)}"
             )
-        answer = api_pb2.SecretGetOrCreateResponse(secret_id=held.secret_id)
-        self._describe(answer.metadata, held)
+        answer = api_pb2.SecretGetOrCreateResponse(secret_id=secret.secret_id)
+        self._describe(answer.metadata, secret)
         return answer
 
-    def _describe(self, metadata: Any, held: Secret) -> None:
-        metadata.name = held.name
-        metadata.creation_info.created_at = held.created
+    def _describe(self, metadata: Any, secret: Secret) -> None:
+        metadata.name = secret.name
+        metadata.creation_info.created_at = secret.created
         metadata.creation_info.created_by = self._workspace.name
         if "keys" in metadata.DESCRIPTOR.fields_by_name:  # some versions of the client lack it
-            metadata.keys.extend(sorted(held.values))
+            metadata.keys.extend(sorted(secret.values))
 
-    def _secrets(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
+    def _secrets(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
         answer = api_pb2.SecretListResponse(environment_name=environment)
-        before = asked.pagination.created_before
-        kept = [each for each in self._workspace.secrets.values() if each.name]
-        for held in kept[::-1]:
-            if held.environment == environment and (not before or held.created < before):
+        before = request.pagination.created_before
+        kept = [secret for secret in self._workspace.secrets.values() if secret.name]
+        for secret in kept[::-1]:
+            if secret.environment == environment and (not before or secret.created < before):
                 item = answer.items.add(
-                    label=held.name, created_at=held.created, secret_id=held.secret_id
+                    label=secret.name, created_at=secret.created, secret_id=secret.secret_id
                 )
-                self._describe(item.metadata, held)
+                self._describe(item.metadata, secret)
         return answer
 
     def _image(self, _: Any, __: Context) -> Any:
@@ -122,34 +122,34 @@ class Objects:
         answer.metadata.image_builder_version = _IMAGE_BUILDER
         return answer
 
-    def _mount(self, asked: Any, _: Context) -> Any:
+    def _mount(self, request: Any, _: Context) -> Any:
         # Mounts without files are those of the client's own libraries, which every image has
         # already.
         mount_id = self._workspace.ids.make("mo")
-        files = [(each.filename, each.sha256_hex) for each in asked.files]
+        files = [(file.filename, file.sha256_hex) for file in request.files]
         self._workspace.mounts[mount_id] = files
         answer = api_pb2.MountGetOrCreateResponse(mount_id=mount_id)
         answer.handle_metadata.content_checksum_sha256_hex = _checksum(files)
         return answer
 
-    def _missing_files(self, asked: Any, _: Context) -> Any:
-        held = self._workspace.files
-        missing = [each for each in asked.sha256_hex_hashes if each not in held]
+    def _missing_files(self, request: Any, _: Context) -> Any:
+        files = self._workspace.files
+        missing = [digest for digest in request.sha256_hex_hashes if digest not in files]
         return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
 
-    def _put_file(self, asked: Any, _: Context) -> Any:
-        kind = asked.WhichOneof("data_oneof")
+    def _put_file(self, request: Any, _: Context) -> Any:
+        kind = request.WhichOneof("data_oneof")
         if kind == "data":
-            self._workspace.files[asked.sha256_hex] = asked.data
+            self._workspace.files[request.sha256_hex] = request.data
         elif kind == "data_blob_id":
-            self._workspace.files[asked.sha256_hex] = self._workspace.blobs[asked.data_blob_id]
-        return api_pb2.MountPutFileResponse(exists=asked.sha256_hex in self._workspace.files)
+            self._workspace.files[request.sha256_hex] = self._workspace.blobs[request.data_blob_id]
+        return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._workspace.files)
 
-    def _volume(self, asked: Any, _: Context) -> Any:
-        environment = self._workspace.environment(asked.environment_name)
-        key = (environment, asked.deployment_name)
+    def _volume(self, request: Any, _: Context) -> Any:
+        environment = self._workspace.environment(request.environment_name)
+        key = (environment, request.deployment_name)
         if key not in self._volumes:
-            if asked.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
+            if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
                 raise not_found(f"Volume '{key[1]}' not found in environment '{environment}'")
             self._volumes[key] = self._workspace.ids.make("vo")
         answer = api_pb2.VolumeGetOrCreateResponse(volume_id=self._volumes[key])
@@ -162,10 +162,10 @@ class Objects:
         answer.upload_urls.items.append(self._blob_url(blob_id, "PUT"))
         return answer
 
-    def _get_blob(self, asked: Any, _: Context) -> Any:
-        if asked.blob_id not in self._workspace.blobs:
-            raise not_found(f"Blob with ID '{asked.blob_id}' not found")
-        return api_pb2.BlobGetResponse(download_url=self._blob_url(asked.blob_id, "GET"))
+    def _get_blob(self, request: Any, _: Context) -> Any:
+        if request.blob_id not in self._workspace.blobs:
+            raise not_found(f"Blob with ID '{request.blob_id}' not found")
+        return api_pb2.BlobGetResponse(download_url=self._blob_url(request.blob_id, "GET"))
 
 
 def _checksum(files: list[tuple[str, str]]) -> str:

@@ -69,7 +69,7 @@ class ModalWorld(HeldWorkspace[ScriptedCall]):
                 function = self._workspace.create_function(made, name)
                 function.timeout, function.gpu = timeout, gpu
                 function.gpu_count = 1 if gpu else 0
-            ids = {name: each.function_id for name, each in made.functions.items()}
+            ids = {name: item.function_id for name, item in made.functions.items()}
             self._workspace.publish(made, app, ids, "DEPLOYED")
 
     def on_start(self, program: Callable[[ScriptedCall], None] | None) -> None:

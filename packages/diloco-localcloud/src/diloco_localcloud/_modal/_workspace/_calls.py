@@ -270,8 +270,8 @@ class Calls:
         self._changed()
 
     def _interrupt_seconds(self, call: Call) -> float:
-        own = call.interrupt_seconds
-        return self._habits.interrupt_seconds if own is None else own
+        seconds = call.interrupt_seconds
+        return self._habits.interrupt_seconds if seconds is None else seconds
 
     def _decide(self, call: Call, result: Result) -> None:
         if call.result is None:

@@ -53,8 +53,8 @@ class Dicts:
 
     def named(self, environment: str, name: str) -> Dict | None:
         """Return the Dict of a name; None if there is none."""
-        found = (each for each in self._dicts.values() if name and each.name == name)
-        return next((each for each in found if each.environment == environment), None)
+        matches = (item for item in self._dicts.values() if name and item.name == name)
+        return next((item for item in matches if item.environment == environment), None)
 
     def by_id(self, dict_id: str) -> Dict:
         """Return the Dict of an ID.
@@ -71,9 +71,9 @@ class Dicts:
 
         If ``before`` is given, only those that were created before that time.
         """
-        kept = [each for each in self._dicts.values() if each.name]
-        kept = [each for each in kept if each.environment == environment]
-        kept = [each for each in kept if not before or each.created < before]
+        kept = [item for item in self._dicts.values() if item.name]
+        kept = [item for item in kept if item.environment == environment]
+        kept = [item for item in kept if not before or item.created < before]
         return kept[::-1]
 
     def create(self, environment: str, name: str) -> Dict:
@@ -102,10 +102,10 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        held = self._fresh(dict_id)
-        if if_not_exists and key in held:
+        entries = self._fresh(dict_id)
+        if if_not_exists and key in entries:
             return False
-        held[key] = _Entry(value, self._now())
+        entries[key] = _Entry(value, self._now())
         return True
 
     def get(self, dict_id: str, key: bytes) -> bytes | None:
@@ -145,10 +145,10 @@ class Dicts:
         Raises:
             RefusedError: there is no such Dict.
         """
-        held = self._fresh(dict_id)
-        for entry in held.values():
+        entries = self._fresh(dict_id)
+        for entry in entries.values():
             entry.used = self._now()
-        return [(key, entry.value) for key, entry in held.items()]
+        return [(key, entry.value) for key, entry in entries.items()]
 
     def count(self, dict_id: str) -> int:
         """Return how many entries there are.
@@ -160,8 +160,8 @@ class Dicts:
 
     def _fresh(self, dict_id: str) -> dict[bytes, _Entry]:
         """Return the entries, without those that have expired."""
-        held = self.by_id(dict_id).entries
+        entries = self.by_id(dict_id).entries
         oldest = self._now() - self._habits.retention_seconds
-        for key in [key for key, entry in held.items() if entry.used <= oldest]:
-            del held[key]
-        return held
+        for key in [key for key, entry in entries.items() if entry.used <= oldest]:
+            del entries[key]
+        return entries

@@ -58,7 +58,7 @@ class Filter:
             (self.task_id, entry.task_id),
         )
         return (
-            all(not asked or asked == held for asked, held in pairs)
+            all(not condition or condition == value for condition, value in pairs)
             and self.source in (0, entry.source)
             and self.search in entry.data
         )
@@ -89,11 +89,11 @@ class Logs:
             )
 
     def read(
-        self, asked: Filter, since: float = 0.0, until: float = float("inf"), after: int = 0
+        self, conditions: Filter, since: float = 0.0, until: float = float("inf"), after: int = 0
     ) -> list[Entry]:
         """Return the entries of a span of time, both ends included, that come after a number."""
         return [
             entry
             for entry in self._entries[after:]
-            if since <= entry.time <= until and asked.takes(entry)
+            if since <= entry.time <= until and conditions.takes(entry)
         ]

@@ -102,8 +102,8 @@ class Workspace:
 
     def deployed(self, environment: str, name: str) -> App | None:
         """Return the app that is deployed under a name; None if there is none."""
-        found = (each for each in self.apps.values() if each.name == name and not each.stopped)
-        return next((each for each in found if each.environment == environment), None)
+        apps = (app for app in self.apps.values() if app.name == name and not app.stopped)
+        return next((app for app in apps if app.environment == environment), None)
 
     def create_app(self, environment: str, description: str, name: str = "") -> App:
         """Return a new app without functions."""
@@ -170,14 +170,14 @@ class Workspace:
 
     def create_secret(self, environment: str, name: str, values: Mapping[str, str]) -> Secret:
         """Return a new secret, which replaces one of the same name."""
-        for held in list(self.secrets.values()):
-            if name and (held.name, held.environment) == (name, environment):
-                del self.secrets[held.secret_id]
+        for secret in list(self.secrets.values()):
+            if name and (secret.name, secret.environment) == (name, environment):
+                del self.secrets[secret.secret_id]
         made = Secret(self.ids.make("st"), name, environment, dict(values), self.timeline.now())
         self.secrets[made.secret_id] = made
         return made
 
     def find_secret(self, environment: str, name: str) -> Secret | None:
         """Return the secret of a name; None if there is none."""
-        found = (each for each in self.secrets.values() if name and each.name == name)
-        return next((each for each in found if each.environment == environment), None)
+        matches = (secret for secret in self.secrets.values() if name and secret.name == name)
+        return next((secret for secret in matches if secret.environment == environment), None)

@@ -81,8 +81,8 @@ def _pod(spec: Json, where: str, unknown: list[str]) -> Json:
         if isinstance(spec.get(kind), list):
             listed = enumerate(spec[kind])
             kept = [
-                _keep(each, CONTAINER, f"{where}{kind}[{place}].", unknown)
-                for place, each in listed
+                _keep(container, CONTAINER, f"{where}{kind}[{place}].", unknown)
+                for place, container in listed
             ]
             spec = {**spec, kind: kept}
     return spec

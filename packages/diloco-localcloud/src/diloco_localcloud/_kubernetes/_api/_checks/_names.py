@@ -52,7 +52,7 @@ def required(field: str, words: str = "") -> Cause:
 
 def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
     """Return the cause for a value that is not among the allowed ones."""
-    listed = ", ".join(f'"{each}"' for each in allowed)
+    listed = ", ".join(f'"{item}"' for item in allowed)
     return (
         field,
         "FieldValueNotSupported",
@@ -119,10 +119,10 @@ def data_keys(obj: Mapping[str, Any]) -> list[Cause]:
     return causes
 
 
-def labels(given: Mapping[str, str], field: str) -> list[Cause]:
+def labels(pairs: Mapping[str, str], field: str) -> list[Cause]:
     """Return what is wrong with a set of labels."""
-    causes = keys(given, field)
-    for value in given.values():
+    causes = keys(pairs, field)
+    for value in pairs.values():
         if len(value) > 63:
             causes.append(invalid(field, value, "must be no more than 63 characters"))
         elif not _VALUE.fullmatch(value):
@@ -130,10 +130,10 @@ def labels(given: Mapping[str, str], field: str) -> list[Cause]:
     return causes
 
 
-def keys(given: Mapping[str, str], field: str) -> list[Cause]:
+def keys(pairs: Mapping[str, str], field: str) -> list[Cause]:
     """Return what is wrong with the keys of labels or annotations."""
     causes = []
-    for key in given:
+    for key in pairs:
         prefix, slash, name = key.rpartition("/")
         if not name or len(name) > 63 or not _VALUE.fullmatch(name):
             causes.append(

@@ -190,19 +190,19 @@ def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
     if isinstance(shape, list):
         if not isinstance(value, list):
             raise _undecodable(value, path, "[]", kind)
-        return [_decode(each, shape[0], path, kind) for each in value]
+        return [_decode(item, shape[0], path, kind) for item in value]
     if not isinstance(value, dict):
         raise _undecodable(value, path, "object", kind)
     if isinstance(shape, tuple):
         return {
-            key: _decode(each, shape[1], path, kind)
-            for key, each in value.items()
-            if each is not None
+            key: _decode(item, shape[1], path, kind)
+            for key, item in value.items()
+            if item is not None
         }
-    fields = {key: each for key, each in value.items() if each is not None}
+    fields = {key: item for key, item in value.items() if item is not None}
     return {
-        key: _decode(each, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind)
-        for key, each in fields.items()
+        key: _decode(item, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind)
+        for key, item in fields.items()
     }
 
 
@@ -234,8 +234,8 @@ def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.Api
         list: "array",
         dict: "object",
     }
-    given = names.get(type(value), "null")
+    json_type = names.get(type(value), "null")
     return _unhandled(
         kind,
-        f"json: cannot unmarshal {given} into Go struct field {path or kind} of type {wanted}",
+        f"json: cannot unmarshal {json_type} into Go struct field {path or kind} of type {wanted}",
     )
