@@ -47,16 +47,16 @@ def own_answer(
     if removed and read.get("kind") == "Status":
         about = details.get("name")
         same = about == name and _is_of(details.get("kind"), kind)
-        own = read.get("status") == "Success" and same
+        is_own = read.get("status") == "Success" and same
     else:
         about = metadata.get("name")
-        own = read.get("kind") == kind and _has_whole_items(read)
+        is_own = read.get("kind") == kind and _has_whole_items(read)
         if name:  # every object of a cluster has a uid
             uid = metadata.get("uid")
-            own = own and about == name and isinstance(uid, str) and uid != ""
-    if own:
+            is_own = is_own and about == name and isinstance(uid, str) and uid != ""
+    if is_own:
         objects = (read, *(read.get("items") or ()))
-        places = (mapping(each.get("metadata")).get("namespace") for each in objects)
+        places = (mapping(item.get("metadata")).get("namespace") for item in objects)
         elsewhere = next((place for place in places if place and place != space), None)
         if not space or elsewhere is None:
             return read
@@ -64,9 +64,9 @@ def own_answer(
             f"cannot {what}: the answer is about the namespace {shown(elsewhere)}, so it is not "
             f"the cluster's own: {_LOOK}"
         )
-    found = f"kind {shown(read.get('kind'))}" + (f" and name {shown(about)}" if name else "")
+    description = f"kind {shown(read.get('kind'))}" + (f" and name {shown(about)}" if name else "")
     raise UnavailableError(
-        f"cannot {what}: the answer has {found}, so it is not the cluster's own: {_LOOK}"
+        f"cannot {what}: the answer has {description}, so it is not the cluster's own: {_LOOK}"
     )
 
 

@@ -137,5 +137,5 @@ def has_arguments(cluster: Cluster, body: Mapping[str, Any], job: JobFacts) -> b
     except MissingError:
         return False
     owners = mappings(known["metadata"].get("ownerReferences"))
-    ours = any(each.get("uid") == job.uid for each in owners)
-    return ours and known.get("data") == body["data"]
+    is_owned = any(owner.get("uid") == job.uid for owner in owners)
+    return is_owned and known.get("data") == body["data"]

@@ -56,11 +56,11 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
             if not same_run(handle, facts):
                 return False
             spec = mapping(job.get("spec"))
-            held = spec.get("suspend") is True
-            ending = facts.cancelled and (held or spec.get("activeDeadlineSeconds") == 1)
+            is_suspended = spec.get("suspend") is True
+            ending = facts.cancelled and (is_suspended or spec.get("activeDeadlineSeconds") == 1)
             if facts.decided or facts.deleting or ending:
                 return True
-            queued = facts.queue is not None and held
+            queued = facts.queue is not None and is_suspended
             # The mark is set last: a suspended run that has it is reported as cancelled.
             if not queued or _leave_queue(cluster, space, facts):
                 cluster.patch_job(space, name, cancel_patch(facts, job, now))

@@ -145,15 +145,15 @@ def _manifest(
         return None
 
     try:
-        there = patiently(tried)
+        job = patiently(tried)
     except BackendError as error:
         yield Finding("manifest", False, str(error))
         return
-    if there is not None and there.deleting:
+    if job is not None and job.deleting:
         text = f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
         yield Finding("manifest", False, text)
         return
-    if there is not None:
+    if job is not None:
         text = (
             "there is a Job of that name: the launch that made it finds it again, and any other is "
             "a RunConflictError"

@@ -273,7 +273,7 @@ class Cluster:
                 namespace=space, label_selector=selector, **where, **options
             ),
         )
-        return [each for each in answer.get("items") or [] if _controls(job_uid, each)]
+        return [workload for workload in answer.get("items") or [] if _controls(job_uid, workload)]
 
     def read_local_queue(self, space: str, name: str) -> Json:
         """Return a local queue of Kueue."""
@@ -300,7 +300,7 @@ class Cluster:
                 if group.get("name") == _KUEUE
                 for version in mappings(group.get("versions"))
             }
-            self._kueue = next((each for each in _KUEUE_VERSIONS if each in served), None)
+            self._kueue = next((version for version in _KUEUE_VERSIONS if version in served), None)
         return self._kueue
 
     def _kueue_place(self, plural: str) -> dict[str, str]:
@@ -355,7 +355,7 @@ class Cluster:
     def _json(
         self,
         what: str,
-        asked: tuple[str, ...],
+        target: tuple[str, ...],
         make: Callable[[Apis, Json], Any],
         *,
         warned: list[str] | None = None,
@@ -366,21 +366,21 @@ class Cluster:
 
         Args:
             what: What the call does, in words.
-            asked: The kind that is asked for, the name of the object (empty if none is named), and
+            target: The kind that is asked for, the name of the object (empty if none is named), and
                 its namespace, if it has one.
             make: Makes the call.
             warned: The cluster's warnings are appended to it.
             within: The namespace in which an object is created; nothing else can be missing then.
             removed: Whether a Status is accepted too, which says that the object is gone.
         """
-        with missing_only(*(asked[:2] if within is None else ("Namespace", within))):
+        with missing_only(*(target[:2] if within is None else ("Namespace", within))):
             answer = self.client.call(what, lambda apis: make(apis, self.client.options()), warned)
-        return own_answer(answer, what, *asked, removed=removed)
+        return own_answer(answer, what, *target, removed=removed)
 
     def _pages(
         self,
         what: str,
-        asked: tuple[str, ...],
+        target: tuple[str, ...],
         make: Callable[[Apis, Json], Any],
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool] = lambda _: True,
@@ -392,38 +392,38 @@ class Cluster:
         """
         for last in (False, False, True):
             try:
-                found, version = self._all_pages(what, asked, make, read, wanted)
+                results, version = self._all_pages(what, target, make, read, wanted)
             except ExpiredError:
                 if last:
                     raise
                 continue
             if versions is not None:
                 versions.append(version)
-            return found
+            return results
         raise AssertionError("the last try returns or raises")
 
     def _all_pages(
         self,
         what: str,
-        asked: tuple[str, ...],
+        target: tuple[str, ...],
         make: Callable[[Apis, Json], Any],
         read: Callable[[Json], T],
         wanted: Callable[[Json], bool],
     ) -> tuple[list[T], str]:
-        found: list[T] = []
+        results: list[T] = []
         token: str | None = None
         objects, kept, up = 0, 0, self.client.time_up()
         for _ in range(_PAGES):
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
             page = self._json(
                 what,
-                asked,
+                target,
                 lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
             )
             items = page.get("items") or []
             objects += len(items)
             for facts in map(read, filter(wanted, items)):
-                found.append(facts)
+                results.append(facts)
                 kept += len(repr(facts))
                 if kept > _KEPT:
                     raise UnavailableError(f"cannot {what}: they say more than {_KEPT} characters")
@@ -431,7 +431,7 @@ class Cluster:
             last, token = token, metadata.get("continue")
             del page, items  # otherwise two pages would be in memory when the next one is read
             if not token:
-                return found, str(metadata.get("resourceVersion"))
+                return results, str(metadata.get("resourceVersion"))
             if token == last:  # such as from a cache that cannot tell pages apart
                 raise UnavailableError(f"cannot {what}: its second page is the first one again")
             if objects > _OBJECTS or time.monotonic() > up:

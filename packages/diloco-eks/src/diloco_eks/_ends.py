@@ -145,9 +145,9 @@ class Ends:
             "PodFailurePolicy",
             "MaxFailedIndexesExceeded",
         }:
-            own = own_end(last, job)
-            if last is not None and own is not None:
-                return self._from_verdict(own, last)
+            verdict = own_end(last, job)
+            if last is not None and verdict is not None:
+                return self._from_verdict(verdict, last)
             if last is not None and deleted_by_others(last, job.decided_at):
                 return self._deleted(last)
             reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)

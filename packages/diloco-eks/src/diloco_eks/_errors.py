@@ -130,7 +130,7 @@ def read_warnings(headers: Mapping[str, str]) -> list[str]:
 
 def printable(text: str) -> str:
     """Return a text for a log, with unprintable characters as Python writes them."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def warn(text: str) -> None:
@@ -145,8 +145,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
     status, text = answer.status, f"cannot {what}: {answer.message}"
     if status == 400:
         # Only the cluster's own words may be interpreted, as those of a BadRequestError are.
-        own = bool(answer.reason)
-        return BadRequestError(text) if own else InvalidRequestError(text + _not_its_own(status))
+        is_own = bool(answer.reason)
+        return BadRequestError(text) if is_own else InvalidRequestError(text + _not_its_own(status))
     if status == 401:
         return AuthError(
             f"{text}. The cluster refused the credentials, and again after they were loaded anew: "

@@ -38,7 +38,7 @@ class Event:
 
 def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
     """Return the latest warnings among events (core/v1), one of each reason, the latest first."""
-    found: list[Event] = []
+    warnings: list[Event] = []
     for event in events:
         series = event.get("series") if isinstance(event.get("series"), dict) else {}
         count = (series or {}).get("count") or event.get("count")
@@ -48,7 +48,7 @@ def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
             or event.get("eventTime")
         )
         if event.get("type") == "Warning":
-            found.append(
+            warnings.append(
                 Event(
                     redact_and_cut(_text(event.get("reason")), _REASON_SHOWN),
                     redact_and_cut(_text(event.get("message")), _SHOWN),
@@ -57,8 +57,8 @@ def read_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
                 )
             )
     latest: dict[str, Event] = {}
-    for each in sorted(found, key=lambda event: -event.last):
-        latest.setdefault(each.reason, each)
+    for warning in sorted(warnings, key=lambda event: -event.last):
+        latest.setdefault(warning.reason, warning)
     return list(latest.values())[:_KEPT]
 
 
@@ -72,7 +72,7 @@ def is_stuck(status: ReplicaStatus, pod: PodFacts | None, job: JobFacts, now: fl
 
 def explained(status: ReplicaStatus, events: Iterable[Event]) -> ReplicaStatus:
     """Return a status with the latest warnings in its message, without repetitions."""
-    new = [each for each in events if each.message.removesuffix("…") not in status.message]
+    new = [event for event in events if event.message.removesuffix("…") not in status.message]
     texts = [_told(event) for event in new[:_MOST]]
     if not texts:
         return status

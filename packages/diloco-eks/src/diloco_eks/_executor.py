@@ -124,12 +124,12 @@ class EKSExecutor(LogVerbs):
     @cached_property
     def _options(self) -> EKSOptions:
         """Return the options, with the namespace, for which the kubeconfig has to be read."""
-        given = self._given
-        if given.namespace is not None:
-            return given
-        ours = given.batch_api is None
-        space = namespace_of(given.kubeconfig, given.context) if ours else DEFAULT
-        return replace(given, namespace=space)
+        options = self._given
+        if options.namespace is not None:
+            return options
+        own_client = options.batch_api is None
+        space = namespace_of(options.kubeconfig, options.context) if own_client else DEFAULT
+        return replace(options, namespace=space)
 
     @property
     def _namespace(self) -> str:
@@ -333,9 +333,9 @@ class EKSExecutor(LogVerbs):
         return self._runs.observe(handles)
 
     def _is_ours(self, handle: ReplicaHandle) -> bool:
-        here = self._client.server, self._namespace
+        executor_place = self._client.server, self._namespace
         place = handle.metadata
-        return super()._is_ours(handle) and (place["server"], place["namespace"]) == here
+        return super()._is_ours(handle) and (place["server"], place["namespace"]) == executor_place
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
         server = self._client.server
@@ -349,7 +349,7 @@ class EKSExecutor(LogVerbs):
 
     def _ends(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
         server = self._client.server
-        return super()._ends([each for each in handles if each.metadata["server"] == server])
+        return super()._ends([handle for handle in handles if handle.metadata["server"] == server])
 
     def _result(self, handle: ReplicaHandle) -> Any:
         now, patience = self._backoff.clock(), self._patience
@@ -383,10 +383,10 @@ class EKSExecutor(LogVerbs):
         except ReplicaNotFoundError:
             return []
         return [
-            each
-            for each in known
-            if each.metadata["job_uid"] == facts.uid
-            or (not each.metadata["job_uid"] and each.metadata["fingerprint"] == facts.fingerprint)
+            peer
+            for peer in known
+            if peer.metadata["job_uid"] == facts.uid
+            or (not peer.metadata["job_uid"] and peer.metadata["fingerprint"] == facts.fingerprint)
         ]
 
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:

@@ -98,9 +98,9 @@ def namespace_of(kubeconfig: str | os.PathLike[str] | None, context: str | None)
     if not in_cluster(kubeconfig, context):
         named = read_kubeconfig(kubeconfig, context).namespace
         return check_dns_label("the namespace of the kubeconfig's context", named or DEFAULT)
-    given = os.environ.get("POD_NAMESPACE")
+    namespace = os.environ.get("POD_NAMESPACE")
     try:
-        return given or (ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
+        return namespace or (ACCOUNT / "namespace").read_text(encoding="utf-8").strip() or DEFAULT
     except OSError:
         return DEFAULT
     except UnicodeDecodeError:
@@ -120,8 +120,8 @@ def read_kubeconfig(kubeconfig: str | os.PathLike[str] | None, context: str | No
         AuthError: A file cannot be read or is in an unknown home folder, or a part of it that is
             used has the wrong type.
     """
-    given = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
-    named = filter(None, (given or "~/.kube/config").split(os.pathsep))
+    paths = os.fspath(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
+    named = filter(None, (paths or "~/.kube/config").split(os.pathsep))
     files = list(map(os.path.expanduser, named))
     # A folder with such a literal name is never meant.
     if homeless := [file for file in files if file.startswith("~")]:
@@ -179,8 +179,8 @@ def obey(configuration: Any, kubeconfig: Kubeconfig | None) -> dict[str, str]:
         AuthError: The user's credentials could not be obtained.
         InvalidRequestError: There is a setting that cannot be obeyed, and must not be ignored.
     """
-    given = None if kubeconfig is None else kubeconfig.cluster.get("proxy-url")
-    _set_proxy(configuration, given)
+    proxy_url = None if kubeconfig is None else kubeconfig.cluster.get("proxy-url")
+    _set_proxy(configuration, proxy_url)
     _check_renewed(configuration)
     if kubeconfig is None:
         return {}
@@ -265,10 +265,10 @@ def words_of_plugins_cut() -> Iterator[None]:
         root.removeFilter(cut)
 
 
-def _set_proxy(configuration: Any, given: object) -> None:
+def _set_proxy(configuration: Any, proxy_url: object) -> None:
     """Choose the proxy as kubectl does: the kubeconfig's, or the environment's for the scheme."""
     server = urlsplit(str(configuration.host))
-    proxy = given if isinstance(given, str) and given else None
+    proxy = proxy_url if isinstance(proxy_url, str) and proxy_url else None
     configuration.no_proxy = None  # the client supports less of it than kubectl does
     if proxy is None and not needs_no_proxy(server, _variable("NO_PROXY") or ""):
         proxy = _variable(f"{server.scheme.upper()}_PROXY")
@@ -292,14 +292,14 @@ def _set_proxy(configuration: Any, given: object) -> None:
 def _impersonation(user: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers that impersonate another user; without them requests could do more."""
     extra = user.get("as-user-extra") or {}
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "Impersonate-User": user.get("as"),
         "Impersonate-Uid": user.get("as-uid"),
         "Impersonate-Group": user.get("as-groups"),
         **{f"Impersonate-Extra-{quote(key, safe='')}": extra[key] for key in extra},
     }
     headers: dict[str, str] = {}
-    for name, value in asked.items():
+    for name, value in fields.items():
         values = value if isinstance(value, list) else [value]
         if len(values) > 1:
             raise InvalidRequestError(
@@ -323,8 +323,8 @@ def _is_clear(cluster: Mapping[str, Any], proxy: object = None) -> bool:
     They cannot if the server is on this machine.
     """
     server = urlsplit(str(cluster.get("server")))
-    here = server.hostname in {"localhost", "127.0.0.1", "::1"} and not proxy
-    return server.scheme != "https" and not here
+    is_local = server.hostname in {"localhost", "127.0.0.1", "::1"} and not proxy
+    return server.scheme != "https" and not is_local
 
 
 def _variable(name: str) -> str | None:

@@ -50,7 +50,7 @@ _APART = {
         ("certificate-authority", "certificate-authority-data"),
     ),
     "user": (
-        *((each, "username") for each in ("token", "tokenFile", "exec", "auth-provider")),
+        *((field, "username") for field in ("token", "tokenFile", "exec", "auth-provider")),
         ("exec", "auth-provider"),
         ("client-certificate", "client-certificate-data"),
         ("client-key", "client-key-data"),
@@ -70,7 +70,7 @@ def refused(kind: str, entry: Mapping[str, Any]) -> str | None:
         return f"has both {both[0]} and {both[1]}: leave one of them"
     if kind == "cluster":
         return _refused_server(entry)
-    if empty := [each for each in ("exec", "auth-provider") if entry.get(each) == {}]:
+    if empty := [field for field in ("exec", "auth-provider") if entry.get(field) == {}]:
         return f"has an empty {empty[0]}: {_KUBECTL}"
     plugin = entry.get("exec") or {}
     if entry.get("password") and not entry.get("username"):

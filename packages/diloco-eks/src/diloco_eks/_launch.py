@@ -164,9 +164,9 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
 
 def _is_same(facts: JobFacts, manifest: dict[str, Any]) -> bool:
     """Return whether a Job has the run_id, fingerprint and ranks that its launch gave it."""
-    given = read_job(manifest)
+    manifest_facts = read_job(manifest)
     return all(
-        getattr(facts, name) == getattr(given, name)
+        getattr(facts, name) == getattr(manifest_facts, name)
         for name in ("run_id", "fingerprint", "completions", "first_rank", "world_size")
     )
 

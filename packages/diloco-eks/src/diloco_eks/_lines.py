@@ -87,27 +87,27 @@ class Place:
         """Yield the lines behind those that were read."""
         if not whole:
             next(lines, None)  # the kubelet may begin in the middle of a line
-        last, held = list(self._last), list[Line]()
+        last, answer = list(self._last), list[Line]()
         places = list(range(len(last)))  # where in the remembered lines the answer may begin
         ends = []  # how many lines of the answer are known, for each possible beginning
         for line in lines:
             self.answered = True
-            held.append(line)
-            if whole and len(held) == 1 and _key(line) == self._first:
+            answer.append(line)
+            if whole and len(answer) == 1 and _key(line) == self._first:
                 yield from islice(lines, self._read - 1, None)
                 return
-            places = [place for place in places if last[place + len(held) - 1] == _key(line)]
-            if len(last) - len(held) in places:
-                places.remove(len(last) - len(held))
-                ends.append(len(held))
+            places = [place for place in places if last[place + len(answer) - 1] == _key(line)]
+            if len(last) - len(answer) in places:
+                places.remove(len(last) - len(answer))
+                ends.append(len(answer))
             if not places:
                 break
         if whole:  # the node has started a new file
-            self._first, self._read = _key(held[0]) if held else 0, max(ends, default=0)
+            self._first, self._read = _key(answer[0]) if answer else 0, max(ends, default=0)
         elif len(ends) != 1:
             self.lost = True
             return
-        yield from held[max(ends, default=0) :]
+        yield from answer[max(ends, default=0) :]
         yield from lines
 
 
@@ -130,16 +130,16 @@ def written(lines: Iterable[Line], is_gone: Callable[[], bool]) -> Iterator[Line
         UnavailableError: There are no lines for the moment, or the text in their place is not the
             kubelet's.
     """
-    said, any_written = "", False
+    message, any_written = "", False
     for line in lines:
         any_written = any_written or bool(line.stamp)
         if line.stamp:
             yield line
         else:
-            said = said or line.text
-    if said and not any_written:
-        shown = redact_and_cut(said, _SHOWN)
-        if no_log := _NO_LOG.match(said):
+            message = message or line.text
+    if message and not any_written:
+        shown = redact_and_cut(message, _SHOWN)
+        if no_log := _NO_LOG.match(message):
             if is_gone():
                 raise MissingError(f"there is no log: {shown}")
             kind = UnavailableError if no_log[2] else NoLogError

@@ -228,10 +228,10 @@ class PodLog(Iterator[str]):
         before = None
         while True:
             read = partial(self._read_last, pod, pieces_asked, count + 1)
-            lines, pieces_most = found = self._patiently(read)
-            if len(lines) > count or pieces_most < pieces_asked or found == before:
+            lines, pieces_most = result = self._patiently(read)
+            if len(lines) > count or pieces_most < pieces_asked or result == before:
                 return lines
-            pieces_asked, before = pieces_asked * 4, found
+            pieces_asked, before = pieces_asked * 4, result
 
     def _read_last(self, pod: PodFacts, pieces_asked: int, most: int) -> tuple[list[Line], int]:
         """Return the last lines among a number of pieces, and how many pieces came at most.

@@ -36,11 +36,11 @@ def _matches(entry: str, host: str, port: str, address: _Address | None) -> bool
             return address is not None and address in ipaddress.ip_network(entry, strict=False)
         except ValueError:
             return False
-    found = _ENTRY.fullmatch(entry)
-    if found is None:
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
         return False
-    name = found["inside"] or found["host"] or found["alone"] or ""
-    if not name or (found["port"] and found["port"] != port):
+    name = match["inside"] or match["host"] or match["alone"] or ""
+    if not name or (match["port"] and match["port"] != port):
         return False
     if (named := _address(name)) is not None:
         return named == address

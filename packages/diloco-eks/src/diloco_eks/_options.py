@@ -142,7 +142,7 @@ def _check_command(name: str, value: object) -> tuple[str, ...]:
 
 
 def _check_namespaces(name: str, value: object) -> tuple[str, ...]:
-    return tuple(check_dns_label(name, each) for each in check_names(name, value))
+    return tuple(check_dns_label(name, namespace) for namespace in check_names(name, value))
 
 
 def _check_ttl(name: str, value: object) -> int | None:

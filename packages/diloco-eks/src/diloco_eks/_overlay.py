@@ -53,24 +53,24 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
         if value is None:
             base.pop(key, None)
             continue
-        ours = base.get(key)
-        if ours is not None and type(ours) is not type(value):
+        base_value = base.get(key)
+        if base_value is not None and type(base_value) is not type(value):
             raise InvalidRequestError(
-                f"{place} must be a {type(ours).__name__}, not a {type(value).__name__}"
+                f"{place} must be a {type(base_value).__name__}, not a {type(value).__name__}"
             )
         if isinstance(value, dict):
             inside = base.setdefault(key, {})
             _merge(inside, value, place)
         elif isinstance(value, list) and key in ITEMS:
-            base[key] = _merge_list(ours or [], value, ITEMS[key], place)
+            base[key] = _merge_list(base_value or [], value, ITEMS[key], place)
         else:
             base[key] = value
 
 
-def _merge_list(ours: list[Any], items: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
+def _merge_list(base: list[Any], items: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
     if wrong := misfit(items, [schema], path):
         raise InvalidRequestError(wrong)
-    merged = list(ours)
+    merged = list(base)
     key = next((field.rstrip("!") for field in schema if field.endswith("!")), None)
     for number, item in enumerate(items):
         place = f"{path}[{number}]"
@@ -102,25 +102,25 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
                 f"({shown(sorted(volume.keys() - {'name'}))}). The executor may have a volume of "
                 "that name: choose another one"
             )
-    ours = template["spec"]["containers"][0]
+    template_container = template["spec"]["containers"][0]
     replica = next(
-        (each for each in spec.get("containers", []) if each["name"] == CONTAINER),
+        (container for container in spec.get("containers", []) if container["name"] == CONTAINER),
         None,
     )
     if replica is None:
         raise InvalidRequestError(f"pod_overlay may not remove the container {CONTAINER!r}")
     for field in _OURS:
-        if replica.get(field) != ours.get(field):
+        if replica.get(field) != template_container.get(field):
             hint = "; command= of the executor sets it" if field == "command" else ""
             raise InvalidRequestError(
                 f"pod_overlay may not set {field} of the container {CONTAINER!r}{hint}"
             )
     variables = {entry["name"]: entry for entry in replica.get("env", [])}
-    for entry in ours["env"]:
+    for entry in template_container["env"]:
         if variables.get(entry["name"]) != entry:
             raise InvalidRequestError(
                 f"pod_overlay changes the variable {entry['name']} of the container {CONTAINER!r}: "
                 "use env= or secrets="
             )
-    for name in variables.keys() - {entry["name"] for entry in ours["env"]}:
+    for name in variables.keys() - {entry["name"] for entry in template_container["env"]}:
         check_free(name)

@@ -58,9 +58,9 @@ def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
     report = read_message(pod)
     if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:
         return ""
-    said = (
+    text = (
         "; its own program had ended with exit code 0 before, which the cluster had not counted yet"
     )
     if report.result_lines:
-        return f"{said}, and its result went with its log"
-    return f"{said}, and returned {redact_and_cut(json.dumps(report.outcome.result), _SHOWN)}"
+        return f"{text}, and its result went with its log"
+    return f"{text}, and returned {redact_and_cut(json.dumps(report.outcome.result), _SHOWN)}"

@@ -76,12 +76,12 @@ def _check_free(options: EKSOptions) -> None:
     The cluster refuses two volumes at one path, but its message does not say where the other one
     comes from.
     """
-    ours = {
+    options_by_path = {
         _SHM: ("shm_size", options.shm_size),
         CODE_PATH: ("code", options.code),
         _TMP: ("restricted", options.restricted or None),
     }
-    for path, (name, value) in ours.items():
+    for path, (name, value) in options_by_path.items():
         if value is not None and path in (options.mounts or {}):
             raise InvalidRequestError(
                 f"mounts has the path {path!r}, where {name}={value!r} mounts a volume of its own: "

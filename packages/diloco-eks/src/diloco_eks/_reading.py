@@ -35,8 +35,8 @@ def run_of(job: Mapping[str, Any]) -> str:
     named = metadata.get("name") == run_id and is_run_id(run_id)
     ranked = first is not None and size is not None and 0 < count <= size - first
     kind = spec.get("completionMode") == "Indexed"
-    ours = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked and kind
-    return run_id if ours else ""
+    is_run = labels.get(names.MANAGED_BY) == names.MANAGER and named and ranked and kind
+    return run_id if is_run else ""
 
 
 def read_job(job: Mapping[str, Any]) -> JobFacts:
@@ -83,7 +83,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     failures, ignored = (
         _number(annotations.get(name)) or 0 for name in (names.FAILURES, names.IGNORED_FAILURES)
     )
-    ours: Mapping[str, Any] = {}
+    own_state: Mapping[str, Any] = {}
     waiting: tuple[str, str] | None = None
     for container in (
         *mappings(status.get("initContainerStatuses")),
@@ -91,10 +91,10 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     ):
         state = mapping(container.get("state"))
         if container.get("name") == names.CONTAINER:
-            ours = state
-        held = mapping(state.get("waiting"))
-        if held and (waiting is None or waiting[0] in {"PodInitializing", "ContainerCreating"}):
-            waiting = _why(held)
+            own_state = state
+        wait = mapping(state.get("waiting"))
+        if wait and (waiting is None or waiting[0] in {"PodInitializing", "ContainerCreating"}):
+            waiting = _why(wait)
     why = _why(status)
     blocked = None
     unready_since = None
@@ -114,15 +114,15 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
         deleting=bool(metadata.get("deletionTimestamp")),
         node=_text(mapping(pod.get("spec")).get("nodeName")),
         unready_since=unready_since,
-        told_to_end=_told_to_end(metadata, ended=bool(ours.get("terminated"))),
+        told_to_end=_told_to_end(metadata, ended=bool(own_state.get("terminated"))),
         disruption=_conditions(status).get("DisruptionTarget"),
         reason=why[0],
         message=why[1],
         blocked=blocked,
         waiting=waiting,
-        running="running" in ours,
-        running_since=parse_time(mapping(ours.get("running")).get("startedAt")),
-        terminated=_end(mapping(ours["terminated"])) if ours.get("terminated") else None,
+        running="running" in own_state,
+        running_since=parse_time(mapping(own_state.get("running")).get("startedAt")),
+        terminated=_end(mapping(own_state["terminated"])) if own_state.get("terminated") else None,
     )
 
 

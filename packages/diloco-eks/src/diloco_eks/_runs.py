@@ -75,13 +75,13 @@ class Runs:
         job = self._whole(handle)
         index_of(handle, read_job(job))  # refuses a rank that the Job does not have
         containers = mappings(job["spec"]["template"]["spec"].get("containers"))
-        ours = next((each for each in containers if each.get("name") == CONTAINER), {})
-        arguments = dict(each.partition("=")[::2] for each in ours.get("args") or [])
-        pieces = {each["name"]: each.get("value", "") for each in mappings(ours.get("env"))}
+        container = next((item for item in containers if item.get("name") == CONTAINER), {})
+        arguments = dict(argument.partition("=")[::2] for argument in container.get("args") or [])
+        pieces = {entry["name"]: entry.get("value", "") for entry in mappings(container.get("env"))}
         if digest := arguments.get("--spec-sha256"):
             name = map_name(handle.metadata["job_name"], digest)
-            found = self._cluster.read_config_map(handle.metadata["namespace"], name)
-            pieces = dict(mapping(found.get("data")))
+            config_map = self._cluster.read_config_map(handle.metadata["namespace"], name)
+            pieces = dict(mapping(config_map.get("data")))
         return spec_from_environment(pieces, sha256=digest).rendezvous_uri
 
     def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
@@ -144,7 +144,7 @@ class Runs:
             seen = self._look(run)
         except ReplicaNotFoundError:  # it was removed meanwhile, such as by another purge
             return
-        alive = [each.rank for each, status in seen.items() if not status.state.terminal]
+        alive = [replica.rank for replica, status in seen.items() if not status.state.terminal]
         if alive and not facts.deleting:
             raise InvalidRequestError(
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
@@ -178,8 +178,8 @@ class Runs:
             known[culprit] = replace(handles[0], rank=facts.first_rank + culprit)
         mapped = map_states(facts, pods, by_index, self._memory.seen(known))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
-        told = {}
-        newest = {index: found[-1] for index, found in pods_by_index(pods).items()}
+        statuses = {}
+        newest = {index: group[-1] for index, group in pods_by_index(pods).items()}
         now = self._clock()
         for index, (status, seen) in mapped.items():
             last = newest.get(index)
@@ -189,8 +189,8 @@ class Runs:
                 about = facts.uid if last is None else last.uid
                 status = self._warnings.explain(status, space, about)
             pod = succeeded.get(index) if status.state is ReplicaState.SUCCEEDED else None
-            told[index] = self._memory.keep(by_index[index], status, seen, pod, version)
-        return {handle: told[index_of(handle, facts)] for handle in handles}
+            statuses[index] = self._memory.keep(by_index[index], status, seen, pod, version)
+        return {handle: statuses[index_of(handle, facts)] for handle in handles}
 
     def _not_here(self, handle: ReplicaHandle) -> BackendError:
         place, server = handle.metadata, self._client.server

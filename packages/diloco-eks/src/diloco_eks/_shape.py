@@ -31,19 +31,19 @@ def misfit(value: Any, schema: Any, path: str) -> str | None:
     wanted = schema if isinstance(schema, type) else type(schema)
     kind = type(value)
     if kind is not wanted:
-        given = "nothing" if value is None else _WORDS.get(kind, f"a {kind.__name__}")
-        return f"{path} must be {_WORDS[wanted]}, not {given}"
+        type_name = "nothing" if value is None else _WORDS.get(kind, f"a {kind.__name__}")
+        return f"{path} must be {_WORDS[wanted]}, not {type_name}"
     inside: list[tuple[Any, Any, str]] = []
     if isinstance(schema, list):
         inside += [(item, schema[0], f"{path}[{number}]") for number, item in enumerate(value)]
     elif isinstance(schema, dict) and str in schema:
         inside += [(key, str, f"a key of {path}") for key in value]
         inside += [
-            (each, schema[str], f"{path}.{key}") for key, each in value.items() if each is not None
+            (item, schema[str], f"{path}.{key}") for key, item in value.items() if item is not None
         ]
     elif isinstance(schema, dict):
         for field, inner in schema.items():
             name = field.rstrip("!")
             if field != name or value.get(name) is not None:
                 inside.append((value.get(name), inner, f"{path}.{name}"))
-    return next(filter(None, (misfit(*each) for each in inside)), None)
+    return next(filter(None, (misfit(*part) for part in inside)), None)

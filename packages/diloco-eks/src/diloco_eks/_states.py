@@ -132,8 +132,8 @@ class _View:
         job = self.job
         reason, message = self._why_stopping()
         if pod.deleting and not message:
-            held = "Suspended" in job.conditions
-            message = self._why_suspended() if held else why_going(pod)
+            is_suspended = "Suspended" in job.conditions
+            message = self._why_suspended() if is_suspended else why_going(pod)
         stopping = pod.deleting or job.decided or job.deleting or job.cancelled
         attempt, state = pod.attempt, RUNNING
         started = pod.started_at

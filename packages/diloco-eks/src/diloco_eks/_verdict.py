@@ -70,14 +70,14 @@ def interrupted(pod: PodFacts) -> bool:
     The runner exits with another code then, so this is for containers in which another program
     determines the exit code.
     """
-    told = pod.told_to_end if pod.disruption is None else pod.disruption.time
-    if pod.terminated is None or (pod.disruption is None and told is None):
+    notice_time = pod.told_to_end if pod.disruption is None else pod.disruption.time
+    if pod.terminated is None or (pod.disruption is None and notice_time is None):
         return False
     report = read_message(pod)
     if report is not None:
         return report.outcome.exit_code != 0
     ended = pod.finished_at
-    return ended is None or told is None or ended >= told  # times are whole seconds
+    return ended is None or notice_time is None or ended >= notice_time  # times are whole seconds
 
 
 def hides_failure(pod: PodFacts) -> bool:

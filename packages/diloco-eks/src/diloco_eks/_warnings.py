@@ -36,9 +36,9 @@ class Warnings:
         Events only make a message better: where they cannot be read, the status stays as it is.
         """
         with self._lock:
-            asked, events = self._known.get(uid, (None, []))
+            query_time, events = self._known.get(uid, (None, []))
         now = self._clock()
-        if asked is None or not asked <= now < asked + STUCK_SECONDS:
+        if query_time is None or not query_time <= now < query_time + STUCK_SECONDS:
             try:
                 events = read_events(self._cluster.list_events(namespace, uid))
             except ForbiddenError as error:
