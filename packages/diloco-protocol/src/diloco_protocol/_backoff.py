@@ -46,14 +46,14 @@ class Backoff:
     uniform: Callable[[], float] = field(default=_uniform, repr=False)
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("first", "cap", "factor", "jitter")}
-        numbers = all(map(is_number, given.values()))
+        values = {name: getattr(self, name) for name in ("first", "cap", "factor", "jitter")}
+        numbers = all(map(is_number, values.values()))
         if not (
             numbers and 0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1
         ):
             raise InvalidRequestError(
                 "a back-off needs 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1, not "
-                + ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+                + ", ".join(f"{name}={shown(value)}" for name, value in values.items())
             )
 
     def delays(self) -> Iterator[float]:

@@ -208,7 +208,7 @@ class BaseExecutor(Journaled):
     ) -> Plan:
         """Return the requests that :meth:`launch_replicas` would send, and send nothing."""
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-        return Plan(request.run_id, tuple(_shown(each, request) for each in self._plan(request)))
+        return Plan(request.run_id, tuple(_shown(item, request) for item in self._plan(request)))
 
     # --- watching ---
 
@@ -250,11 +250,11 @@ class BaseExecutor(Journaled):
         handles = _listed("describe_run", handles)
         for handle in handles:
             self._check(handle)
-        found: dict[ReplicaHandle, ReplicaStatus] = {}
+        statuses: dict[ReplicaHandle, ReplicaStatus] = {}
         for run in by_run(handles, self._place):
             with contextlib.suppress(ReplicaNotFoundError):
-                found.update(self._observe(run))
-        return found
+                statuses.update(self._observe(run))
+        return statuses
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         """Return the last lines of a replica's log; ``""`` if there are none.

@@ -29,8 +29,8 @@ def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle],
 
     refused: dict[int, BackendError] = {}
     with ThreadPoolExecutor(min(len(handles), MAX_THREADS)) as threads:
-        asked = [(handle.rank, threads.submit(stop, handle)) for handle in handles]
-        for rank, answer in asked:
+        futures = [(handle.rank, threads.submit(stop, handle)) for handle in handles]
+        for rank, answer in futures:
             try:
                 answer.result()
             except BackendError as error:
@@ -42,5 +42,5 @@ def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle],
         raise BackendError(
             f"{len(refused)} of the {len(handles)} replicas of run {handles[0].run_id!r} could "
             f"not be cancelled (rank {ranks}){others}. Rank {first}: {cause}",
-            retryable=all(each.retryable for each in refused.values()),
+            retryable=all(refusal.retryable for refusal in refused.values()),
         ) from cause

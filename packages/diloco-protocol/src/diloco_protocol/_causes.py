@@ -68,7 +68,7 @@ def _clean(error: BaseException) -> None:
     with contextlib.suppress(TypeError):  # built-in exceptions keep their type
         error.__class__ = _cleaned(type(error))  # type: ignore[arg-type] # it is hashable
         return
-    error.args = tuple(as_shown(each) if isinstance(each, str) else each for each in error.args)
+    error.args = tuple(as_shown(item) if isinstance(item, str) else item for item in error.args)
     if isinstance(error, OSError):
         for name in ("strerror", "filename", "filename2"):
             if isinstance(value := getattr(error, name), str):

@@ -69,8 +69,8 @@ def read_whole(name: str, text: str, least: int, most: int) -> int:
     """
     digits = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
     if not digits or not least <= int(text) <= most:
-        given = redact_and_cut(text, 40)
-        raise _refused(name, f"a whole number from {least} to {most}", given, none=False)
+        excerpt = redact_and_cut(text, 40)
+        raise _refused(name, f"a whole number from {least} to {most}", excerpt, none=False)
     return int(text)
 
 
@@ -257,8 +257,8 @@ def check_names(name: str, values: object) -> tuple[str, ...]:
             taken for the items of the list.
     """
     return tuple(
-        check_text(f"{name}[{number}]", each)
-        for number, each in enumerate(_items(name, values, "text"))
+        check_text(f"{name}[{number}]", item)
+        for number, item in enumerate(_items(name, values, "text"))
     )
 
 
@@ -270,8 +270,8 @@ def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]
             taken for the items of the list.
     """
     return tuple(
-        check_path(f"{name}[{number}]", each)
-        for number, each in enumerate(_items(name, values, "paths"))
+        check_path(f"{name}[{number}]", item)
+        for number, item in enumerate(_items(name, values, "paths"))
     )
 
 

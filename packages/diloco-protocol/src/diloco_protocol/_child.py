@@ -60,15 +60,15 @@ def _call(spec: ReplicaSpec) -> tuple[int, str | None]:
     except SystemExit as exit_request:
         return _exit_code(exit_request)
     except BaseException as error:  # noqa: BLE001 - every exception is reported
-        told = traceback.format_exc()
-        _log(told.removesuffix("\n"))
+        trace = traceback.format_exc()
+        _log(trace.removesuffix("\n"))
         text = f"{type(error).__name__}: {_text_of(error)}"
         code = FINAL_CODE if isinstance(error, DilocoError) and error.final else 1
         return code, Outcome(
             code,
             error=f"{step} failed: {text}" if step else text,
             error_type=type(error).__name__,
-            traceback=told,
+            traceback=trace,
             reason=Reason.START_FAILED if step else Reason.ERROR,
         ).to_json()
     try:

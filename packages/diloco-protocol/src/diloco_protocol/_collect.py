@@ -94,7 +94,7 @@ def collect(
                 elif isinstance(caught, InvalidRequestError) and not waited:
                     raise  # a handle is wrong, so do not wait
                 else:
-                    unknown = [each for each in waiting if not _ended(each, known)]
+                    unknown = [replica for replica in waiting if not _ended(replica, known)]
                     refused |= dict.fromkeys(unknown or waiting, caught)
                     if (unknown or waiting)[0] not in before:
                         log(f"run {waiting[0].run_id!r} cannot be asked for: {caught}")

@@ -89,10 +89,10 @@ def check_version(what: str, data: object, version: int) -> dict[str, Any]:
     Raises:
         SpecVersionError: The record has another version, or none.
     """
-    found = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or type(found) is not int or found != version:
+    number = data.get("version") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or type(number) is not int or number != version:
         raise SpecVersionError(
-            f"{what} has version {shown(found)}, and this diloco-protocol reads version {version}"
+            f"{what} has version {shown(number)}, and this diloco-protocol reads version {version}"
         )
     return data
 

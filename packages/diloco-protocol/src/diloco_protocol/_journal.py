@@ -175,14 +175,14 @@ class StoreJournal:
         same = [folder + name for name in earlier if name.endswith(f".{digest}{records.LAUNCHED}")]
         if same and same[-1] == folder + earlier[-1]:
             with contextlib.suppress(DamagedRecordError, SpecVersionError):
-                found = self._parsed(same[-1], records.read_launch)
-                if found is not None and found.handles == launch.handles:
+                last_launch = self._parsed(same[-1], records.read_launch)
+                if last_launch is not None and last_launch.handles == launch.handles:
                     return  # it is the latest launch of this run anyway
         key = folder + records.next_name(earlier, digest)
         self._do("written", partial(self._put, key, self._encoded(key, record)))
-        for each in set(same) - {key}:
+        for old_key in set(same) - {key}:
             with contextlib.suppress(UnavailableError):
-                self._do("written", partial(self._delete, each))
+                self._do("written", partial(self._delete, old_key))
 
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
@@ -215,7 +215,7 @@ class StoreJournal:
         folder = records.folder_of(run_id)
         tally = None if self.believed else _Tally()
         launches = self._launches(folder, self._listed(folder), tally)
-        return [each for each in records.current(launches, wanted) if each.run_id == run_id]
+        return [handle for handle in records.current(launches, wanted) if handle.run_id == run_id]
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
         """Return the recorded end of a replica; see :class:`RunJournal`."""
@@ -242,14 +242,12 @@ class StoreJournal:
         names = self._listed(folder)
         launches = self._launches(folder, names, tally)
         handles = [handle for handle in records.current(launches, None) if handle.run_id == run_id]
-        there = {folder + name for name in names}
+        keys = {folder + name for name in names}
         ends = {}
         for handle in handles:
             key = records.key_of(handle, records.ENDED)
             end = (
-                self._parsed(key, partial(records.read_end, handle), tally)
-                if key in there
-                else None
+                self._parsed(key, partial(records.read_end, handle), tally) if key in keys else None
             )
             if end is not None:
                 ends[handle] = end
@@ -259,7 +257,7 @@ class StoreJournal:
             handles=tuple(handles),
             ends=ends,
             logged=frozenset(
-                each for each in handles if records.key_of(each, records.LOGGED) in there
+                replica for replica in handles if records.key_of(replica, records.LOGGED) in keys
             ),
             skipped=tally.skipped + sum(not name.endswith(records.KINDS) for name in names),
             left_out=tally.left_out,
@@ -274,11 +272,11 @@ class StoreJournal:
     def _launches(self, folder: str, names: Iterable[str], tally: _Tally | None) -> list[Launch]:
         """Return the launches of a run, the latest first."""
         keys = [folder + name for name in reversed(records.launches_in(names))]
-        found = [self._parsed(key, records.read_launch, tally) for key in keys]
-        if tally is None and None in found:
-            key = keys[found.index(None)]
+        results = [self._parsed(key, records.read_launch, tally) for key in keys]
+        if tally is None and None in results:
+            key = keys[results.index(None)]
             raise UnavailableError(f"the journal's {self._path(key)} cannot be read: it is gone")
-        return [launch for launch in found if launch is not None]
+        return [launch for launch in results if launch is not None]
 
     def _parsed(
         self, key: str, parse: Callable[[bytes, str], T | None], tally: _Tally | None = None

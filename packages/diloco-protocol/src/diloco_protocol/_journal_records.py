@@ -130,16 +130,16 @@ def current(
     launches: Iterable[Launch], wanted: Callable[[ReplicaHandle], bool] | None
 ) -> list[ReplicaHandle]:
     """Return the handles that count, in rank order; the latest launch comes first."""
-    found: list[ReplicaHandle] = []
+    result: list[ReplicaHandle] = []
     taken: set[tuple[str, int]] = set()
     for launch in launches:
         handles = list(filter(wanted, launch.handles))
         places = set(map(_place, handles))
         # A launch no longer counts when a later launch has taken one of its ranks.
         if taken.isdisjoint(places):
-            found += handles
+            result += handles
         taken |= places
-    return sorted(found, key=_rank)
+    return sorted(result, key=_rank)
 
 
 def _rank(handle: ReplicaHandle) -> int:
@@ -152,11 +152,11 @@ def _place(handle: ReplicaHandle) -> tuple[str, int]:
 
 def options_of_launch(request: RunRequest) -> dict[str, Any]:
     """Return what a record says of a launch: no secrets, and no variables of the environment."""
-    said = redact_json({name: getattr(request, name) for name in _OPTIONS})
-    said |= {"arguments": redact_json(request.kwargs), "protocol": __about__.__version__}
-    while len(dumps(said)) > OPTIONS_BYTES:
-        del said[max(said, key=lambda name: len(dumps(said[name])))]
-    return dict(said)
+    options = redact_json({name: getattr(request, name) for name in _OPTIONS})
+    options |= {"arguments": redact_json(request.kwargs), "protocol": __about__.__version__}
+    while len(dumps(options)) > OPTIONS_BYTES:
+        del options[max(options, key=lambda name: len(dumps(options[name])))]
+    return dict(options)
 
 
 def launch_record(
@@ -224,7 +224,7 @@ def read_launch(data: bytes, what: str) -> Launch:
         raise _damaged(what, "handles is not a list")
     if type(options := record.get("options", {})) is not dict:
         raise _damaged(what, "options is not an object")
-    handles = tuple(_handle(each, what) for each in record["handles"])
+    handles = tuple(_handle(item, what) for item in record["handles"])
     if len(set(map(_place, handles))) != len(handles):
         raise _damaged(what, "it has a rank twice")
     return Launch(handles, _sound(options, "options", what))
@@ -233,12 +233,12 @@ def read_launch(data: bytes, what: str) -> Launch:
 def read_end(handle: ReplicaHandle, data: bytes, what: str) -> tuple[ReplicaStatus, Any] | None:
     """Return the end of a replica that a record holds; None if it is that of another."""
     record = _read(data, what, {"handle", "status", "result"}, set(), OUTCOME_BYTES)
-    found = _handle(record["handle"], what)
+    owner = _handle(record["handle"], what)
     try:
         status = status_from_data(record["status"])
     except DilocoError as error:
         raise _damaged(what, str(error)) from None
-    if found != handle:
+    if owner != handle:
         return None  # the end of another run, which got the same run_id elsewhere
     if not status.state.terminal:
         raise _damaged(what, f"the state {status.state.value!r} is not an end")
@@ -278,9 +278,9 @@ def _read(data: bytes, what: str, names: set[str], more: set[str], most: int) ->
         raise _damaged(what, str(error)) from error
     except InvalidRequestError as error:
         raise DamagedRecordError(str(error)) from None
-    found = record.keys() - more
-    if found != names | {"version"}:
-        raise _damaged(what, f"it has the fields {shown(sorted(found))} instead of {sorted(names)}")
+    keys = record.keys() - more
+    if keys != names | {"version"}:
+        raise _damaged(what, f"it has the fields {shown(sorted(keys))} instead of {sorted(names)}")
     return record
 
 

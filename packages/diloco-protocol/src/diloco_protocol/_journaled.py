@@ -60,18 +60,18 @@ class Journaled(KeptLogs):
         if self._journal is None:
             return self._readable(handles)
         seen = self._ends(handles)
-        asked = [handle for handle in handles if handle not in seen]
+        rest = [handle for handle in handles if handle not in seen]
         gone: ReplicaNotFoundError | None = None
-        if asked:
+        if rest:
             try:
-                seen.update(self._readable(asked))
+                seen.update(self._readable(rest))
             except ReplicaNotFoundError as error:
                 gone = error
-        ended = [handle for handle in asked if handle in seen and seen[handle].state.terminal]
-        new = [each for each in ended if self._record_end(self._journal, each, seen[each])]
+        ended = [handle for handle in rest if handle in seen and seen[handle].state.terminal]
+        new = [handle for handle in ended if self._record_end(self._journal, handle, seen[handle])]
         self._keep_logs(self._read_logs(new))
         if not is_believed(self._journal):
-            seen.update(self._all_recorded([handle for handle in asked if handle not in seen]))
+            seen.update(self._all_recorded([handle for handle in rest if handle not in seen]))
         if gone is not None and not seen:
             raise gone
         return seen
@@ -191,27 +191,29 @@ class Journaled(KeptLogs):
         """
         run = self._run_of(journal, handle)
         believed = is_believed(journal)
-        asked = [each for each in run if not believed or self._recorded(each) is None]
+        rest = [replica for replica in run if not believed or self._recorded(replica) is None]
         try:
-            seen = self._readable(asked) if asked else {}
+            seen = self._readable(rest) if rest else {}
         except ReplicaNotFoundError:
             return
-        alive = sorted(each.rank for each, status in seen.items() if not status.state.terminal)
+        alive = sorted(
+            replica.rank for replica, status in seen.items() if not status.state.terminal
+        )
         if alive:
             raise InvalidRequestError(
                 f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank "
                 f"{alive[0]}: cancel them with cancel_run({handle.run_id!r}), and wait with collect"
             )
-        new = [each for each, status in seen.items() if self._is_new(each, status)]
+        new = [replica for replica, status in seen.items() if self._is_new(replica, status)]
         self._keep_logs(self._read_logs(new))
-        for each, status in seen.items():
+        for replica, status in seen.items():
             try:
-                if believed and (damage := self._damage(each)) is not None:
+                if believed and (damage := self._damage(replica)) is not None:
                     raise damage  # a damaged record is not replaced
-                self._write_end(journal, each, status)
+                self._write_end(journal, replica, status)
             except DilocoError as error:
                 error.add_note(
-                    f"run {handle.run_id!r} is not removed, since the end of rank {each.rank} "
+                    f"run {handle.run_id!r} is not removed, since the end of rank {replica.rank} "
                     "could not be written into the journal. An executor without a journal removes "
                     "it"
                 )
@@ -221,7 +223,7 @@ class Journaled(KeptLogs):
     def _spell_out(self, journal: RunJournal, run: Sequence[ReplicaHandle]) -> None:
         """Write a run's ends under the journal's own handles too, if they have other metadata."""
         launched = set(self._launched(journal, run[0], self._takes)) - set(run)
-        ends = {each.rank: self._recorded(each) for each in run} if launched else {}
+        ends = {replica.rank: self._recorded(replica) for replica in run} if launched else {}
         for other in self._spelled(run[0], list(launched)) if launched else []:
             if (end := ends.get(other.rank)) is not None and self._recorded(other) is None:
                 journal.record_end(other, *end)
@@ -237,7 +239,7 @@ class Journaled(KeptLogs):
                 known = []
         if handle not in known:
             return self._siblings(handle)
-        return [each for each in known if self._place(each) == self._place(handle)]
+        return [other for other in known if self._place(other) == self._place(handle)]
 
     @staticmethod
     def _launched(
@@ -277,10 +279,10 @@ class Journaled(KeptLogs):
 
         It says what was asked for and where, and what to do.
         """
-        told = [
+        parts = [
             f"{redact_and_cut(name, 100)}={shown(value)}" for name, value in handle.metadata.items()
         ]
-        where = ", ".join([*told[:_TOLD], *(["..."] if len(told) > _TOLD else [])])
+        where = ", ".join([*parts[:_TOLD], *(["..."] if len(parts) > _TOLD else [])])
         kept, journal = self.capabilities.retention, self._journal
         return (
             f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r} "

@@ -39,15 +39,15 @@ class LookOrder:
                 oldest = min(self._under_way, default=self._begun)
                 if self._told:
                     self._told = {
-                        handle: told for handle, told in self._told.items() if told[0] > oldest
+                        handle: look for handle, look in self._told.items() if look[0] > oldest
                     }
 
     def newest(self, number: int, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
         """Return what a look has seen, or what a newer look saw that returned before it."""
         with self._lock:
-            told = self._told.get(handle)
-            if told is not None and told[0] > number:
-                return told[1]
+            look = self._told.get(handle)
+            if look is not None and look[0] > number:
+                return look[1]
             if min(self._under_way) < number:
                 self._told[handle] = number, status
             return status

@@ -100,9 +100,9 @@ def run_attempt(
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        status, reason, told = _watch(child, spec, signals)
+        status, reason, first_signal = _watch(child, spec, signals)
         reported = read_report(report)
-    return _outcome(status, reason, told, reported, spec, started_at)
+    return _outcome(status, reason, first_signal, reported, spec, started_at)
 
 
 def _safe_path() -> list[str]:
@@ -125,7 +125,7 @@ def _watch(
     kill_at: float | None = None
     status: int | None = None
     reason: Reason | None = None
-    told: signal.Signals | None = None
+    first_signal: signal.Signals | None = None
     while True:
         status = _reap(child, status)
         now = time.monotonic()
@@ -137,14 +137,14 @@ def _watch(
             signals.wait(0.05)  # the next round will know which processes are left
             continue
         if status is not None and not left:
-            return status, reason, told
+            return status, reason, first_signal
         if signals.received:
             number = signals.received.pop(0)
             if number.name in _PASSED_ON:  # meant for the program; its helpers would die of it
                 send([child.pid] if status is None else [], number)
                 continue
             if status is None:
-                reason, told = reason or Reason.CANCEL_REQUESTED, told or number
+                reason, first_signal = reason or Reason.CANCEL_REQUESTED, first_signal or number
             _signal_tree(child.pid, left, number)
             kill_at = now + spec.grace if kill_at is None else kill_at
             continue
@@ -191,34 +191,34 @@ def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> Non
 def _outcome(
     status: int,
     reason: Reason | None,
-    told: signal.Signals | None,
+    first_signal: signal.Signals | None,
     report: Outcome | None,
     spec: ReplicaSpec,
     started_at: float,
 ) -> Outcome:
     code, name = read_wait_status(status)
     finished_at = max(started_at, time.time())  # the clock may have been set back
-    said = report or Outcome(0)
-    error = said.error
+    outcome = report or Outcome(0)
+    error = outcome.error
     if reason is Reason.TIMEOUT:
         # This holds even if it then ended cleanly: an attempt that was cut short has not succeeded,
         # and no caller may take it for a success.
         code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
-    elif code == 0 and told is not None and report is None:
+    elif code == 0 and first_signal is not None and report is None:
         # Programs save their state and exit with 0 when they are told to end. If that counted as a
         # success, the replica would never be started again.
-        code, name = 128 + told, told.name
+        code, name = 128 + first_signal, first_signal.name
         error = (
             f"rank {spec.rank} was told to end by {name}, and exited with code 0 before its "
             "entrypoint had returned"
         )
-    elif code == said.exit_code == 0:
+    elif code == outcome.exit_code == 0:
         # It finished its work in spite of a signal: a success that came before the signal took
         # effect stays a success.
         return Outcome(
             0,
-            result=said.result,
+            result=outcome.result,
             started_at=started_at,
             finished_at=finished_at,
             attempt=spec.attempt,
@@ -229,13 +229,13 @@ def _outcome(
             if name
             else f"rank {spec.rank} exited with code {code}"
         )
-    default = said.reason if said.exit_code else Reason.ERROR
+    default = outcome.reason if outcome.exit_code else Reason.ERROR
     return Outcome(
-        code or said.exit_code,  # a reported failure stays one, whatever the exit code
+        code or outcome.exit_code,  # a reported failure stays one, whatever the exit code
         signal=name,
         error=error,
-        error_type=said.error_type,
-        traceback=said.traceback,
+        error_type=outcome.error_type,
+        traceback=outcome.traceback,
         reason=reason or default,
         started_at=started_at,
         finished_at=finished_at,

@@ -75,10 +75,10 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            check = each.metadata.get("check")
+        for item in fields(self):
+            check = item.metadata.get("check")
             if check is not None:
-                object.__setattr__(self, each.name, check(each.name, getattr(self, each.name)))
+                object.__setattr__(self, item.name, check(item.name, getattr(self, item.name)))
 
 
 def details(
@@ -186,21 +186,20 @@ def options_of(options: type[Options]) -> list[Option]:
     helps = _helps(options)
     return [
         Option(
-            each.name,
-            each.metadata.get("type") or _type_in_words(each.type),
-            each.metadata.get("shown") or _default_in_words(each),
-            helps.get(each.name, ""),
+            item.name,
+            item.metadata.get("type") or _type_in_words(item.type),
+            item.metadata.get("shown") or _default_in_words(item),
+            helps.get(item.name, ""),
         )
-        for each in fields(options)
-        if not each.metadata.get("hidden")
+        for item in fields(options)
+        if not item.metadata.get("hidden")
     ]
 
 
 def options_table(options: type[Options]) -> str:
     """Return the options of a class as a table in Markdown, as a README has it."""
     rows = [
-        f"| `{each.name}` | {each.type} | {each.default} | {each.help} |"
-        for each in options_of(options)
+        f"| `{row.name}` | {row.type} | {row.default} | {row.help} |" for row in options_of(options)
     ]
     return "\n".join(["| | type | default | |", "|---|---|---|---|", *rows])
 
@@ -223,8 +222,8 @@ def _type_in_words(annotation: object) -> str:
     return " or ".join(choices) or _WORDS.get(name, name)
 
 
-def _default_in_words(each: Field[Any]) -> str:
-    value = each.default
+def _default_in_words(item: Field[Any]) -> str:
+    value = item.default
     if value is MISSING:
         return "(required)"
     if value is None:

@@ -39,18 +39,18 @@ def check_private_folder(path: Path) -> None:
             error says what to do.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise InvalidRequestError(
-            f"the folder {path} belongs to the user with the id {found.st_uid}, and this one has "
+            f"the folder {path} belongs to the user with the id {status.st_uid}, and this one has "
             f"{os.geteuid()}: what is written there is believed, so give a folder of your own, "
             "such as a new one in it"
         )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidRequestError(
             f"others can write to the folder {path}, and what is written there is believed: take "
             f"that right away (chmod go-w {path}), or give another folder"
@@ -82,8 +82,8 @@ def open_private(path: Path) -> BinaryIO:
         if error.errno not in {errno.ELOOP, errno.EMLINK}:
             raise
         raise InvalidRequestError(f"{path} is a link, and is not followed: remove it") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
         raise InvalidRequestError(
             f"{path} is not a file of the user with the id {os.geteuid()}, and is not read: remove "

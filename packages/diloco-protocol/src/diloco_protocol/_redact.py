@@ -135,10 +135,10 @@ def redact_json(value: Any, name: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         names = _names_of_items(value, name)
         shown = [redact_json(inside, of) for inside, of in zip(value, names, strict=True)]
-        for number, (option, given) in enumerate(pairwise(value), start=1):
+        for number, (option, item) in enumerate(pairwise(value), start=1):
             # Some options are recognised by their value: -u user:password
-            if _is_option(option) and isinstance(given, str) and shown[number] == given:
-                shown[number] = redact_text(f"{option} {given}").partition(" ")[2]
+            if _is_option(option) and isinstance(item, str) and shown[number] == item:
+                shown[number] = redact_text(f"{option} {item}").partition(" ")[2]
         return type(value)(shown)
     is_shown = not secret or value is None or value in (0, 1) or _counts(name, value)
     return value if is_shown else REDACTED
@@ -154,10 +154,10 @@ def _names_of_items(items: Sequence[Any], name: str) -> list[str]:
     It is found first, so that no item is redacted twice: nested lists would be read 2^depth times.
     """
     names = [name][: len(items)]
-    for option, given in pairwise(items):
+    for option, item in pairwise(items):
         if isinstance(option, str) and option.endswith(":") and is_secret_name(_header(option)):
             name = _header(option)  # of all that follows
-        another = isinstance(given, str) and given.startswith("--")
+        another = isinstance(item, str) and item.startswith("--")
         is_named = _is_option(option) and not another and is_secret_name(option)
         names.append(option if is_named else name)
     if len(items) == 2 and is_secret_name(header := _header(items[0])):  # a name and its value
@@ -167,7 +167,7 @@ def _names_of_items(items: Sequence[Any], name: str) -> list[str]:
 
 def redacted_repr(value: Any) -> str:
     """Return the ``repr`` of a dataclass that may hold secrets."""
-    shown = {each.name: redact_json(getattr(value, each.name), each.name) for each in fields(value)}
+    shown = {item.name: redact_json(getattr(value, item.name), item.name) for item in fields(value)}
     return (
         f"{type(value).__name__}({', '.join(f'{name}={each!r}' for name, each in shown.items())})"
     )
@@ -203,15 +203,15 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
         place = named.end()
         # A value is only read if its name is that of a secret: it may contain other names, and
         # would be read again for each of them.
-        if not _names_a_secret(named) or (found := secret.match(text, place)) is None:
+        if not _names_a_secret(named) or (match := secret.match(text, place)) is None:
             continue
-        groups, end = named.groupdict() | found.groupdict(), found.end()
+        groups, end = named.groupdict() | match.groupdict(), match.end()
         name = groups.get("name") or groups.get("term") or ""
         value = groups.get("quoted") or groups.get("bare")
         if groups.get("bare"):
             value = _without_brackets(groups["bare"])
-            end = found.start("bare") + len(value)
-        if not _names_a_secret(found) or (value is not None and _is_shown(name, value)):
+            end = match.start("bare") + len(value)
+        if not _names_a_secret(match) or (value is not None and _is_shown(name, value)):
             continue
         quote, shown = groups.get("quote") or "", REDACTED
         if groups.get("list"):
@@ -219,7 +219,7 @@ def _without(before: re.Pattern[str], secret: re.Pattern[str], text: str) -> str
             shown = _redact_encoded(text[place:end], name) or REDACTED
         elif "lines" in groups:
             shown, end = _redact_lines(text, place, len(groups["column"]), name)
-        begin = found.start("value") if "value" in groups else place
+        begin = match.start("value") if "value" in groups else place
         pieces += [text[done:begin], quote, shown, quote]
         done = place = end
     return "".join([*pieces, text[done:]])

@@ -94,21 +94,21 @@ def _tried(
         return Finding("rendezvous", None, message)
     if result["status"] != "succeeded":
         return Finding("rendezvous", False, f"a {replica} cannot use {shown}: {result['error']}")
-    found = result["result"]
+    report = result["result"]
     if not (
-        isinstance(found, dict)
-        and is_number(found.get("seconds"))
-        and isinstance(found.get("exclusive"), bool)
+        isinstance(report, dict)
+        and is_number(report.get("seconds"))
+        and isinstance(report.get("exclusive"), bool)
     ):
         # The replica has used the prefix, or it would have failed.
         lost = result["error"] or "its result is not that of the probe"
         message = f"a {replica} could use {shown}, but what it found out is not known: {lost}"
         return Finding("rendezvous", None, message)
-    told = f"a {replica} wrote and read {shown} in {found['seconds']:g} s"
-    if not found["exclusive"]:
-        told += "; it ignores conditional writes, so only runs with fixed membership can meet there"
-        return Finding("rendezvous", True, told)
-    return Finding("rendezvous", True, f"{told}, conditional writes included")
+    text = f"a {replica} wrote and read {shown} in {report['seconds']:g} s"
+    if not report["exclusive"]:
+        text += "; it ignores conditional writes, so only runs with fixed membership can meet there"
+        return Finding("rendezvous", True, text)
+    return Finding("rendezvous", True, f"{text}, conditional writes included")
 
 
 def _removed(executor: BaseExecutor, handles: Sequence[ReplicaHandle]) -> str:

@@ -339,15 +339,15 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
     return name
 
 
-def _variable(argument: str, name: object, own: str) -> str:
+def _variable(argument: str, name: object, own_name: str) -> str:
     """Return the name of a variable that an argument gives.
 
-    ``own`` is the name of the variable that the launch sets in any case.
+    ``own_name`` is the name of the variable that the launch sets in any case.
     """
     if (
         not isinstance(name, str)
         or not is_variable_name(name)
-        or (name != own and is_reserved(name))
+        or (name != own_name and is_reserved(name))
     ):
         raise InvalidRequestError(
             f"{argument} must be the name of an environment variable that the launch does not set "

@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             reason=Reason.START_FAILED,
             attempt=max(1, counter.started),
         )
-    carried = any(each is not None for each in (path, arguments.message, arguments.failure))
+    carried = any(file is not None for file in (path, arguments.message, arguments.failure))
     if outcome.error is not None and (not carried or outcome.reason is Reason.START_FAILED):
         # Only if no file carries the error: a log has what the replica wrote and nothing else.
         _tell(outcome.error)

@@ -49,8 +49,8 @@ def check_metrics(metrics: object) -> dict[str, Metric]:
             The error names it.
     """
     if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
-        given = len(metrics) if isinstance(metrics, Mapping) else shown(metrics)
-        raise InvalidRequestError(f"metrics must be at most {MOST_METRICS} by name, not {given}")
+        size = len(metrics) if isinstance(metrics, Mapping) else shown(metrics)
+        raise InvalidRequestError(f"metrics must be at most {MOST_METRICS} by name, not {size}")
     return {_check_name(name): _metric(name, value) for name, value in metrics.items()}
 
 
@@ -116,7 +116,7 @@ def _several(check: Callable[[str, object], Any]) -> Callable[[str, object], tup
             raise InvalidRequestError(
                 f"{name} must be a list of at most {MOST_RANKS}, not {shown(value)}"
             )
-        return tuple(check(name, each) for each in value)
+        return tuple(check(name, item) for item in value)
 
     return checked
 

@@ -63,4 +63,4 @@ def newest_keys(keys: Iterable[str]) -> list[HistoryKey]:
     before was not deleted, it says nothing that the longer one does not.
     """
     parsed = filter(None, map(HistoryKey.parse, keys))
-    return sorted({(each.rank, each.epoch, each.first): each for each in sorted(parsed)}.values())
+    return sorted({(key.rank, key.epoch, key.first): key for key in sorted(parsed)}.values())

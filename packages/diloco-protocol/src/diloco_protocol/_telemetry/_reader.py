@@ -88,13 +88,13 @@ class RunReader:
             if kept is not None:
                 self._kept[key] = kept
                 total += kept[1]
-        found = {key: kept[2] for key, kept in self._kept.items()}
-        wrong = [each for each in found.values() if isinstance(each, Exception)]
-        other = sum(isinstance(each, SpecVersionError) for each in wrong)
-        texts = {key: found.get(key.key) for key in newest}
+        records = {key: kept[2] for key, kept in self._kept.items()}
+        wrong = [record for record in records.values() if isinstance(record, Exception)]
+        other = sum(isinstance(error, SpecVersionError) for error in wrong)
+        texts = {key: records.get(key.key) for key in newest}
         return Told(
-            live={each.rank: each for each in found.values() if isinstance(each, Live)},
-            history={key: each for key, each in texts.items() if isinstance(each, History)},
+            live={record.rank: record for record in records.values() if isinstance(record, Live)},
+            history={key: record for key, record in texts.items() if isinstance(record, History)},
             skipped=skipped + len(wrong) - other,
             of_another_version=other,
             left_out=left_out,
@@ -146,8 +146,8 @@ def find_runs(names: Callable[[str], Iterable[str]]) -> list[str]:
         names: Given a folder below the prefix (``""`` for the prefix), returns the names of what is
             directly in it.
     """
-    here = set(islice(names(""), MOST_KEYS))
-    if _RUN_MARKS & here:
+    top_names = set(islice(names(""), MOST_KEYS))
+    if _RUN_MARKS & top_names:
         return [""]
-    folders = sorted(here)[:MOST_RUNS]
-    return [each for each in folders if _RUN_MARKS & set(islice(names(each), MOST_KEYS))]
+    folders = sorted(top_names)[:MOST_RUNS]
+    return [folder for folder in folders if _RUN_MARKS & set(islice(names(folder), MOST_KEYS))]

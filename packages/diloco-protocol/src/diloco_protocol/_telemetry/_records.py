@@ -33,13 +33,13 @@ class _Record:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type] # a dataclass
-            checked = CHECKS[each.name](each.name, getattr(self, each.name))
-            object.__setattr__(self, each.name, checked)
+        for item in fields(self):  # type: ignore[arg-type] # a dataclass
+            checked = CHECKS[item.name](item.name, getattr(self, item.name))
+            object.__setattr__(self, item.name, checked)
 
     def to_bytes(self) -> bytes:
         """Return the record as one line of JSON, with its end."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
         return (_dumps({"version": VERSION, **values}) + "\n").encode()
 
     @classmethod
@@ -55,16 +55,16 @@ class _Record:
             text = str(data, "utf-8")
         except UnicodeDecodeError as error:
             raise InvalidRequestError(f"{cls._called} is not UTF-8: {error}") from None
-        found = check_version(cls._called, loads(text, cls._called), VERSION)
+        record = check_version(cls._called, loads(text, cls._called), VERSION)
         known = fields(cls)  # type: ignore[arg-type]
         lacking = [
-            each.name
-            for each in known
-            if each.name not in found and each.default is each.default_factory is MISSING
+            item.name
+            for item in known
+            if item.name not in record and item.default is item.default_factory is MISSING
         ]
         if lacking:
             raise InvalidRequestError(f"{cls._called} lacks {', '.join(lacking)}")
-        return cls(**{each.name: found[each.name] for each in known if each.name in found})
+        return cls(**{item.name: record[item.name] for item in known if item.name in record})
 
 
 def _dumps(values: dict[str, Any]) -> str:
