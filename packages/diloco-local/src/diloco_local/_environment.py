@@ -173,8 +173,8 @@ def import_path(
 
 
 def _imports_from_its_folder() -> bool:
-    here = os.path.realpath("")
-    return any(os.path.realpath(entry) == here for entry in sys.path)
+    folder = os.path.realpath("")
+    return any(os.path.realpath(entry) == folder for entry in sys.path)
 
 
 def compose(

@@ -122,10 +122,10 @@ class LocalProcessExecutor(BaseExecutor):
         )
 
     def _orders(self, request: RunRequest, setting: Setting) -> list[Order]:
-        named, given = self._options.gpus, request.env.get("CUDA_VISIBLE_DEVICES")
-        if request.gpu is not None and named is not None and given is not None:
+        named, cuda_devices = self._options.gpus, request.env.get("CUDA_VISIBLE_DEVICES")
+        if request.gpu is not None and named is not None and cuda_devices is not None:
             raise InvalidRequestError(
-                f"CUDA_VISIBLE_DEVICES={shown(given)} in env has no effect beside "
+                f"CUDA_VISIBLE_DEVICES={shown(cuda_devices)} in env has no effect beside "
                 f"gpus={shown(list(named))}: leave one of them out"
             )
         devices = share_out(
@@ -272,7 +272,7 @@ class LocalProcessExecutor(BaseExecutor):
     def _spelled(
         self, handle: ReplicaHandle, known: Sequence[ReplicaHandle]
     ) -> list[ReplicaHandle]:
-        return [each for each in known if each.metadata["uid"] == handle.metadata["uid"]]
+        return [other for other in known if other.metadata["uid"] == handle.metadata["uid"]]
 
     @system_errors()
     def _siblings(self, handle: ReplicaHandle) -> list[ReplicaHandle]:

@@ -34,15 +34,15 @@ class Gpu:
 
 def parse_nvidia_smi(text: str) -> list[Gpu]:
     """Return the GPUs that ``nvidia-smi -L`` lists; of one that is cut into slices, these."""
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for line in text.splitlines():
         if gpu := _LINE.match(line):
-            found.append(Gpu(gpu[1], gpu[2]))
+            gpus.append(Gpu(gpu[1], gpu[2]))
         elif part := _SLICE.match(line):
             # By its number, CUDA would show the first slice of the GPU above.
-            whole = [each for each in found[-1:] if each.device.isdecimal()]
-            found[len(found) - len(whole) :] = [Gpu(part[2], part[1])]
-    return found
+            whole = [item for item in gpus[-1:] if item.device.isdecimal()]
+            gpus[len(gpus) - len(whole) :] = [Gpu(part[2], part[1])]
+    return gpus
 
 
 def ask_nvidia_smi() -> list[Gpu]:

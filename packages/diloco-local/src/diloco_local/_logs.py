@@ -101,17 +101,17 @@ def _begin_of_last(stream: IO[bytes], size: int, n_lines: int) -> int:
         begin = max(0, end - _BLOCK)
         stream.seek(begin)
         block = stream.read(end - begin)
-        found = block.count(b"\n")
-        if found >= wanted:
+        newlines = block.count(b"\n")
+        if newlines >= wanted:
             place = len(block)
             for _ in range(wanted):
                 place = block.rfind(b"\n", 0, place)
             return begin + place + 1
-        if found:
+        if newlines:
             line_end = begin + block.find(b"\n")
         elif line_end - begin > _FAR:
             return begin
-        wanted -= found
+        wanted -= newlines
         end = begin
     return 0
 

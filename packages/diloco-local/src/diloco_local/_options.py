@@ -45,7 +45,7 @@ def _check_grace(name: str, value: object) -> float:
 
 def _check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
     paths = enumerate(check_paths(name, values))
-    return tuple(check_home(f"{name}[{number}]", each) for number, each in paths)
+    return tuple(check_home(f"{name}[{number}]", path) for number, path in paths)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

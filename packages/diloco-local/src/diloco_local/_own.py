@@ -26,12 +26,12 @@ def check_own_folder(path: Path) -> None:
             can write to it; or none of that can be known.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return  # missing: the code that uses it says so
     except OSError as error:
         raise _refused(path, f"cannot be looked at ({error.strerror})") from error
-    _check_folder(path, found)
+    _check_folder(path, status)
 
 
 def check_root(path: Path) -> None:
@@ -88,11 +88,11 @@ def open_own(path: Path, flags: int, *, fifo: bool = False) -> int:
     finally:
         os.close(folder)
     try:
-        found = os.fstat(descriptor)
-        if not (stat.S_ISFIFO if fifo else stat.S_ISREG)(found.st_mode):
+        status = os.fstat(descriptor)
+        if not (stat.S_ISFIFO if fifo else stat.S_ISREG)(status.st_mode):
             raise _refused(path, f"is no {'FIFO' if fifo else 'file'}")
-        if found.st_uid != os.geteuid():
-            raise _refused(path, _whose(found))
+        if status.st_uid != os.geteuid():
+            raise _refused(path, _whose(status))
         os.set_blocking(descriptor, not fifo)
     except BaseException:
         os.close(descriptor)
@@ -123,19 +123,19 @@ def _open_folder(path: Path) -> int:
     return descriptor
 
 
-def _check_folder(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
+def _check_folder(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
         raise _refused(path, "is a link")
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise _refused(path, "is no folder")
-    if found.st_uid != os.geteuid():
-        raise _refused(path, _whose(found))
-    if found.st_mode & _WRITABLE_BY_OTHERS:
+    if status.st_uid != os.geteuid():
+        raise _refused(path, _whose(status))
+    if status.st_mode & _WRITABLE_BY_OTHERS:
         raise _refused(path, "can be written to by others", f" (or chmod go-w {path})")
 
 
-def _whose(found: os.stat_result) -> str:
-    return f"belongs to the user with the id {found.st_uid}, and this one has {os.geteuid()}"
+def _whose(status: os.stat_result) -> str:
+    return f"belongs to the user with the id {status.st_uid}, and this one has {os.geteuid()}"
 
 
 def _refused(path: Path, why: str, advice: str = "") -> InvalidRequestError:

@@ -109,10 +109,10 @@ def read_record(run: RunDir) -> RunRecord | None:
 
 
 def _checked(record: RunRecord) -> RunRecord:
-    for each in fields(record):
-        value = getattr(record, each.name)
-        if type(value) not in _KINDS[each.name]:
-            raise ValueError(f"{each.name} is {shown(value)}")
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if type(value) not in _KINDS[field.name]:
+            raise ValueError(f"{field.name} is {shown(value)}")
     if set(map(type, record.ranks)) != {int} or list(record.ranks) != sorted(set(record.ranks)):
         raise ValueError("ranks is no list of ascending numbers")
     if not 0 <= record.ranks[0] <= record.ranks[-1] < record.world_size <= MAX_REPLICAS:

@@ -192,10 +192,10 @@ class Replica:
         except BackendError as error:
             # Its processes are also known by their environment, and must be ended all the same.
             say(f"{error}\n")
-            found = (entry.identity for entry in members(self._marker).values())
-            state = AttemptState(len(self._dir.attempts()), known=tuple(found))
+            identities = (entry.identity for entry in members(self._marker).values())
+            state = AttemptState(len(self._dir.attempts()), known=tuple(identities))
         if self._dir.final.exists():
-            if not any(each.alive() for each in state.processes):
+            if not any(process.alive() for process in state.processes):
                 self.phase = Phase.DONE
                 return
             with noted():  # no supervisor has written this

@@ -140,7 +140,7 @@ class ReplicaDir:
         """
         try:
             with os.scandir(self.path) as entries:
-                names = [each.name for each in entries if each.is_dir() or each.is_symlink()]
+                names = [entry.name for entry in entries if entry.is_dir() or entry.is_symlink()]
         except OSError as error:
             if is_shortage(error):
                 raise
@@ -236,11 +236,11 @@ class Root:
 
     def newest(self, count: int) -> list[str]:
         """Return the names of the runs that were changed last, the newest first."""
-        found = []
+        dated_runs = []
         for run_id in self.run_ids():
             with contextlib.suppress(OSError):  # it is being removed
-                found.append(((self.path / "runs" / run_id).lstat().st_mtime, run_id))
-        return [run_id for _, run_id in sorted(found, reverse=True)[:count]]
+                dated_runs.append(((self.path / "runs" / run_id).lstat().st_mtime, run_id))
+        return [run_id for _, run_id in sorted(dated_runs, reverse=True)[:count]]
 
     def stage(self, uid: str = "") -> RunDir:
         """Make a new, empty, private run directory that no other process sees yet."""

@@ -182,8 +182,8 @@ def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
 
 def _discard_dead(root: Root, run: RunDir) -> bool:
     """Remove a launch that died before anything was started; return False if it is alive."""
-    with _locked(run) as held:
-        if not held or run.started.exists():
+    with _locked(run) as has_lock:
+        if not has_lock or run.started.exists():
             return False
         root.discard(run)
         return True
@@ -201,14 +201,14 @@ def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
         yield False
         return
     try:
-        held = try_lock(descriptor, wait=wait)
+        has_lock = try_lock(descriptor, wait=wait)
         # The lock of a run that was moved away meanwhile says nothing about the run that took its
         # place.
         try:
             same = os.fstat(descriptor).st_ino == run.lock.stat().st_ino
         except FileNotFoundError:
             same = False
-        yield held and same
+        yield has_lock and same
     finally:
         os.close(descriptor)
 
@@ -390,11 +390,11 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
             f"run {record.run_id!r} cannot be purged while replica(s) {', '.join(map(str, busy))} "
             "have not ended: cancel them and collect first"
         )
-    with _locked(run, wait=5.0) as held:
+    with _locked(run, wait=5.0) as has_lock:
         now = read_record(run)
         if now is None or now.uid != record.uid:
             return  # another process was quicker, and there may be a new run of that name
-        if not held:
+        if not has_lock:
             raise UnavailableError(
                 f"the supervisor of run {record.run_id!r} has not ended yet: try again"
             )

@@ -73,7 +73,7 @@ def read_state(path: Path) -> AttemptState:
             attempt=_attempt(data["attempt"]),
             phase=_is(str, data["phase"]),
             runner=None if data["runner"] is None else ProcessId.from_dict(data["runner"]),
-            known=tuple(ProcessId.from_dict(each) for each in _is(list, data["known"])),
+            known=tuple(ProcessId.from_dict(item) for item in _is(list, data["known"])),
             started_at=unix_seconds(data["started_at"]),
             stop=Stop.from_dict(data["stop"]),
             deadline=None if (at := data.get("deadline")) is None else unix_seconds(at),

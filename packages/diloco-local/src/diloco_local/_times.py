@@ -53,5 +53,5 @@ def read_sample(text: str) -> tuple[float, int, int] | None:
         moment, out, err = float(moment), int(out), int(err)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
-    told = 0 <= moment <= LATEST and 0 <= out < 1 << 63 and 0 <= err < 1 << 63
-    return (moment, out, err) if told else None
+    in_range = 0 <= moment <= LATEST and 0 <= out < 1 << 63 and 0 <= err < 1 << 63
+    return (moment, out, err) if in_range else None

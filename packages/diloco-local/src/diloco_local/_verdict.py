@@ -123,15 +123,15 @@ def verdict(
         # This holds for a stop, too: a success that won the race is a success.
         return status(ReplicaState.SUCCEEDED, Reason.COMPLETED, message)
     ended_before = None if outcome is None else outcome.finished_at
-    told = outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED
+    was_told = outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED
     # If there is an order of ours, the runner was told by us, even if the clock was set back in
     # between.
-    ours = told and stop is not None and stop.reason in _STOPPED
-    if stop is not None and (ours or ended_before is None or ended_before >= stop.at):
+    by_our_order = was_told and stop is not None and stop.reason in _STOPPED
+    if stop is not None and (by_our_order or ended_before is None or ended_before >= stop.at):
         if stop.reason is Reason.TIMEOUT:
             return status(ReplicaState.FAILED, Reason.TIMEOUT, message or "the timeout passed")
         return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])
-    if told:
+    if was_told:
         # The runner was told to end, but not by us: that is the evidence of a stop from outside.
         return status(
             ReplicaState.CANCELLED,
