@@ -47,12 +47,12 @@ def line_of(method: object) -> str:
 
 def raised_at(error: BaseException) -> str:
     """Return the innermost line of the author's own code that an error comes through, as text."""
-    found = [
+    steps = [
         step for step in traceback.extract_tb(error.__traceback__) if _theirs(step.filename)
     ] or traceback.extract_tb(error.__traceback__)
-    if not found:
+    if not steps:
         return "somewhere"
-    return f"{_shown(found[-1].filename)}:{found[-1].lineno}, in {found[-1].name}"
+    return f"{_shown(steps[-1].filename)}:{steps[-1].lineno}, in {steps[-1].name}"
 
 
 def is_of_the_world(harness: Harness, error: BaseException) -> bool:

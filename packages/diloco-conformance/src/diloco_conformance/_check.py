@@ -36,7 +36,7 @@ class Checks(Calls):
         """Ask for a replica and judge the answer; None if it is gone."""
         for _ in range(1000):
             before = self.harness.truth(replica.handle)
-            said, error = self._describe(replica.handle)
+            status, error = self._describe(replica.handle)
             truth = self.harness.truth(replica.handle)
             if truth == before:
                 break
@@ -44,18 +44,20 @@ class Checks(Calls):
             raise HarnessFault(f"the truth of {replica} never stands still: {before}, {truth}")
         self.adopt(replica, truth)
         if truth.state is None:
-            self._gone(replica, said)
-        elif said is None:
+            self._gone(replica, status)
+        elif status is None:
             self.broken(
                 "S4", f"describe({replica}) raised {error!r}", f"there is a record of it: {truth}"
             )
         else:
-            self._judge(replica, said, truth)
-            replica.said = said
-            replica.tell(said.state)
-            if said.reason is Reason.TIMEOUT or (said.state == "running" and not truth.stopping):
+            self._judge(replica, status, truth)
+            replica.said = status
+            replica.tell(status.state)
+            if status.reason is Reason.TIMEOUT or (
+                status.state == "running" and not truth.stopping
+            ):
                 replica.watcher = self.executor
-        return said
+        return status
 
     def poll(self, replica: Replica) -> None:
         """Poll a replica, twice in a row, and judge the answers."""
@@ -162,49 +164,49 @@ class Checks(Calls):
             raise HarnessFault(f"after {self.history[-1]!r} the world tells {truth} of {replica}")
         return promise
 
-    def _gone(self, replica: Replica, said: ReplicaStatus | None) -> None:
+    def _gone(self, replica: Replica, status: ReplicaStatus | None) -> None:
         # An executor that has seen a terminal state may go on reporting it.
-        if said is not None and replica.told != said.state:
-            self.broken("S6", self._words(replica, said), "there is no record of it")
+        if status is not None and replica.told != status.state:
+            self.broken("S6", self._words(replica, status), "there is no record of it")
 
-    def _words(self, replica: Replica, said: ReplicaStatus) -> str:
-        parts = [f"describe({replica}) is {said.state}", f"attempt {said.attempt}"]
-        for name, value in (("reason", said.reason), ("exit code", said.exit_code)):
+    def _words(self, replica: Replica, status: ReplicaStatus) -> str:
+        parts = [f"describe({replica}) is {status.state}", f"attempt {status.attempt}"]
+        for name, value in (("reason", status.reason), ("exit code", status.exit_code)):
             if value is not None:
                 parts.append(f"{name} {value}")
-            elif said.state in ENDS:  # what is missing may be the mistake
+            elif status.state in ENDS:  # what is missing may be the mistake
                 parts.append(f"no {name}")
-        parts += ["stopping"] if said.stopping else []
+        parts += ["stopping"] if status.stopping else []
         return ", ".join(parts)
 
-    def _judge(self, replica: Replica, said: ReplicaStatus, truth: Truth) -> None:
-        words = self._words(replica, said)
+    def _judge(self, replica: Replica, status: ReplicaStatus, truth: Truth) -> None:
+        words = self._words(replica, status)
         alive = (
             "something of it is still alive" if truth.alive else "nothing of it is alive any more"
         )
         true = f"{replica} is {truth.state}, attempt {truth.attempt}, and {alive}"
-        if type(said.state) is not ReplicaState:
-            self.broken("S1", f"{words} (a {type(said.state).__name__})", true)
-        self._forward(replica, said, words, true)
-        if said.state is ReplicaState.CANCELLED and truth.alive:
+        if type(status.state) is not ReplicaState:
+            self.broken("S1", f"{words} (a {type(status.state).__name__})", true)
+        self._forward(replica, status, words, true)
+        if status.state is ReplicaState.CANCELLED and truth.alive:
             self.broken("S5", words, true)
         late = truth.state is ReplicaState.FAILED and replica.reason is Reason.TIMEOUT
-        told = said.state is ReplicaState.FAILED and said.reason is Reason.TIMEOUT
-        if late and not told and not forgotten_timeout(self, replica, said.reason):
+        timed_out = status.state is ReplicaState.FAILED and status.reason is Reason.TIMEOUT
+        if late and not timed_out and not forgotten_timeout(self, replica, status.reason):
             self.broken("S7", words, f"{replica} was past its timeout and ended for it")
-        if not self.alike(replica, said.state, truth) and replica.raced:
+        if not self.alike(replica, status.state, truth) and replica.raced:
             self.broken("C5", words, f"{true}: it ended before the cancel took effect")
-        if not self.alike(replica, said.state, truth):
+        if not self.alike(replica, status.state, truth):
             self.broken("S4", words, true)
-        check_details(self, replica, said, truth, words)
+        check_details(self, replica, status, truth, words)
 
-    def _forward(self, replica: Replica, said: ReplicaStatus, words: str, true: str) -> None:
+    def _forward(self, replica: Replica, status: ReplicaStatus, words: str, true: str) -> None:
         last = replica.said
         if last is None:
             return
-        if last.state.terminal and said.state != last.state:
+        if last.state.terminal and status.state != last.state:
             self.broken("S2", f"first that it is {last.state}, now {words}", true)
-        back = last.state is ReplicaState.RUNNING and said.state is ReplicaState.PENDING
-        back = back and said.attempt == last.attempt and self.capabilities.counts_attempts
-        if back or (said.attempt < last.attempt and attempt_is_known(self, said)):
+        back = last.state is ReplicaState.RUNNING and status.state is ReplicaState.PENDING
+        back = back and status.attempt == last.attempt and self.capabilities.counts_attempts
+        if back or (status.attempt < last.attempt and attempt_is_known(self, status)):
             self.broken("S3", f"first {self._words(replica, last)}, now {words}", true)

@@ -71,7 +71,7 @@ class Calls:
                 raised.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
-        with self._time_limit() as own:
+        with self._time_limit() as is_own:
             thread.start()
             back = self._wait(thread)
         late = "R2" if promise == "R6" else promise
@@ -83,16 +83,16 @@ class Calls:
             return done[0]
         error = raised[0]
         if isinstance(error, Overslept):
-            self.hung |= own
+            self.hung |= is_own
             self.broken(late, "nothing yet", str(error))
         if not isinstance(error, (BackendError, AssertionError, HarnessFault, OutcomeException)):
-            said = f"{type(error).__name__}: {error} ({raised_at(error)})"
+            text = f"{type(error).__name__}: {error} ({raised_at(error)})"
             if is_of_the_world(self.harness, error):
                 raise HarnessFault(
-                    f"while the executor was called, the world itself raised {said}. It must "
+                    f"while the executor was called, the world itself raised {text}. It must "
                     "answer what its platform would"
                 ) from error
-            self.broken(promise, said, "every error of a verb is a BackendError")
+            self.broken(promise, text, "every error of a verb is a BackendError")
         raise error
 
     def verb(self, promise: str, call: Callable[[], T]) -> T:

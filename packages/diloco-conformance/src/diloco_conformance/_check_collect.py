@@ -72,65 +72,65 @@ def collect(
 
 
 def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: ReplicaResult) -> None:
-    said = f"collect says of {replica}: {_short(result)}"
+    text = f"collect says of {replica}: {_short(result)}"
     status, answer = result["status"], replica.answer
-    check_texts(lab, said, result.get("error"), result.get("signal"))
+    check_texts(lab, text, result.get("error"), result.get("signal"))
     if status not in set(ReplicaState):
-        lab.broken("S1", said, f"the states are {', '.join(ReplicaState)}")
+        lab.broken("S1", text, f"the states are {', '.join(ReplicaState)}")
     true = f"{replica} is {replica.state}"
     lost = (replica.gone and result["reason"] == "lost") or replica.lost
     late = replica.reason == "timeout"
     unseen = late and not replica.gone and forgotten_timeout(lab, replica, result["reason"])
     if answer is not None and not repeats(lab, answer, result) and not lost and not unseen:
-        lab.broken("R3", said, f"before, it said {_short(answer)}")
+        lab.broken("R3", text, f"before, it said {_short(answer)}")
     if replica.gone:
         if not (status == "failed" and result["reason"] == "lost") and replica.told != status:
-            lab.broken("R7", said, "there is no record of it")
+            lab.broken("R7", text, "there is no record of it")
         return
     if (result["exit_code"] == 0) != (status == "succeeded"):
-        lab.broken("R4", said, f"{true}, and the exit code is 0 exactly if it is succeeded")
+        lab.broken("R4", text, f"{true}, and the exit code is 0 exactly if it is succeeded")
     if status != replica.state and not _alike(lab, before, status):
-        lab.broken("R3" if answer else "S4", said, true)
+        lab.broken("R3" if answer else "S4", text, true)
     if status != "succeeded" and result["result"] is not None:
-        lab.broken("R10", said, f"{true}, and has no result")
+        lab.broken("R10", text, f"{true}, and has no result")
     if not ReplicaState(status).terminal:
         if result["exit_code"] is not None:
-            lab.broken("R4", said, "what has not ended has no exit code")
+            lab.broken("R4", text, "what has not ended has no exit code")
         return
     if status == "succeeded" and replica.lost and result["error"]:
         if result["result"] is not None:
-            lab.broken("R12", said, f"{true}, and its result is lost")
+            lab.broken("R12", text, f"{true}, and its result is lost")
         replica.answer = result
         replica.tell(replica.state)
         return
     if status == "succeeded" and replica.lost and not _same(result["result"], replica.result):
-        lab.broken("R12", said, "its result is lost, so there is an error that says so")
+        lab.broken("R12", text, "its result is lost, so there is an error that says so")
     if status == "succeeded" and not _same(result["result"], replica.result):
-        lab.broken("R5", said, f"it returned {str(replica.result)[:200]}")
+        lab.broken("R5", text, f"it returned {str(replica.result)[:200]}")
     if replica.reason == "error" and result["exit_code"] != replica.exit_code:
-        lab.broken("R4", said, f"its program ended with {replica.exit_code}")
+        lab.broken("R4", text, f"its program ended with {replica.exit_code}")
     if status == "succeeded" and result["error"] is not None:
-        lab.broken("R4", said, "a success has no error")
+        lab.broken("R4", text, "a success has no error")
     if status != "succeeded" and not result["error"]:
-        lab.broken("S8", said, "what has not succeeded has an error that says why")
+        lab.broken("S8", text, "what has not succeeded has an error that says why")
     if status == "cancelled" and result["exit_code"] is not None:
-        lab.broken("R4", said, "in a result, a cancelled replica has no exit code")
+        lab.broken("R4", text, "in a result, a cancelled replica has no exit code")
     if replica.reason is not None and result["reason"] != replica.reason and not unseen:
-        lab.broken("S7" if late else "S8", said, f"the reason is {replica.reason}")
-    _agrees(lab, replica, result, said)
+        lab.broken("S7" if late else "S8", text, f"the reason is {replica.reason}")
+    _agrees(lab, replica, result, text)
     replica.answer = result
     replica.tell(replica.state)
 
 
-def _agrees(lab: Lab, replica: Replica, result: ReplicaResult, said: str) -> None:
+def _agrees(lab: Lab, replica: Replica, result: ReplicaResult, text: str) -> None:
     """Check that an entry has the attempt, the reason and the signal that describe has reported."""
-    told = replica.said
-    if told is None or not told.state.terminal:
+    status = replica.said
+    if status is None or not status.state.terminal:
         return
-    if attempt_is_known(lab, told) and result["attempt"] != told.attempt:
-        lab.broken("R10", said, f"describe says attempt {told.attempt}")
-    if (result["reason"], result["signal"]) != (told.reason, told.signal):
-        lab.broken("R10", said, f"describe says reason {told.reason}, signal {told.signal}")
+    if attempt_is_known(lab, status) and result["attempt"] != status.attempt:
+        lab.broken("R10", text, f"describe says attempt {status.attempt}")
+    if (result["reason"], result["signal"]) != (status.reason, status.signal):
+        lab.broken("R10", text, f"describe says reason {status.reason}, signal {status.signal}")
 
 
 def repeats(lab: Lab, first: ReplicaResult, again: ReplicaResult) -> bool:

@@ -68,25 +68,27 @@ def check_texts(lab: Calls, words: str, *texts: str | None) -> None:
 
 
 def check_details(
-    lab: Calls, replica: Replica, said: ReplicaStatus, truth: Truth, words: str
+    lab: Calls, replica: Replica, status: ReplicaStatus, truth: Truth, words: str
 ) -> None:
     """Check the texts, attempt, stopping, reason, exit code, signal and times."""
-    check_texts(lab, words, said.message, said.signal, said.native)
-    if not lab.capabilities.counts_attempts and said.attempt != 1:
+    check_texts(lab, words, status.message, status.signal, status.native)
+    if not lab.capabilities.counts_attempts and status.attempt != 1:
         lab.broken("D2", words, "the backend declares that it does not count attempts")
-    if attempt_is_known(lab, said) and said.attempt != truth.attempt:
+    if attempt_is_known(lab, status) and status.attempt != truth.attempt:
         lab.broken("S8", words, f"it is attempt {truth.attempt}")
-    _stopping(lab, replica, said, truth, words)
-    _reason(lab, replica, said, words, truth)
-    _exit(lab, replica, said, words, truth)
-    _times(lab, replica, said, words)
+    _stopping(lab, replica, status, truth, words)
+    _reason(lab, replica, status, words, truth)
+    _exit(lab, replica, status, words, truth)
+    _times(lab, replica, status, words)
 
 
-def attempt_is_known(lab: Calls, said: ReplicaStatus) -> bool:
+def attempt_is_known(lab: Calls, status: ReplicaStatus) -> bool:
     """Say whether the reported attempt counts; a backend may declare that it forgets attempts."""
     # A replica that is being ended may be gone before the backend says that it is over.
     ended = (
-        said.stopping or said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
+        status.stopping
+        or status.state is ReplicaState.CANCELLED
+        or status.reason is Reason.GANG_FAILED
     )
     return lab.capabilities.counts_attempts and (lab.capabilities.remembers_ended or not ended)
 
@@ -103,23 +105,25 @@ def forgotten_timeout(lab: Calls, replica: Replica, reason: str | None) -> bool:
     if not removed or reason != Reason.GANG_FAILED or replica.watcher is lab.executor:
         return False
     others = (one.handle for one in replica.run.replicas if one is not replica)
-    said = (lab.within("S7", lambda one=one: lab.executor.describe(one)) for one in others)  # type: ignore[misc]
-    return any(status.reason is Reason.TIMEOUT for status in said)
+    statuses = (lab.within("S7", lambda one=one: lab.executor.describe(one)) for one in others)  # type: ignore[misc]
+    return any(status.reason is Reason.TIMEOUT for status in statuses)
 
 
-def _stopping(lab: Calls, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
-    if said.stopping and said.state.terminal:
+def _stopping(
+    lab: Calls, replica: Replica, status: ReplicaStatus, truth: Truth, words: str
+) -> None:
+    if status.stopping and status.state.terminal:
         lab.broken("S8", words, "what has ended is not stopping")
-    if truth.stopping and not said.stopping:
+    if truth.stopping and not status.stopping:
         lab.broken("S8", f"{words}, not stopping", f"{replica} is being ended")
     ending = truth.stopping or replica.doomed or replica.overdue(lab.harness.clock())
-    if said.stopping and not ending:
+    if status.stopping and not ending:
         lab.broken("S8", words, f"nobody is ending {replica}")
 
 
-def _or_the_hand(lab: Calls, told: object) -> str:
+def _or_the_hand(lab: Calls, fact: object) -> str:
     """Return a hint that drive() may be wrong, where only the harness says how a program ended."""
-    if told is not ...:
+    if fact is not ...:
         return ""
     line = line_of(type(lab.harness).drive)
     return (
@@ -128,55 +132,55 @@ def _or_the_hand(lab: Calls, told: object) -> str:
     )
 
 
-def _reason(lab: Calls, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
-    allowed = REASONS[said.state]
-    if said.reason not in allowed and not (said.stopping and said.reason in ENDING):
+def _reason(lab: Calls, replica: Replica, status: ReplicaStatus, words: str, truth: Truth) -> None:
+    allowed = REASONS[status.state]
+    if status.reason not in allowed and not (status.stopping and status.reason in ENDING):
         names = ", ".join(str(reason or "none") for reason in sorted(allowed, key=str))
-        lab.broken("S10", words, f"the reasons of what is {said.state} are: {names}")
-    given = replica.reason not in {None, Reason.TIMEOUT}  # S7 is about that one
-    if said.state.terminal and given and said.reason != replica.reason:
+        lab.broken("S10", words, f"the reasons of what is {status.state} are: {names}")
+    has_reason = replica.reason not in {None, Reason.TIMEOUT}  # S7 is about that one
+    if status.state.terminal and has_reason and status.reason != replica.reason:
         hand = _or_the_hand(lab, truth.out_of_memory) if replica.reason is Reason.OOM else ""
         lab.broken("S8", words, f"the reason is {replica.reason}{hand}")
 
 
-def _exit(lab: Calls, replica: Replica, said: ReplicaStatus, words: str, truth: Truth) -> None:
-    if not said.state.terminal:
-        if said.exit_code is not None or said.signal is not None:
-            lab.broken("S10", f"{words}, signal {said.signal}", f"{replica} has not ended")
+def _exit(lab: Calls, replica: Replica, status: ReplicaStatus, words: str, truth: Truth) -> None:
+    if not status.state.terminal:
+        if status.exit_code is not None or status.signal is not None:
+            lab.broken("S10", f"{words}, signal {status.signal}", f"{replica} has not ended")
         return
-    if (said.exit_code == 0) != (said.state is ReplicaState.SUCCEEDED):
-        wanted = "exactly 0" if said.state is ReplicaState.SUCCEEDED else "not 0"
-        lab.broken("R4", words, f"the exit code of what has {said.state} is {wanted}")
-    if replica.reason in {Reason.ERROR, Reason.OOM} and said.exit_code != replica.exit_code:
+    if (status.exit_code == 0) != (status.state is ReplicaState.SUCCEEDED):
+        wanted = "exactly 0" if status.state is ReplicaState.SUCCEEDED else "not 0"
+        lab.broken("R4", words, f"the exit code of what has {status.state} is {wanted}")
+    if replica.reason in {Reason.ERROR, Reason.OOM} and status.exit_code != replica.exit_code:
         promise = "S11" if replica.signal else "S8"
         hand = _or_the_hand(lab, truth.exit_code)
         lab.broken(promise, words, f"its program ended with {replica.exit_code}{hand}")
-    if replica.signal is not None and said.signal != replica.signal:
-        lab.broken("S11", f"{words}, signal {said.signal}", f"{replica.signal} has ended it")
-    if said.signal is None:
+    if replica.signal is not None and status.signal != replica.signal:
+        lab.broken("S11", f"{words}, signal {status.signal}", f"{replica.signal} has ended it")
+    if status.signal is None:
         return
-    if said.signal not in Signals.__members__:
-        lab.broken("S11", f"{words}, signal {said.signal!r}", "a signal's name is like 'SIGKILL'")
-    if said.exit_code != 128 + Signals[said.signal]:
-        number = 128 + Signals[said.signal]
-        lab.broken("S11", f"{words}, signal {said.signal}", f"128 + {said.signal} is {number}")
+    if status.signal not in Signals.__members__:
+        lab.broken("S11", f"{words}, signal {status.signal!r}", "a signal's name is like 'SIGKILL'")
+    if status.exit_code != 128 + Signals[status.signal]:
+        number = 128 + Signals[status.signal]
+        lab.broken("S11", f"{words}, signal {status.signal}", f"128 + {status.signal} is {number}")
 
 
-def _times(lab: Calls, replica: Replica, said: ReplicaStatus, words: str) -> None:
-    words = f"{words}, started_at={said.started_at}, finished_at={said.finished_at}"
-    known = attempt_is_known(lab, said)
-    if said.started_at is not None and said.state is ReplicaState.PENDING:
+def _times(lab: Calls, replica: Replica, status: ReplicaStatus, words: str) -> None:
+    words = f"{words}, started_at={status.started_at}, finished_at={status.finished_at}"
+    known = attempt_is_known(lab, status)
+    if status.started_at is not None and status.state is ReplicaState.PENDING:
         lab.broken("S12", words, "what is pending has not started")
-    if said.finished_at is not None and not said.state.terminal:
+    if status.finished_at is not None and not status.state.terminal:
         lab.broken("S12", words, f"{replica} has not ended")
-    ran = said.state is not ReplicaState.PENDING and said.state is not ReplicaState.CANCELLED
-    if said.started_at is None and known and ran and replica.started is not None:
+    ran = status.state is not ReplicaState.PENDING and status.state is not ReplicaState.CANCELLED
+    if status.started_at is None and known and ran and replica.started is not None:
         lab.broken("S12", words, f"{replica} was started")
-    if said.finished_at is None and known and said.state.terminal:
+    if status.finished_at is None and known and status.state.terminal:
         lab.broken("S12", words, f"{replica} has ended")
     for name, value, window in (
-        ("started", said.started_at, replica.started),
-        ("ended", said.finished_at, replica.ended),
+        ("started", status.started_at, replica.started),
+        ("ended", status.finished_at, replica.ended),
     ):
         if value is None or window is None:
             continue
@@ -185,5 +189,6 @@ def _times(lab: Calls, replica: Replica, said: ReplicaStatus, words: str) -> Non
         )
         if not least <= value <= most:
             lab.broken("S12", words, f"{replica} {name} from {window[0]:.1f} to {window[1]:.1f}")
-    if None not in {said.started_at, said.finished_at} and said.started_at > said.finished_at:  # type: ignore[operator]
+    times = status.started_at, status.finished_at
+    if None not in times and times[0] > times[1]:  # type: ignore[operator]
         lab.broken("S12", words, "nothing ends before it has started")

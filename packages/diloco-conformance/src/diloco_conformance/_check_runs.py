@@ -70,20 +70,20 @@ class RunChecks(Checks):
 
     def check_launched(self, n: int, run: Run, handles: list[ReplicaHandle]) -> None:
         """Check that a launch gave what was asked for."""
-        said = f"launch_replicas gave {[(handle.rank, handle.run_id) for handle in handles]}"
+        text = f"launch_replicas gave {[(handle.rank, handle.run_id) for handle in handles]}"
         first = run.first_rank
         world_size = run.options.get("world_size", first + n)
         part = "L1" if first == 0 and world_size == n else "L8"
         if [handle.rank for handle in handles] != list(range(first, first + n)):
             self.broken(
                 part,
-                said,
+                text,
                 f"{n} replicas were asked for, ranks {first} to {first + n - 1} in order",
             )
         if len({handle.run_id for handle in handles}) != 1 or (
             run.run_id and handles[0].run_id != run.run_id
         ):
-            self.broken("L1", said, f"all handles of {run.name} carry its run_id {run.run_id!r}")
+            self.broken("L1", text, f"all handles of {run.name} carry its run_id {run.run_id!r}")
         if any(
             handle.world_size != world_size or handle.backend_name != self.executor.backend_name
             for handle in handles
@@ -95,4 +95,4 @@ class RunChecks(Checks):
             )
         others = {handle for other in self.runs for handle in other.handles}
         if len(set(handles)) != n or others & set(handles):
-            self.broken("L1", said, "another replica has the same handle")
+            self.broken("L1", text, "another replica has the same handle")

@@ -69,8 +69,8 @@ class Hand(Verbs):
             )
         if step in FAILURES and truth.state is not replica.state:
             limit = replica.run.options.get("max_restarts")
-            said = f"{replica} is {truth.state} in attempt {truth.attempt}"
-            self.broken("L9", said, f"it was launched with max_restarts={limit}")
+            text = f"{replica} is {truth.state} in attempt {truth.attempt}"
+            self.broken("L9", text, f"it was launched with max_restarts={limit}")
         if truth.state not in allowed or (replica.state.terminal and truth.alive):
             raise HarnessFault(
                 f"the world was to make {replica} {step}, but tells {truth} after it"
@@ -80,16 +80,16 @@ class Hand(Verbs):
 
     def _as_driven(self, replica: Replica, step: Step, value: Any, truth: Truth) -> None:
         """Check that the world's own records of a failure, where they say it, are as asked for."""
-        said = f"drive(…, Step.{step.name}, {value!r}) was to make {replica}"
+        text = f"drive(…, Step.{step.name}, {value!r}) was to make {replica}"
         if truth.exit_code is not ... and truth.exit_code != replica.exit_code:
             fault(
                 self.harness,
-                f"{said} exit with {replica.exit_code}, and the world tells {truth}",
+                f"{text} exit with {replica.exit_code}, and the world tells {truth}",
                 "drive",
             )
         if truth.out_of_memory is not ... and truth.out_of_memory != (step is Step.OOM):
             ran = "run out of memory" if step is Step.OOM else "fail with memory left"
-            fault(self.harness, f"{said} {ran}, and the world tells {truth}", "drive")
+            fault(self.harness, f"{text} {ran}, and the world tells {truth}", "drive")
 
     def _failed(
         self,

@@ -121,12 +121,12 @@ class Verbs(RunChecks):
         kwargs = {**self.harness.entrypoint_args, **options.get("kwargs", run.kwargs)}
         entrypoint = options.get("entrypoint", self.harness.entrypoint)
         others = {key: options[key] for key in options if key not in {"kwargs", "entrypoint"}}
-        given = copy.deepcopy((kwargs, others))
-        handles = self.executor.launch_replicas(n, entrypoint, given[0], **given[1])
-        if given != (kwargs, others):
+        copies = copy.deepcopy((kwargs, others))
+        handles = self.executor.launch_replicas(n, entrypoint, copies[0], **copies[1])
+        if copies != (kwargs, others):
             self.broken(
                 "L6",
-                f"after the launch, the caller's arguments are {given}",
+                f"after the launch, the caller's arguments are {copies}",
                 f"they were {(kwargs, others)}",
             )
         return handles

@@ -27,14 +27,14 @@ def once(cls: type, folder: Path | None, look: Callable[[], None]) -> str | None
     module = sys.modules.get(cls.__module__)
     name = f"{getattr(module, '__file__', cls.__module__)}::{cls.__qualname__}"
     path = folder / f"harness-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-    with path.open("a+", encoding="utf-8") as held:
+    with path.open("a+", encoding="utf-8") as file:
         # The next worker waits here; a worker that dies releases its lock.
-        fcntl.flock(held, fcntl.LOCK_EX)
-        held.seek(0)
-        if told := held.read():
-            return None if told == _FINE else told
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if verdict := file.read():
+            return None if verdict == _FINE else verdict
         wrong = _wrong(look)
-        held.write(_FINE if wrong is None else wrong)
+        file.write(_FINE if wrong is None else wrong)
         return wrong
 
 

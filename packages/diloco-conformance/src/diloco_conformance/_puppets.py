@@ -110,10 +110,10 @@ class Puppets:
             HarnessFault: It did not hold in time.
         """
         start = time.monotonic()
-        while not (found := condition()):
+        while not (value := condition()):
             waited = time.monotonic() - start
             if waited > self.patience:
                 raise HarnessFault(f"waited {self.patience:g} s for {what}")
             # What has taken long may take a little longer: asking all the time would slow it down.
             time.sleep(min(max(0.005, waited / 6), 0.25))
-        return found
+        return value

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def check_purged(lab: RunChecks, run: Run, *, promise: str = "C9") -> None:
     """Check that an executor that has seen nothing finds no record, result or log of a run."""
     executor, handle = lab.harness.make_executor(), run.handles[-1]
-    said = f"purge({run.name}) returned"
+    text = f"purge({run.name}) returned"
     looks: dict[str, Callable[[], Any]] = {
         "describe": lambda: executor.describe(handle),
         "stream_logs": lambda: executor.stream_logs(handle),
@@ -25,12 +25,12 @@ def check_purged(lab: RunChecks, run: Run, *, promise: str = "C9") -> None:
         "attach": lambda: executor.attach(run.run_id),
     }
     for name, call in looks.items():
-        here = f"{said}, and {name} is asked in another process"
-        must_raise(lab, promise, name, call, ReplicaNotFoundError, here)
-    there = lab.verb(promise, lambda: executor.exists(run.run_id))
-    if there or run.run_id in lab.verb(promise, executor.list_runs):
-        lab.broken(promise, said, "it is still among the runs")
+        context = f"{text}, and {name} is asked in another process"
+        must_raise(lab, promise, name, call, ReplicaNotFoundError, context)
+    exists = lab.verb(promise, lambda: executor.exists(run.run_id))
+    if exists or run.run_id in lab.verb(promise, executor.list_runs):
+        lab.broken(promise, text, "it is still among the runs")
     (entry,) = lab.verb(promise, lambda: executor.collect([handle], timeout=0))
     if (entry["status"], entry["reason"], entry["result"]) != ("failed", "lost", None):
-        lab.broken(promise, said, f"collect says of it: {entry}")
+        lab.broken(promise, text, f"collect says of it: {entry}")
     lab.within("C8", executor.close)

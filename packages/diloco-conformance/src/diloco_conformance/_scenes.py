@@ -40,7 +40,7 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
     with lab.fault(Operation.OBSERVE, fault):
         truth = lab.harness.truth(replica.handle)
         try:
-            said = lab.within("S6", lambda: lab.executor.describe(replica.handle))
+            status = lab.within("S6", lambda: lab.executor.describe(replica.handle))
         except BackendError as error:
             check_error(lab, "S6", f"describe({replica})", error, fault)
             if isinstance(error, LookupError):
@@ -52,10 +52,10 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
             return
         # A state that only poll has reported counts as seen, too.
         known = replica.told is not None
-        if not (known and truth.state == said.state):
+        if not (known and truth.state == status.state):
             lab.broken(
                 "S6",
-                f"describe({replica}) is {said.state}",
+                f"describe({replica}) is {status.state}",
                 f"{fault}: the backend could not be asked",
             )
 
@@ -101,7 +101,7 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
             run = lab.launch(n, run_id=run_id)
         except BackendError as error:
             survivors = list(error.survivors) if isinstance(error, LaunchError) else []
-            said = f"launch_replicas raised {error!r} with {len(survivors)} survivors"
+            text = f"launch_replicas raised {error!r} with {len(survivors)} survivors"
         else:
             # The backend needed fewer calls than were let through.
             _done(lab, run, after)
@@ -110,7 +110,7 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
     alive = lab.harness.living() - living
     named = sum(lab.harness.truth(handle).alive for handle in set(survivors))
     if not alive == len(survivors) == named:
-        lab.broken("L2", said, f"{alive} of its replicas are alive, and {named} of them are named")
+        lab.broken("L2", text, f"{alive} of its replicas are alive, and {named} of them are named")
     lab.observe_all()
     for handle in survivors:  # the handle of a survivor works like any other
         lab.verb("L2", lambda handle=handle: lab.executor.cancel(handle))  # type: ignore[misc]
@@ -175,7 +175,7 @@ def unanswered_launch(
             run = lab.launch(n, run_id=run_id)
         except BackendError as error:
             survivors = list(error.survivors) if isinstance(error, LaunchError) else []
-            said, run = f"launch_replicas raised {error!r} with {len(survivors)} survivors", None
+            text, run = f"launch_replicas raised {error!r} with {len(survivors)} survivors", None
     alive = lab.harness.living() - living
     if run is not None:
         if alive != n:
@@ -187,7 +187,7 @@ def unanswered_launch(
     alive = lab.harness.living() - living
     named = sum(lab.harness.truth(handle).alive for handle in set(survivors))
     if alive != named:
-        lab.broken("L2", said, f"{alive} of its replicas are alive, and {named} of them are named")
+        lab.broken("L2", text, f"{alive} of its replicas are alive, and {named} of them are named")
     for handle in survivors:
         lab.verb("L2", lambda handle=handle: lab.executor.cancel(handle))  # type: ignore[misc]
     lab.settle()

@@ -113,9 +113,9 @@ def _check_method(
         signature = inspect.signature(method)
         signature.bind(*arguments, **options)
     except TypeError as error:
-        ours = inspect.signature(getattr(Harness, name))
+        form = inspect.signature(getattr(Harness, name))
         fault(
-            harness, f"{name} is called as {name}{ours}, and takes {name}{signature}: {error}", name
+            harness, f"{name} is called as {name}{form}, and takes {name}{signature}: {error}", name
         )
     if (
         inspect.iscoroutinefunction(method)

@@ -33,9 +33,9 @@ def check_executor(harness: Harness) -> None:
     for name, (wanted, example) in DECLARED.items():
         value = getattr(executor, name, None)
         if not isinstance(value, wanted):
-            said = f"has {name} = {value!r}" if hasattr(executor, name) else f"lacks {name}"
+            text = f"has {name} = {value!r}" if hasattr(executor, name) else f"lacks {name}"
             raise HarnessFault(
-                f"{kind} {said}: it must be {wanted.__name__}, declared on the class, such as "
+                f"{kind} {text}: it must be {wanted.__name__}, declared on the class, such as "
                 f"{example}"
             )
     if not hasattr(executor, "_backoff"):

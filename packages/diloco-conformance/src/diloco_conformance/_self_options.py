@@ -33,9 +33,9 @@ def check_options(harness: Harness) -> None:
             "journal": FolderJournal(Path(folder)),
             "run_id": "conf-given",
         }
-        kind, given = _constructed(harness, options)
+        kind, values = _constructed(harness, options)
     for name, value in options.items():
-        if not any(_is(one, value) for one in given):
+        if not any(_is(one, value) for one in values):
             fault(
                 harness,
                 f"make_executor({name}={value!r}) does not give {name} to the constructor of "
@@ -51,9 +51,9 @@ def _constructed(harness: Harness, options: dict[str, Any]) -> tuple[str, list[A
     def look(frame: FrameType, event: str, _: Any) -> None:
         first = next(iter(frame.f_locals.values()), None) if event == "call" else None
         if frame.f_code.co_name == "__init__" and isinstance(first, BaseExecutor):
-            given = list(frame.f_locals.values())[1:]
-            inner = [one for value in given if isinstance(value, dict) for one in value.values()]
-            calls.append((type(first).__name__, [*given, *inner]))
+            values = list(frame.f_locals.values())[1:]
+            inner = [one for value in values if isinstance(value, dict) for one in value.values()]
+            calls.append((type(first).__name__, [*values, *inner]))
 
     before = sys.getprofile()
     sys.setprofile(look)

@@ -45,11 +45,11 @@ def resources_are_found(sample: Sample) -> None:
     if not lab.can(Ability.RESOURCES):
         return
     plain, taken = harness.resources(sample.first.handle), []
-    for asked in [*ASKED, *({"gpu": gpu} for gpu in harness.gpus[:1])]:
+    for options in [*ASKED, *({"gpu": gpu} for gpu in harness.gpus[:1])]:
         with contextlib.suppress(InvalidRequestError):  # the backend has no such resource
-            _planned(sample, **asked)
-            taken.append(asked)
-            if harness.resources(lab.launch(1, **asked).handles[0]) != plain:
+            _planned(sample, **options)
+            taken.append(options)
+            if harness.resources(lab.launch(1, **options).handles[0]) != plain:
                 return
     if taken:
         fault(

@@ -19,17 +19,17 @@ from ._world_hooks import Resources
 def truth_is_its_own(sample: Sample) -> None:
     """Check that the truth comes neither from the executor nor from the code that it uses."""
     lab, harness, handle = sample.lab, sample.harness, sample.first.handle
-    told = watch(lambda: (harness.truth(handle), harness.living()))
-    if asked := verbs_in(told, lab.executor):
+    truth_calls = watch(lambda: (harness.truth(handle), harness.living()))
+    if verbs := verbs_in(truth_calls, lab.executor):
         fault(
             harness,
-            f"truth() or living() calls the executor ({', '.join(asked)}): what is true must come "
+            f"truth() or living() calls the executor ({', '.join(verbs)}): what is true must come "
             "from the world itself, or the suite compares the executor with itself",
             "truth",
         )
     with sample.fresh() as executor:
-        said = watch(lambda: executor.describe(handle))
-    if both := shared(told, said):
+        describe_calls = watch(lambda: executor.describe(handle))
+    if both := shared(truth_calls, describe_calls):
         fault(
             harness,
             f"truth() has its states from {', '.join(both)}, and so has the executor: if that is "
@@ -129,9 +129,9 @@ def records_have_their_types(sample: Sample) -> None:
     ):
         fault(harness, f"labels() returned {labels!r}: it must be a dict", "labels")
     if lab.can(Ability.RESOURCES) and not isinstance(
-        asked := harness.resources(sample.first.handle), Resources
+        value := harness.resources(sample.first.handle), Resources
     ):
-        fault(harness, f"resources() returned {asked!r}: it must be a Resources(…)", "resources")
+        fault(harness, f"resources() returned {value!r}: it must be a Resources(…)", "resources")
     if lab.can(Ability.SECRETS):
         reference = harness.secret("conf-secret")
         if not isinstance(reference, str) or not reference or reference == "conf-secret":

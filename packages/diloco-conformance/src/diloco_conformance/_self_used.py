@@ -35,10 +35,10 @@ def check_used(harness: Harness) -> None:
         code = getattr(inspect.unwrap(method), "__code__", None)
         if method is getattr(Harness, name) or code is None or _left_out(harness, ability):
             continue
-        given = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+        parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
         if Ability.DAMAGE in harness.cannot and name == "lose":
-            given = given[:1]
-        unused = [argument for argument in given if argument not in _loaded(code)]
+            parameters = parameters[:1]
+        unused = [argument for argument in parameters if argument not in _loaded(code)]
         if unused:
             fault(
                 harness,

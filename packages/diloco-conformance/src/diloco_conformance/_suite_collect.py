@@ -47,9 +47,9 @@ class Collecting:
         )
         if lab.verb("R1", lambda: lab.executor.collect([], timeout=0)) != []:
             lab.broken("R1", "no handles gave results", "there is nothing to collect")
-        given = list(one.handles)
-        results = lab.verb("R1", lambda: lab.executor.collect(given, timeout=0))
-        for kind, handles in (("tuple", tuple(given)), ("iterator", iter(given))):
+        handle_list = list(one.handles)
+        results = lab.verb("R1", lambda: lab.executor.collect(handle_list, timeout=0))
+        for kind, handles in (("tuple", tuple(handle_list)), ("iterator", iter(handle_list))):
             lab.note(f"collect(handles in a {kind})", "collect")
             got = lab.verb("R1", lambda some=handles: lab.executor.collect(some, timeout=0))  # type: ignore[misc]
             if got != results:

@@ -96,9 +96,9 @@ class Constructing:
             lab.settle()
             lab.purge(run)
             after = lab.verb("L12", lambda: lab.executor.collect(run.handles, timeout=0))
-            told = [(entry["status"], entry["result"]) for entry in after]
+            ends = [(entry["status"], entry["result"]) for entry in after]
             states = [replica.state for replica in run.replicas]
-            if [status for status, _ in told] != states or told[0] != ("succeeded", "kept"):
+            if [status for status, _ in ends] != states or ends[0] != ("succeeded", "kept"):
                 lab.broken(
                     "L12",
                     f"after the purge, collect says {after}",

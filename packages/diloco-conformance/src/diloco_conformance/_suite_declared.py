@@ -52,8 +52,8 @@ class Declaring:
             pytest.skip("here replicas start by themselves, so that none is seen to be pending")
         run = lab.launch(2)
         lab.drive(run.replicas[1], Step.START)
-        said = [lab.observe(replica) for replica in run.replicas]
-        states = [None if one is None else one.state for one in said]
+        statuses = [lab.observe(replica) for replica in run.replicas]
+        states = [None if one is None else one.state for one in statuses]
         if states == [ReplicaState.PENDING, ReplicaState.RUNNING]:
             lab.broken(
                 "D2",

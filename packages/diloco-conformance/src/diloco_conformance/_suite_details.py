@@ -178,11 +178,11 @@ class Details:
         for timeout in (lab.harness.timeout, lab.harness.timeout + 0.5):
             run = lab.up(2, timeout=timeout)
             for replica in run.replicas:
-                told = lab.harness.told(replica.handle).timeout
-                if isinstance(told, EllipsisType):
+                limit = lab.harness.told(replica.handle).timeout
+                if isinstance(limit, EllipsisType):
                     pytest.skip("the harness's told() leaves the timeout out")
-                if told != timeout:
-                    lab.broken("S13", f"{replica} is told {told}", f"its timeout is {timeout}")
+                if limit != timeout:
+                    lab.broken("S13", f"{replica} is told {limit}", f"its timeout is {timeout}")
 
     def test_s14_records_are_kept_as_long_as_declared(self, lab: Lab) -> None:
         """Check states, results and runs; when they are gone, nothing may be invented."""

@@ -115,9 +115,9 @@ class Finding:
         true = {**lab.harness.entrypoint_args, **run.kwargs}.get("rendezvous_uri")
         for handle in run.handles:
             lab.note(f"meets_at(rank {handle.rank} of {run.name})", "meets_at")
-            said = lab.verb("H11", partial(lab.executor.meets_at, handle))
-            if said != true:
-                lab.broken("H11", f"meets_at gave {said!r}", f"{run.name} meets at {true!r}")
+            uri = lab.verb("H11", partial(lab.executor.meets_at, handle))
+            if uri != true:
+                lab.broken("H11", f"meets_at gave {uri!r}", f"{run.name} meets at {true!r}")
 
     def _meets_nowhere(self, lab: Lab, run: Run) -> None:
         for handle in run.handles:
@@ -139,8 +139,8 @@ class Finding:
             lab.advance(1.5 * lab.harness.resolution)
         for _ in range(2):
             listed = lab.verb("H7", lab.executor.list_runs)
-            ours = [name for name in listed if name.startswith(lab.harness.run_prefix)]
-            if ours != names:
+            own_names = [name for name in listed if name.startswith(lab.harness.run_prefix)]
+            if own_names != names:
                 lab.broken("H7", f"list_runs gave {listed}", f"in order of launch: {names}")
             lab.forget()
 

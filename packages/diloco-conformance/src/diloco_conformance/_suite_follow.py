@@ -280,8 +280,8 @@ class Following:
                 for follow in (False, True) if replica.state.terminal else (False,):
                     options["follow"] = follow
                     check_lines(lab, replica, promise="G4", lines=lines, **options)
-                    found = [line for line in lines if "1" in line or "3" in line]
-                    check_lines(lab, replica, promise="G4", lines=found, **options, **some)
+                    matches = [line for line in lines if "1" in line or "3" in line]
+                    check_lines(lab, replica, promise="G4", lines=matches, **options, **some)
                 continue
             got = read(lab, replica, promise="G4", **options)
             for name, lines in replica.streams.items():

@@ -118,10 +118,10 @@ class Pair:
         named = [run for run in (self.mine, self.theirs) if run.run_id == handle.run_id]
         self._named += [run for run in named if run not in self._named]
         for verb, call in verbs(lab.executor, handle).items():
-            said = (
+            text = (
                 f"{verb}(a handle of {_short(handle.run_id)} with {_short(dict(handle.metadata))})"
             )
-            lab.note(said, verb)
+            lab.note(text, verb)
             gave: Any = None
             try:
                 gave = lab.within("H10", call)
@@ -130,12 +130,12 @@ class Pair:
             else:
                 if named and verb in LOOKED_AFTER:
                     lab.harness.settle()
-            said += f" gave {_short(gave)}"
+            text += f" gave {_short(gave)}"
             for run in (self.mine, self.theirs):
                 if run not in named and _known(run) in repr(gave):
-                    lab.broken("H10", said, f"only a handle of {run.name} shows that")
+                    lab.broken("H10", text, f"only a handle of {run.name} shows that")
             if verb in LOOKED_AFTER:
-                self._look(named, said)
+                self._look(named, text)
             lab.history.pop()  # among hundreds, the one that matters is easier to see
 
     def end(self) -> None:
@@ -143,23 +143,23 @@ class Pair:
         self._lab.harness.settle()
         self._look(self._named, "the last of these calls")
 
-    def _look(self, named: list[Run], said: str) -> None:
+    def _look(self, named: list[Run], text: str) -> None:
         for run in (self.mine, self.theirs):
             if run in named:
                 continue
             if (now := self._truth(run)) != (truth := self._truths[run.name]):
-                self._lab.broken("H10", said, f"{run.replicas[0]} was {truth}, and is {now}")
+                self._lab.broken("H10", text, f"{run.replicas[0]} was {truth}, and is {now}")
         if (alive := self._others_alive()) != self._strangers:
             self._lab.broken(
-                "H10", said, f"{self._strangers} others lived before it, and now {alive}"
+                "H10", text, f"{self._strangers} others lived before it, and now {alive}"
             )
 
     def _truth(self, run: Run) -> Truth:
         return self._lab.harness.truth(run.handles[0])
 
     def _others_alive(self) -> int:
-        ours = sum(self._truth(run).alive for run in (self.mine, self.theirs))
-        return self._lab.harness.living() - ours
+        own_alive = sum(self._truth(run).alive for run in (self.mine, self.theirs))
+        return self._lab.harness.living() - own_alive
 
 
 class Forgeries:

@@ -210,13 +210,13 @@ class Logs:
                 with lab.fault(Operation.LOGS, fault):
                     lab.note(f"{name} of {replica}", "logs")
                     try:
-                        said = lab.within("G6", call)
+                        logs = lab.within("G6", call)
                     except BackendError as error:
                         check_error(lab, "G6", name, error, fault)
                         if isinstance(error, LookupError):
                             lab.broken("G6", f"{name} raised {error!r}", f"{fault}: who knows?")
                     else:
-                        lab.broken("G6", f"{name} gave {said!r}", f"{fault}: it could not be read")
+                        lab.broken("G6", f"{name} gave {logs!r}", f"{fault}: it could not be read")
         check_everywhere(lab, replica, "G6")
 
     def test_g6_a_backend_that_cannot_be_asked_has_no_empty_logs(self, lab: Lab) -> None:

@@ -63,14 +63,14 @@ class LongLogs:
             lab.write(replica, f"before\n{line}\nafter\n".encode())
             for _ in range(2):
                 lines = read(lab, replica, promise="G2")
-                said = [f"{one[:20]}… ({len(one)} characters)" for one in lines]
+                texts = [f"{one[:20]}… ({len(one)} characters)" for one in lines]
                 if len(lines) != 3 or (lines[0], lines[2]) != ("before", "after"):
                     lab.broken(
-                        "G2", f"log_iter gave {said}", "three lines: before, a long one, after"
+                        "G2", f"log_iter gave {texts}", "three lines: before, a long one, after"
                     )
                 if lines[1][:kept] != line[:kept] or len(lines[1]) > most:
                     lab.broken(
-                        "G2", f"log_iter gave {said}", f"a line of {len(line)} bytes was written"
+                        "G2", f"log_iter gave {texts}", f"a line of {len(line)} bytes was written"
                     )
                 if replica.live:
                     lab.drive(replica, Step.SUCCEED)

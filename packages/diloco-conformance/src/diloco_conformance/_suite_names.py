@@ -157,9 +157,9 @@ class Names:
 
     def _exists(self, lab: Lab, run_id: str, *, there: bool) -> None:
         lab.note(f"exists({run_id!r})")
-        said = lab.verb("H6", lambda: lab.executor.exists(run_id))
-        if said is not there:
-            lab.broken("H6", f"exists({run_id!r}) is {said!r}", f"it is {there}")
+        answer = lab.verb("H6", lambda: lab.executor.exists(run_id))
+        if answer is not there:
+            lab.broken("H6", f"exists({run_id!r}) is {answer!r}", f"it is {there}")
 
     def test_h6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
         """Check that this is reported neither as a missing run nor as an empty list."""

@@ -44,14 +44,16 @@ class Asking:
         lab.needs(Ability.RESOURCES)
         last = {name: case for case in taken for name in case[0]}  # the last one of each kind
         together: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        for options, asked in last.values():
-            together = ({**together[0], **options}, {**together[1], **asked})
+        for options, amounts in last.values():
+            together = ({**together[0], **options}, {**together[1], **amounts})
         usual = self._asked(lab, {})[0]
-        for options, asked in [*taken, together]:
-            for rank, found in enumerate(self._asked(lab, options)):
-                true = replace(usual, **asked)
-                if _plain(found) != _plain(true):
-                    lab.broken("L10", f"for rank {rank}, {found} was asked for", f"it is {true}")
+        for options, amounts in [*taken, together]:
+            for rank, resources in enumerate(self._asked(lab, options)):
+                true = replace(usual, **amounts)
+                if _plain(resources) != _plain(true):
+                    lab.broken(
+                        "L10", f"for rank {rank}, {resources} was asked for", f"it is {true}"
+                    )
 
     def _takes(self, lab: Lab, options: dict[str, Any]) -> bool:
         try:
@@ -67,13 +69,13 @@ class Asking:
         for replica in run.replicas:
             if lab.harness.truth(replica.handle).state is None:
                 lab.broken("L10", f"a launch gave {replica.handle}", "there is no such replica")
-        found = [lab.harness.resources(handle) for handle in run.handles]
+        resources = [lab.harness.resources(handle) for handle in run.handles]
         for handle in run.handles[:2]:
             lab.verb("C1", lambda one=handle: lab.executor.cancel(one))  # type: ignore[misc]
         lab.harness.settle()
-        return found
+        return resources
 
 
-def _plain(asked: Resources) -> tuple[Any, ...]:
-    gpu = None if asked.gpu is None else parse_gpu(asked.gpu.lower())
-    return asked.cpu, asked.memory, gpu, bool(asked.spot)
+def _plain(resources: Resources) -> tuple[Any, ...]:
+    gpu = None if resources.gpu is None else parse_gpu(resources.gpu.lower())
+    return resources.cpu, resources.memory, gpu, bool(resources.spot)

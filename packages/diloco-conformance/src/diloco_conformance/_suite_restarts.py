@@ -61,9 +61,9 @@ class Restarting:
                 continue
             replica = lab.up(1, max_restarts=1).replicas[0]
             lab.drive(replica, step, value)
-            said = lab.verb("L9", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
-            if said.reason is Reason.PREEMPTED:
-                lab.broken("L9", f"describe({replica}) is {said}", f"it was made to {step}")
+            status = lab.verb("L9", lambda one=replica: lab.executor.describe(one.handle))  # type: ignore[misc]
+            if status.reason is Reason.PREEMPTED:
+                lab.broken("L9", f"describe({replica}) is {status}", f"it was made to {step}")
             lab.drive(replica, Step.START)
             lab.observe(replica)
             lab.drive(replica, Step.SUCCEED, "in the end")

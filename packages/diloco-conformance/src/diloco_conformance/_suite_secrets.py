@@ -51,18 +51,18 @@ class Hiding:
         executor, entrypoint = lab.executor, lab.harness.entrypoint
         for name, options in planted():
             lab.note(f"plan with a secret in {name}", "plan")
-            given: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "n_replicas": 1,
                 "entrypoint": entrypoint,
                 "run_id": "p",
                 **options,
             }
-            kwargs = {**lab.harness.entrypoint_args, **given.pop("entrypoint_args", {})}
+            kwargs = {**lab.harness.entrypoint_args, **arguments.pop("entrypoint_args", {})}
             look(
                 lab,
                 shown,
                 f"plan, with {name},",
-                partial(executor.plan, entrypoint_args=kwargs, **given),
+                partial(executor.plan, entrypoint_args=kwargs, **arguments),
             )
         for name in NAMES:
             call = partial(self._planned_by, lab, env={name: SECRET})

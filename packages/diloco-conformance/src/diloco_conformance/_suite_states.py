@@ -213,10 +213,10 @@ class States:
                 ):
                     lab.note(f"{name}({replica})")
                     with suppress(BackendError):
-                        if (said := lab.within("S6", call)) is not ReplicaState.SUCCEEDED:
+                        if (state := lab.within("S6", call)) is not ReplicaState.SUCCEEDED:
                             lab.broken(
                                 "S6",
-                                f"{name} said {said}",
+                                f"{name} said {state}",
                                 f"{fault}: nobody knows, and it has succeeded",
                             )
             lab.observe(replica)

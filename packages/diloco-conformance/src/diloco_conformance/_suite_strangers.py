@@ -72,7 +72,7 @@ class Strangers:
                     continue
                 except BackendError as error:
                     lab.broken("H9", f"{verb} raised {error!r}", "there is no such replica")
-                lost = verb == "collect" and [each["reason"] for each in gave] == ["lost"]
+                lost = verb == "collect" and [entry["reason"] for entry in gave] == ["lost"]
                 # A replica that is found in other words, such as by another address, is found
                 # whole.
                 if not lost and one.rank == 99:
@@ -164,11 +164,11 @@ class Strangers:
             lab.advance(1.5 * lab.harness.resolution)
         purged, stay = runs[:2], runs[2:]
         another = lab.harness.make_executor()
-        asked: list[bool] = []
+        changes: list[bool] = []
         gone: list[Run] = []
 
         def change() -> None:
-            asked.append(True)
+            changes.append(True)
             for run in purged:
                 another.purge(run.handles[0])
                 gone.append(run)
@@ -186,7 +186,7 @@ class Strangers:
         got = [run_id for run_id in listed if run_id in wanted]
         if got != wanted or len(set(listed)) != len(listed):
             lab.broken("H7", f"list_runs gave {listed}", f"these were there all the time: {wanted}")
-        if not asked:
+        if not changes:
             raise HarnessFault(
                 "between(action) has not called action although list_runs was called: it must be "
                 "called after the next call that lists a page of the runs. If this backend lists "

@@ -62,9 +62,9 @@ class Threads:
         replicas = [*run.replicas, *beside.replicas, *ended.replicas]
         for _ in range(5):
             calls = [partial(executor.poll, one.handle) for one in replicas]
-            for replica, said in zip(replicas, at_once(lab, "T1", calls), strict=True):
-                if said != replica.state:
-                    lab.broken("T1", f"poll({replica}) is {said!r}", f"it is {replica.state}")
+            for replica, answer in zip(replicas, at_once(lab, "T1", calls), strict=True):
+                if answer != replica.state:
+                    lab.broken("T1", f"poll({replica}) is {answer!r}", f"it is {replica.state}")
             waits = [partial(executor.collect, [one.handle], timeout=0) for one in ended.replicas]
             for replica, gave in zip(ended.replicas, at_once(lab, "T1", waits), strict=True):
                 if isinstance(gave, Exception) or gave[0]["result"] != replica.result:

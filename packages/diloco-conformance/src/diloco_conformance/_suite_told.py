@@ -212,19 +212,19 @@ class Telling:
                 lab.broken("E3", f"{error!r} is retryable", "the secret will not come by itself")
             return
         lab.harness.settle()
-        replica, said = run.replicas[0], None
+        replica, status = run.replicas[0], None
         for _ in range(120):
             truth = lab.harness.truth(replica.handle)
             if truth.state is not ReplicaState.PENDING:
                 lab.broken(
                     "E3", f"{replica} is {truth.state}", "the secret that it needs is missing"
                 )
-            said = lab.observe(replica)
-            if said is None or "-missing" in said.message:
+            status = lab.observe(replica)
+            if status is None or "-missing" in status.message:
                 break
             lab.advance(lab.unit)
         else:
-            lab.broken("E3", str(said), f"it waits for {secrets}, and describe is to say so")
+            lab.broken("E3", str(status), f"it waits for {secrets}, and describe is to say so")
         for one in run.replicas:
             lab.cancel(one)
 
@@ -292,9 +292,11 @@ class Telling:
         one, two = lab.up(2, labels=labels), lab.up(1, labels={"team": "red"})
         for run, wanted in ((one, labels), (two, {"team": "red"})):
             for handle in run.handles:
-                found = lab.harness.labels(handle)
-                if wanted.items() - found.items():
-                    lab.broken("E5", f"{handle} has the labels {dict(found)}", f"given: {wanted}")
+                handle_labels = lab.harness.labels(handle)
+                if wanted.items() - handle_labels.items():
+                    lab.broken(
+                        "E5", f"{handle} has the labels {dict(handle_labels)}", f"given: {wanted}"
+                    )
 
 
 def check_told(lab: Lab, handle: ReplicaHandle, kwargs: dict[str, Any]) -> None:
@@ -312,8 +314,8 @@ def check_environment(
     lab: Lab, promise: str, handle: ReplicaHandle, wanted: Mapping[str, str | None]
 ) -> None:
     """Check that a replica finds these variables, and does not find those that are None."""
-    told = lab.harness.told(handle).environment
-    wrong = {name: told.get(name) for name in wanted if told.get(name) != wanted[name]}
+    env = lab.harness.told(handle).environment
+    wrong = {name: env.get(name) for name in wanted if env.get(name) != wanted[name]}
     if wrong:
         true = {name: wanted[name] for name in wrong}
         lab.broken(promise, f"rank {handle.rank} finds {wrong}", f"it is to find {true}")
