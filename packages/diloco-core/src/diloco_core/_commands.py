@@ -124,9 +124,9 @@ def plan(options: PlanOptions) -> Answer:
 
     PARAMS is the number of parameters, such as 7e9, and REPLICAS the number of replicas.
     """
-    given = asdict(options)
-    period = given.pop("period")
-    planned = plan_exchange(given.pop("params"), given.pop("replicas"), **given)
+    arguments = asdict(options)
+    period = arguments.pop("period")
+    planned = plan_exchange(arguments.pop("params"), arguments.pop("replicas"), **arguments)
     values = asdict(planned)
     sent, received = planned.bytes_sent / 1e9, planned.bytes_received / 1e9
     lines = [
@@ -167,8 +167,8 @@ class ProbeOptions(Options):
 def probe(options: ProbeOptions) -> Answer:
     """Try a store as a run would use it, and measure how fast it is."""
     with _reachable():
-        found = _probe.run(options.uri, measured=True)
-    return Answer(found, (_probe.in_words(found), _probe.speed_in_words(found)))
+        report = _probe.run(options.uri, measured=True)
+    return Answer(report, (_probe.in_words(report), _probe.speed_in_words(report)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -189,7 +189,7 @@ def connect(
         raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
     check_told(environ, uri=uri, rank=rank, world_size=world_size)
     place = uri_of(uri, environ)
-    told = rank is not None and world_size is not None
+    has_identity = rank is not None and world_size is not None
     rank, world_size = check_identity(
         number_of(rank, "rank", "REPLICA_RANK", environ), world_size_of(world_size, environ)
     )
@@ -221,10 +221,10 @@ def connect(
     others = given(chunk_bytes=chunk_bytes, transfer=transfer, process_group=process_group)
     others |= given(telemetry=telemetry)
     tells = yes_or_no("telemetry", True if telemetry is None else telemetry)
-    asked = {**limits, **membership, **others}
-    asked |= {} if timing is None else limits_of(all_limits)
+    arguments = {**limits, **membership, **others}
+    arguments |= {} if timing is None else limits_of(all_limits)
     timing = all_limits
-    asked |= {} if elastic is None or membership else asdict(elastic)
+    arguments |= {} if elastic is None or membership else asdict(elastic)
     if elastic is not None:
         elastic.check(world_size, timing.sync_timeout)
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
@@ -243,7 +243,7 @@ def connect(
         key = os.getpid(), spelling, rank
         connected = _open.get(key)
         if connected is not None:
-            _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
+            _check_same(connected.settings, {**identity, **arguments}, redact_uri(place), rank)
             return connected.exchange
         settings = {**identity, **limits_of(timing), "chunk_bytes": chunks, "transfer": transfer}
         settings |= given(process_group=process_group, telemetry=tells)
@@ -265,7 +265,7 @@ def connect(
             chunk_bytes=chunks,
             last_attempt=environ.get("DILOCO_LAST_ATTEMPT") == "1",
         )
-        alone = told and process_group is None
+        alone = has_identity and process_group is None
         inside = None if alone else processes_of(environ, process_group)
         if inside is None:
             exchange: Exchange = opened()
@@ -297,10 +297,10 @@ def _check_same(
     ]
     if differing:
         current = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
-        asked = ", ".join(f"{name}={given[name]!r}" for name in differing)
+        texts = ", ".join(f"{name}={given[name]!r}" for name in differing)
         raise ConfigurationError(
             f"this process is already connected to {uri} as rank {rank} with {current}, and cannot "
-            f"also connect with {asked}. Leave these arguments out to use the open connection, or "
+            f"also connect with {texts}. Leave these arguments out to use the open connection, or "
             "pass the values that it was opened with."
         )
 

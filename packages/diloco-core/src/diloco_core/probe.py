@@ -117,14 +117,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("uri", help="the prefix: a folder or s3://…; no object is left there")
     try:
-        found = run(parser.parse_args(argv).uri)
+        report = run(parser.parse_args(argv).uri)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     except DilocoError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{in_words(found)}\n")
+    sys.stdout.write(f"{in_words(report)}\n")
     return 0
 
 

@@ -94,12 +94,12 @@ def _prepare(
     trainer = _checked_trainer(trainer_module, trainer_fn, kwargs, options)
     _show_log()
     # The arguments go into the environment for the trainer's own connect() and its workers, too.
-    given = {
+    variables = {
         "RENDEZVOUS_URI": rendezvous_uri,
         "REPLICA_RANK": rank,
         "REPLICA_WORLD_SIZE": world_size,
     }
-    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    os.environ.update({name: str(value) for name, value in variables.items() if value is not None})
     exchange = connect(**options)  # which replica this is says the environment by now
     attempt = os.environ.get("DILOCO_ATTEMPT", "")
     if attempt.isdecimal() and int(attempt) > 1:  # in a log, it stands between two tracebacks
@@ -144,9 +144,9 @@ def _leave_out_own_frames(error: BaseException) -> None:
     Its message says everything, and the twenty frames below would hide the trainer's line.
     """
     if isinstance(error, ConfigurationError | RendezvousError | ReplicaLostError):
-        trace, own = error.__traceback__, str(Path(__file__).parent)
+        trace, own_folder = error.__traceback__, str(Path(__file__).parent)
         while trace and trace.tb_next:
-            if trace.tb_next.tb_frame.f_code.co_filename.startswith(own):
+            if trace.tb_next.tb_frame.f_code.co_filename.startswith(own_folder):
                 trace.tb_next = None
             trace = trace.tb_next
 
@@ -190,8 +190,8 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
             why = str(error)
         elif isinstance(error, ModuleNotFoundError):
             # Missing is the trainer itself, or what it imports.
-            own = f"{module}.".startswith(f"{error.name}.")
-            which = "" if own else f", which {last.filename} imports in line {last.lineno}"
+            is_trainer = f"{module}.".startswith(f"{error.name}.")
+            which = "" if is_trainer else f", which {last.filename} imports in line {last.lineno}"
             looked = ", ".join(sys.path)
             why = f"there is no module {error.name!r}{which}. Python looked in {looked}"
         hint = f". Did you mean {module[:-3]!r}?" if module.endswith(".py") else ""
@@ -287,17 +287,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="1",
         help="how many processes on this machine are this replica; 'gpu' for one per GPU",
     )
-    given = vars(parser.parse_args(argv))
-    kwargs, processes = given.pop("trainer_kwargs_json"), given.pop("processes")
+    rest = vars(parser.parse_args(argv))
+    kwargs, processes = rest.pop("trainer_kwargs_json"), rest.pop("processes")
     processes = int(processes) if processes.isdecimal() else processes
     try:
         several = number_of_processes(processes, os.environ)
-        prepared = None if several else _prepare(kwargs=kwargs, **given)
+        prepared = None if several else _prepare(kwargs=kwargs, **rest)
     except ConfigurationError as error:
         parser.error(str(error))
-    options = given.pop("options")
+    options = rest.pop("options")
     if prepared is None:
-        result = run(processes=processes, trainer_kwargs=kwargs, connect_options=options, **given)
+        result = run(processes=processes, trainer_kwargs=kwargs, connect_options=options, **rest)
     else:
         result = _call(*prepared, kwargs, options)
     if result is not None:

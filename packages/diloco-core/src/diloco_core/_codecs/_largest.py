@@ -48,10 +48,10 @@ def largest(rows: torch.Tensor, k: int) -> _Found:
         ``(blocks, k)``, and the values, float32 of the same shape.
     """
     blocks, numel = rows.shape
-    found = (_by_keys if _PARTITION_IS_QUICK else _by_groups)(rows, k)
-    if found is None:
+    result = (_by_keys if _PARTITION_IS_QUICK else _by_groups)(rows, k)
+    if result is None:
         return _by_topk(rows, k)
-    indices, values, clear = found
+    indices, values, clear = result
     # In other rows, more than k values are as large as the k-th largest one, or nearly so.
     if clear.all():
         return indices.reshape(blocks, k), values.reshape(blocks, k)
@@ -104,13 +104,13 @@ def _by_groups(rows: torch.Tensor, k: int) -> _FoundClearly | None:
     maxima = bits.view(blocks, -1, _GROUPS * k).amax(1).numpy()
     matrix = bits.numpy()
     candidates = np.flatnonzero(matrix >= np.partition(maxima, -k, 1)[:, -k, None])
-    found = matrix.reshape(-1)[candidates]
+    magnitudes = matrix.reshape(-1)[candidates]
     counts = np.diff(np.searchsorted(candidates, np.arange(blocks + 1) * numel))
     # A row for each block, filled up with what is smaller than any magnitude.
     table = np.full((blocks, counts.max()), -1, np.int32)
-    table[np.arange(table.shape[1]) < counts[:, None]] = found
+    table[np.arange(table.shape[1]) < counts[:, None]] = magnitudes
     least = np.partition(table, -k, 1)[:, -k, None]
-    chosen = candidates[found >= np.repeat(least, counts)]
+    chosen = candidates[magnitudes >= np.repeat(least, counts)]
     return chosen, rows.numpy().reshape(-1)[chosen], (table >= least).sum(1) == k
 
 

@@ -57,9 +57,9 @@ class TopK(BlockCodec):
         """Choose values, and find their bins and the mean of each bin."""
         blocks, numel = rows.shape
         k = self._sent(numel)
-        chosen, found = largest(rows, k)
+        chosen, largest_values = largest(rows, k)
         # A column for each block, so that the numbers of all blocks are added at once.
-        values = found.T.astype(np.float64, order="C")
+        values = largest_values.T.astype(np.float64, order="C")
         bins, table = _quantized(values)
         end = _TABLE_BYTES + _position_bytes(k)
         data = out.numpy()

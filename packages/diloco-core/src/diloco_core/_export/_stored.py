@@ -35,8 +35,8 @@ class StoredFragment:
 
     def __init__(self, table: Mapping[str, Any], coded: CodedUpdates | None = None) -> None:
         groups = tuple(
-            Group(DTYPES[each["dtype"]], each["numel"], Rule(each["rule"]))
-            for each in table["groups"]
+            Group(DTYPES[group["dtype"]], group["numel"], Rule(group["rule"]))
+            for group in table["groups"]
         )
         self.layout = Layout(groups, table["shards"], table.get("block", 1))
         self.fingerprint = str(table.get("fingerprint", ""))

@@ -81,7 +81,7 @@ class OwnWeights:
 
     def _check_reads(self, number: int, optimizer: torch.optim.Optimizer) -> None:
         # Wider weights, such as fp32 ones of a bf16 model, are left to what is seen after the sync.
-        held = [
+        weights = [
             parameter
             for group in optimizer.param_groups
             for parameter in group["params"]
@@ -89,11 +89,11 @@ class OwnWeights:
                 _is_like(kept, parameter) for kept in optimizer.state.get(parameter, {}).values()
             )
         ]
-        if not held or (number, None) in self._tried:
+        if not weights or (number, None) in self._tried:
             return
         self._tried.add((number, None))
-        if _overwrites(optimizer, held[:_MOST_PARAMETERS]):
-            name = self._names.get(id(held[0]), "?")
+        if _overwrites(optimizer, weights[:_MOST_PARAMETERS]):
+            name = self._names.get(id(weights[0]), "?")
             raise ModelChangedError(
                 f"the inner optimizer {type(optimizer).__name__} makes the model's weights anew at "
                 f"every step, from weights of its own, without reading them (parameter {name!r}): "
@@ -121,16 +121,16 @@ class _Place(NamedTuple):
 def _places(optimizer: torch.optim.Optimizer) -> Iterator[tuple[_Place, list[torch.Tensor]]]:
     """Return where an optimizer keeps what may be weights, and of which parameters."""
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
-    held = [p for p in parameters if optimizer.state.get(p)]
-    for name in list(optimizer.state[held[0]]) if held else ():
-        kept = [p for p in held if _is_like(optimizer.state[p].get(name), p)]
+    with_state = [p for p in parameters if optimizer.state.get(p)]
+    for name in list(optimizer.state[with_state[0]]) if with_state else ():
+        kept = [p for p in with_state if _is_like(optimizer.state[p].get(name), p)]
         if kept:
             yield _Place(name, True), kept
     first = parameters[0] if parameters else None
     for name, value in vars(optimizer).items():
         if first is None or name in {"state", "param_groups"}:
             continue
-        if any(_is_like(each, first) for each in _tensors(value)):
+        if any(_is_like(tensor, first) for tensor in _tensors(value)):
             yield _Place(name, False), parameters
 
 
@@ -140,8 +140,8 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
         yield value
     if isinstance(value, dict):
         value = list(value.values())
-    for each in value if isinstance(value, (list, tuple, deque)) else ():
-        yield from _tensors(each)
+    for item in value if isinstance(value, (list, tuple, deque)) else ():
+        yield from _tensors(item)
 
 
 def _is_like(kept: object, parameter: torch.Tensor) -> bool:

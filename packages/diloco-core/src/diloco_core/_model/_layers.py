@@ -82,27 +82,27 @@ def deal_out(
     Raises:
         ConfigurationError: The model has no list of layers for this, or several, or too few layers.
     """
-    found = _repeated_layers(model, {id(parameter) for parameter in parameters}, pattern)
-    number = len(found.layers)
+    stack = _repeated_layers(model, {id(parameter) for parameter in parameters}, pattern)
+    number = len(stack.layers)
     count = pattern.count
     if count is None:
         count = math.ceil(number / LAYERS_PER_FRAGMENT)
         if count == 1:
             raise ConfigurationError(
                 f"fragments={pattern} puts {LAYERS_PER_FRAGMENT} layers into each fragment, but "
-                f"there are only {number} layers to sync, in {found.name!r}: say how many "
+                f"there are only {number} layers to sync, in {stack.name!r}: say how many "
                 f"fragments there should be, such as fragments=({pattern.kind!r}, {number})"
             )
     if count > number:
         raise ConfigurationError(
             f"fragments={pattern} needs {count} layers with trainable parameters of their own, but "
-            f"{found} has only {number} of them: pass a smaller number"
+            f"{stack} has only {number} of them: pass a smaller number"
         )
     fragments: dict[int, int] = {}
-    for index, layer in enumerate(found.layers):
+    for index, layer in enumerate(stack.layers):
         for parameter in layer.parameters():
             fragments.setdefault(id(parameter), pattern.fragment_of(index, number, count))
-    for outside in _outside(model, found.layers):
+    for outside in _outside(model, stack.layers):
         fragments.pop(id(outside), None)
     parts: list[list[int]] = [[] for _ in range(count)]
     other = 0  # the fragment of what is not in a layer
@@ -110,7 +110,7 @@ def deal_out(
         if id(tensor) in fragments:
             other = count - 1
         parts[fragments.get(id(tensor), other)].append(position)
-    _log.info("fragments=%s: the layers in %s are dealt out to %d fragments", pattern, found, count)
+    _log.info("fragments=%s: the layers in %s are dealt out to %d fragments", pattern, stack, count)
     return parts
 
 
@@ -119,7 +119,7 @@ def _repeated_layers(model: torch.nn.Module, synced: set[int], pattern: Pattern)
 
     Lists inside of a layer (experts, for example) are part of that layer.
     """
-    found: list[_Layers] = []
+    lists: list[_Layers] = []
     seen: set[int] = set()
     for path, module in model.named_modules():
         if id(module) in seen or not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
@@ -129,24 +129,24 @@ def _repeated_layers(model: torch.nn.Module, synced: set[int], pattern: Pattern)
         elsewhere = {id(parameter) for parameter in _outside(model, list(module))}
         layers: list[torch.nn.Module] = []
         for child in module:
-            own = {id(p) for p in child.parameters() if id(p) in synced} - elsewhere
-            if own:
+            own_parameters = {id(p) for p in child.parameters() if id(p) in synced} - elsewhere
+            if own_parameters:
                 layers.append(child)
                 # What later layers hold, too, belongs to this one.
-                elsewhere |= own
+                elsewhere |= own_parameters
         if len(layers) > 1:
-            found.append(_Layers(plain_name(model, path), layers))
+            lists.append(_Layers(plain_name(model, path), layers))
             seen.update(id(inside) for inside in module.modules())
-    if not found:
+    if not lists:
         raise ConfigurationError(
             f"fragments={pattern} needs the repeated layers of the model: a ModuleList or "
             "Sequential of at least two modules of the same class with trainable parameters. This "
             f"model has none: {_BY_HAND}"
         )
-    longest = max(found, key=lambda candidate: len(candidate.layers))
+    longest = max(lists, key=lambda candidate: len(candidate.layers))
     rivals = [
         candidate
-        for candidate in found
+        for candidate in lists
         if len(candidate.layers) == len(longest.layers)
         or type(candidate.layers[0]) is type(longest.layers[0])
     ]

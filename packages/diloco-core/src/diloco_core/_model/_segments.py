@@ -117,13 +117,13 @@ class Segments:
 
         Each comes with where in the group it starts and stops.
         """
-        found = self._overlaps.get(piece)
-        if found is None:
-            found = self._overlaps[piece] = [
+        values = self._overlaps.get(piece)
+        if values is None:
+            values = self._overlaps[piece] = [
                 (ready(segment)[start - segment.start : stop - segment.start], start, stop)
                 for segment, start, stop in self.parts(piece)
             ]
-        return found
+        return values
 
     def parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
         """Return the tensors that have elements in a piece.

@@ -79,14 +79,14 @@ class DelayedFragment(Fragment):
         self.attach()
         self.begin()
         snapshot = _Snapshot(None if (steps := self.contribution.steps) is None else steps[1])
-        held = [ready(segment) for segment in self._segments]
-        if any(self._accelerator.has_streams(values.device) for values in held):
-            if self._copies is None or not self._copies.fits(held):
-                self._copies = DeviceCopies(held, self._accelerator)
-            snapshot.taken = self._copies.take(held)
+        tensors = [ready(segment) for segment in self._segments]
+        if any(self._accelerator.has_streams(values.device) for values in tensors):
+            if self._copies is None or not self._copies.fits(tensors):
+                self._copies = DeviceCopies(tensors, self._accelerator)
+            snapshot.taken = self._copies.take(tensors)
         else:
             self._copies = None
-            self._compute(snapshot, held)
+            self._compute(snapshot, tensors)
         self._segments.forget()
         self._snapshot = snapshot
         self.detach()
@@ -106,14 +106,14 @@ class DelayedFragment(Fragment):
             self._compute(snapshot, snapshot.taken())
             snapshot.taken = None
 
-    def _compute(self, snapshot: _Snapshot, held: Sequence[torch.Tensor]) -> None:
+    def _compute(self, snapshot: _Snapshot, tensors: Sequence[torch.Tensor]) -> None:
         """Compute the contribution of a replica whose tensors hold these values.
 
         There is one flat tensor per segment.
         """
-        values, sent, unchanged = iter(held), [], []
+        values, sent, unchanged = iter(tensors), [], []
         for index, whole in enumerate(self._wholes):
-            parts = [(next(values), each.start, each.stop) for each in self._segments.placed[index]]
+            parts = [(next(values), span.start, span.stop) for span in self._segments.placed[index]]
             parts = [part for part in parts if part[0].numel()]
             if not self._is_outer(whole) and self._is_unchanged(index, parts):
                 unchanged.append(index)
@@ -151,13 +151,13 @@ class DelayedFragment(Fragment):
         needed: dict[str, list[torch.Tensor | None]] = {VALUES: [], _OLD: []}
         for index, whole in enumerate(self._wholes):
             mixed = self._is_outer(whole) and bool(alpha or before)
-            for each in self._segments.placed[index]:
-                place = slice(each.start, each.stop)
+            for segment in self._segments.placed[index]:
+                place = slice(segment.start, segment.stop)
                 new = None if mixed and alpha == 1 else self.copy[index][place]
                 old = before[index][place] if mixed and before and alpha < 1 else None
                 needed[VALUES].append(new)
                 needed[_OLD].append(old)
-        return {w: v for w, v in needed.items() if any(each is not None for each in v)}
+        return {w: v for w, v in needed.items() if any(tensor is not None for tensor in v)}
 
     def _kept(self, fate: str) -> float:
         """Return how much of its own values the replica keeps."""
@@ -198,7 +198,7 @@ class DelayedFragment(Fragment):
             yield {}
             return
         placed = enumerate(self._segments.placed)
-        places = [(index, each.start) for index, segments in placed for each in segments]
+        places = [(index, segment.start) for index, segments in placed for segment in segments]
         with self._copies.unpacked(*self._to_be_brought(fate)) as parts:
             yield {
                 (which, *places[number]): values

@@ -95,16 +95,16 @@ class DeviceCopies:
     """
 
     def __init__(self, values: Sequence[torch.Tensor], accelerator: Accelerator) -> None:
-        self._kinds = [_kind(each) for each in values]
+        self._kinds = [_kind(tensor) for tensor in values]
         self._lanes = [
             _Lane(device, values, accelerator)
-            for device in dict.fromkeys(each.device for each in values)
+            for device in dict.fromkeys(tensor.device for tensor in values)
             if accelerator.has_streams(device)
         ]
 
     def fits(self, values: Sequence[torch.Tensor]) -> bool:
         """Say whether tensors have the devices, dtypes and sizes for which this was made."""
-        return self._kinds == [_kind(each) for each in values]
+        return self._kinds == [_kind(tensor) for tensor in values]
 
     def take(self, values: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
         """Copy values as they are at this point of the current streams.
@@ -117,9 +117,9 @@ class DeviceCopies:
         """
         waits = [(lane, *lane.take(values)) for lane in self._lanes]
         taken = {number: each for lane in self._lanes for number, each in lane.pinned_parts(VALUES)}
-        for number, each in enumerate(values):
+        for number, tensor in enumerate(values):
             if number not in taken:  # on the CPU already, or on a device without streams
-                taken[number] = each.to("cpu", copy=True)
+                taken[number] = tensor.to("cpu", copy=True)
 
         def wait() -> list[torch.Tensor]:
             for lane, event, _ in waits:
@@ -149,7 +149,7 @@ class DeviceCopies:
         parts: dict[tuple[str, int], torch.Tensor] = {}
         for lane in self._lanes:
             for name in which:
-                parts.update({(name, number): each for number, each in lane.unpack(name)})
+                parts.update({(name, number): part for number, part in lane.unpack(name)})
         try:
             yield parts
         finally:
@@ -172,10 +172,10 @@ class _Lane:
         self._side = accelerator.side_stream(device)
         self._size = 0
         self._places: list[tuple[int, int, int, torch.dtype]] = []
-        for number, each in enumerate(values):
-            if each.device == device:
-                size = each.numel() * each.itemsize
-                self._places.append((number, self._size, size, each.dtype))
+        for number, tensor in enumerate(values):
+            if tensor.device == device:
+                size = tensor.numel() * tensor.itemsize
+                self._places.append((number, self._size, size, tensor.dtype))
                 self._size += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._pinned: dict[str, torch.Tensor] = {}
         self._last: dict[str, Any] = {}  # for each buffer, the event after its last copy
@@ -186,22 +186,22 @@ class _Lane:
         The memory must be kept until that event.
         """
         calls, pinned = self.accelerator, self._buffer(VALUES)
-        held = torch.empty(self._size, dtype=torch.uint8, device=self._device)
-        for number, each in self._parts(held):
-            each.copy_(values[number])
+        buffer = torch.empty(self._size, dtype=torch.uint8, device=self._device)
+        for number, part in self._parts(buffer):
+            part.copy_(values[number])
         calls.let_wait(self._side, calls.record(calls.current_stream(self._device)))
         with calls.on(self._side):
-            calls.copy(pinned, held)
+            calls.copy(pinned, buffer)
         event = self._last[VALUES] = calls.record(self._side)
-        return event, held
+        return event, buffer
 
     def pack(self, which: str, values: Sequence[torch.Tensor | None]) -> None:
         if which in self._last:
             self.accelerator.wait(self._last[which])
-        for number, each in self.pinned_parts(which):
+        for number, part in self.pinned_parts(which):
             source = values[number]
             if source is not None:
-                each.copy_(source)
+                part.copy_(source)
 
     def unpack(self, which: str) -> list[tuple[int, torch.Tensor]]:
         calls = self.accelerator

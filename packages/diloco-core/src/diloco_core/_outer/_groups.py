@@ -80,7 +80,7 @@ def group_of_parameters(
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
     group_of: dict[int, int] = {}
     for index, group in enumerate(groups):
-        found = 0
+        count = 0
         for parameter in _parameters(group["params"], index):
             name = named.get(id(parameter))
             if name is None:
@@ -96,8 +96,8 @@ def group_of_parameters(
                     f"outer_groups[{index}], but every parameter must be in exactly one group (a "
                     "tied parameter too, which several modules hold)"
                 )
-            found += id(parameter) in trainable
-        if not found:
+            count += id(parameter) in trainable
+        if not count:
             raise ConfigurationError(
                 f"outer_groups[{index}] holds no trainable parameter: leave it out"
             )

@@ -207,8 +207,8 @@ class Patient:
             return self._retries.run(act, again, self.store.patience, self._downtime)
         except StoreUnavailableError as error:
             waited = self._retries.clock() - start
-            told = self.store.retries and not error.anew and not error.lasting
-            if told or waited < _WORTH_SAYING:
+            is_told = self.store.retries and not error.anew and not error.lasting
+            if is_told or waited < _WORTH_SAYING:
                 raise
             reason = (
                 ", and no longer, since this does not pass until somebody removes the cause"

@@ -70,17 +70,17 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
     """
     damage: CorruptedObjectError | None = None
     try:
-        found = read(key)
-        if found is not None:
-            return found
+        content = read(key)
+        if content is not None:
+            return content
     except CorruptedObjectError as error:
         damage = error
     lost = f"{uri}/{key} is gone" if damage is None else str(damage).rstrip(".")
     try:
-        found = read(copy_key(key))
+        content = read(copy_key(key))
     except CorruptedObjectError as error:
         raise CorruptedObjectError(f"{lost}. Its copy {copy_key(key)} is damaged, too") from error
-    if found is not None:
+    if content is not None:
         _log.error(
             "%s. Its copy %s is whole and is used instead. Something outside the run deletes or "
             "changes its objects: find out what does, and stop it.",
@@ -89,7 +89,7 @@ def read_or_copy(read: Callable[[str], T], key: str, uri: str) -> T:
         )
     elif damage is not None:
         raise CorruptedObjectError(f"{lost}. Its copy {copy_key(key)} is gone") from damage
-    return found
+    return content
 
 
 def list_folders(

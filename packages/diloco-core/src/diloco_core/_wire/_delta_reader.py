@@ -195,14 +195,14 @@ class DeltaReader(Closing):
                 self._read_sums(reader, chunk.shard)
             start = place.start + chunk.offset
             data = fill(chunk.codec, out, lambda into: reader.read_into(start, into))
-            found = checksum(data, place.seed, chunk.number)
+            digest = checksum(data, place.seed, chunk.number)
             if not self.verify_first:
                 if chunk.number == place.sums - 1:
                     # They were fetched with the last values, whose memory is needed for what is
                     # read next.
                     self._read_sums(reader, chunk.shard)
-                self._found.setdefault(chunk.shard, bytearray()).extend(found)
-            elif not self._sums[chunk.shard].startswith(found, CHECKSUM_BYTES * chunk.number):
+                self._found.setdefault(chunk.shard, bytearray()).extend(digest)
+            elif not self._sums[chunk.shard].startswith(digest, CHECKSUM_BYTES * chunk.number):
                 raise self._wrong(place)
 
         self._attempt(read)

@@ -100,8 +100,8 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
     if record_format != FORMAT:
         raise _other_format(origin, record_format)
     if record_kind != kind:
-        found = f"{record_kind!r:.60}"
-        raise CorruptedObjectError(f"{origin} is a record of kind {found}, not {kind!r}")
+        shown_kind = f"{record_kind!r:.60}"
+        raise CorruptedObjectError(f"{origin} is a record of kind {shown_kind}, not {kind!r}")
     return record
 
 

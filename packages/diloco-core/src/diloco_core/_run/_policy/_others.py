@@ -103,7 +103,7 @@ class Beats:
 
         A process that ran on this machine and is gone counts at the second beat that it misses.
         """
-        now, found = self._now(), {}
+        now, seconds_since = self._now(), {}
         read = self._to_read(ranks)
         for rank, beat in zip(read, read_beats(self._store, read), strict=True):
             last, since = self._seen.get(rank, (None, now))
@@ -114,8 +114,8 @@ class Beats:
                 now - since > 2 * interval
                 and incarnation_is_gone(self._store, rank, _epoch_of(last))
             ):
-                found[rank] = now - since
-        return found
+                seconds_since[rank] = now - since
+        return seconds_since
 
     def _to_read(self, ranks: Iterable[int]) -> list[int]:
         """Choose a limited number of ranks, the next ones each time.
@@ -215,10 +215,10 @@ class Others:
         if not incarnation.takes_means:
             return
         (progress,) = incarnation.fragments
-        own = schema(incarnation.run, progress.job)
+        layout = schema(incarnation.run, progress.job)
         for delta in filter(None, map(Delta.parse, listing)):
             # Its base is that of this run, so it is no process of an earlier one that wakes up.
-            if delta.rank in missing and delta.base == progress.digest and delta.schema != own:
+            if delta.rank in missing and delta.base == progress.digest and delta.schema != layout:
                 raise MismatchError(
                     f"in mean {delta.sync}, rank {delta.rank} contributes other tensors than rank "
                     f"{incarnation.rank}: all replicas must sync the same tensors, with the same "
@@ -265,17 +265,17 @@ class Others:
         """
         self.compare_means(incarnation, missing, listing)
         self._gone = {rank: gone for rank, gone in self._gone.items() if rank in missing}
-        found = self._ended(incarnation, missing, sync, listing)
-        left = [rank for rank in missing if rank not in found]
+        ended = self._ended(incarnation, missing, sync, listing)
+        left = [rank for rank in missing if rank not in ended]
         for rank, seconds in self._beats.silent(left).items():
-            found[rank] = _Gone(
+            ended[rank] = _Gone(
                 0, rank, f"rank {rank} has shown no sign of life for {seconds:.0f} s"
             )
-        for rank in [rank for rank in self._gone if rank not in found]:
+        for rank in [rank for rank in self._gone if rank not in ended]:
             incarnation.say.info("rank %d gives signs of life again", rank)
             del self._gone[rank]
         # First those whose failure no other rank has caused. A list, so that all are considered.
-        ordered = sorted(found.items(), key=lambda item: (item[1].lost != item[0], item[0]))
+        ordered = sorted(ended.items(), key=lambda item: (item[1].lost != item[0], item[0]))
         done = [self._consider(incarnation, rank, gone, sync, final) for rank, gone in ordered]
         return any(done)
 
@@ -285,7 +285,7 @@ class Others:
         """The missing ranks that have said that they have failed."""
         newest_last = sorted(farewells(listing), key=lambda hint: hint.epoch)
         hints = {hint.rank: hint for hint in newest_last}
-        found: dict[int, _Gone] = {}
+        gone: dict[int, _Gone] = {}
         for rank, hint in hints.items():
             if rank not in missing or (incarnation.settings.resume and self.is_past(hint)):
                 continue
@@ -293,19 +293,19 @@ class Others:
                 continue
             if hint.key not in self._endings:
                 self._endings[hint.key] = read_farewell(hint.key, incarnation.store.peek)
-            said = self._endings[hint.key]
-            lost, why = concluded(incarnation.rank, rank, said, sync - 1)
-            found[rank] = _Gone(hint.epoch, lost, why, said.final)
-        return found
+            record = self._endings[hint.key]
+            lost, why = concluded(incarnation.rank, rank, record, sync - 1)
+            gone[rank] = _Gone(hint.epoch, lost, why, record.final)
+        return gone
 
     def _consider(
-        self, incarnation: Incarnation, rank: int, found: _Gone, sync: int, final: bool
+        self, incarnation: Incarnation, rank: int, news: _Gone, sync: int, final: bool
     ) -> bool:
-        now, why, most = incarnation.now, found.why, incarnation.timing.sync_timeout
+        now, why, most = incarnation.now, news.why, incarnation.timing.sync_timeout
         gone = self._gone.get(rank)
-        if gone is None or gone.epoch < found.epoch:  # or it came back, and has failed again
-            epoch = found.epoch or newest_epoch(incarnation.store, rank)
-            gone = self._gone[rank] = _Gone(epoch, found.lost, why, found.final, now)
+        if gone is None or gone.epoch < news.epoch:  # or it came back, and has failed again
+            epoch = news.epoch or newest_epoch(incarnation.store, rank)
+            gone = self._gone[rank] = _Gone(epoch, news.lost, why, news.final, now)
             self._said.pop(rank, None)
         patience = 0.0 if gone.final else incarnation.settings.return_within
         left = gone.since + patience - now
@@ -318,7 +318,7 @@ class Others:
                     *min((left, "return_within"), (gone.since + most - now, "sync_timeout")),
                 )
             return False
-        ended = give_up(incarnation, rank, gone.epoch, why, sync, found.lost)
+        ended = give_up(incarnation, rank, gone.epoch, why, sync, news.lost)
         if not ended:
             del self._gone[
                 rank

@@ -71,24 +71,24 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
     return Farewell("left or failed")
 
 
-def concluded(own: int, rank: int, said: Farewell, syncs: int) -> tuple[int, str]:
+def concluded(own_rank: int, rank: int, record: Farewell, syncs: int) -> tuple[int, str]:
     """Of a fixed run: the rank that was lost first, and a sentence about it.
 
     Args:
-        own: The rank of the replica that waits.
+        own_rank: The rank of the replica that waits.
         rank: The rank that has ended, and is waited for.
-        said: How it has ended.
+        record: How it has ended.
         syncs: How many syncs were taken before.
 
     Raises:
         UnequalSyncsError: It has left.
     """
     progress = Progress(syncs, syncs)
-    if said.event == "left or failed":
-        return rank, f"rank {rank} has {said.event} after {progress}"
-    event: Literal["left", "failed"] = "left" if said.event == "left" else "failed"
-    ending = Ending(rank, event, progress, said.reason, said.cause)
-    error = conclude({rank: ending}, [rank], own, progress)
+    if record.event == "left or failed":
+        return rank, f"rank {rank} has {record.event} after {progress}"
+    event: Literal["left", "failed"] = "left" if record.event == "left" else "failed"
+    ending = Ending(rank, event, progress, record.reason, record.cause)
+    error = conclude({rank: ending}, [rank], own_rank, progress)
     if isinstance(error, UnequalSyncsError):
         raise error
     assert isinstance(error, ReplicaLostError)

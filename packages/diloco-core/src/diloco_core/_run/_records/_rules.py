@@ -55,9 +55,9 @@ def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
     rank, they may be back in a moment. So the new incarnation waits for them, which costs at most a
     grace and decides nothing. Empty if no earlier incarnation of this rank has left there.
     """
-    found = farewells(listing)
-    own_rank_left = any(hint.rank == rank and hint.epoch < epoch for hint in found)
-    return {hint.key for hint in found} if own_rank_left else set()
+    hints = farewells(listing)
+    own_rank_left = any(hint.rank == rank and hint.epoch < epoch for hint in hints)
+    return {hint.key for hint in hints} if own_rank_left else set()
 
 
 def rate_of(standing: Rate, listing: Iterable[str], schema: str) -> Rate:

@@ -103,13 +103,13 @@ def _load_newest(incarnation: Incarnation, index: int, history: History) -> bool
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            found = incarnation.damage.found(index, sync)
-            if found and not (
+            damage = incarnation.damage.found(index, sync)
+            if damage and not (
                 incarnation.standing.rollbacks and mend_from_copies(incarnation, index, sync)
             ):
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {incarnation.store.uri} "
-                    f"is damaged: {found}"
+                    f"is damaged: {damage}"
                 )
             missing = _load_or_mend(incarnation, index, sync)
             if missing is None:
@@ -210,8 +210,8 @@ def _load_fragment(incarnation: Incarnation, index: int, sync: int) -> str | Non
             opened = [None if begun and not part else next(readers) for part in parts]
             if incarnation.gather and sync:
                 key, use = incarnation.key(sync, index, number), partial(hold, incarnation, fresh)
-                found = incarnation.read_file(key, partial(use, number), opened[0])
-                missing = None if found else key
+                content = incarnation.read_file(key, partial(use, number), opened[0])
+                missing = None if content else key
             else:
                 missing = read_values(incarnation, fresh, number, opened, begun=begun)
             if missing is not None:

@@ -128,7 +128,7 @@ class Computation:
         """The contributions, opened for all batches that are still to be computed."""
         if self._inputs is None:
             incarnation, traffic = self._incarnation, self._incarnation.traffic
-            own = (incarnation.rank, incarnation.epoch) if self._local else None
+            key = (incarnation.rank, incarnation.epoch) if self._local else None
             members = self._commit.members
 
             def count(size: int) -> None:
@@ -140,7 +140,7 @@ class Computation:
                 incarnation.store,
                 incarnation.timing,
                 members,
-                next((each for each in members if (each.rank, each.epoch) == own), None),
+                next((delta for delta in members if (delta.rank, delta.epoch) == key), None),
                 batches,
                 chunk_bytes=incarnation.chunk_bytes,
                 block_bytes=block_bytes_of(incarnation.store.store)
@@ -159,11 +159,11 @@ class Computation:
         for shard in batch:
             self._progress.values_at[shard] = None
         check_copy(self._result, batch)
-        own = next(
-            (each for each in self._commit.members if each.rank == self._incarnation.rank), None
+        own_delta = next(
+            (delta for delta in self._commit.members if delta.rank == self._incarnation.rank), None
         )
-        if self._incarnation.fixed and own is not None and not self._local:
-            self._say_what_is_lost(own, batch)
+        if self._incarnation.fixed and own_delta is not None and not self._local:
+            self._say_what_is_lost(own_delta, batch)
         self._job.rate = self._commit.rate
         if inputs.clipping is not None:
             self._progress.clipped = self._commit.sync, inputs.clipping.report()
@@ -184,20 +184,20 @@ class Computation:
         for shard in batch:
             self._progress.outer_at[shard] = self._commit.sync
 
-    def _say_what_is_lost(self, own: Delta, batch: Sequence[int]) -> None:
+    def _say_what_is_lost(self, own_delta: Delta, batch: Sequence[int]) -> None:
         """Note and log that an earlier incarnation's own part of these shards is lost.
 
         It had not sent that part.
         """
-        self._result.without.update(dict.fromkeys(batch, f"{own.rank}.{own.epoch}"))
+        self._result.without.update(dict.fromkeys(batch, f"{own_delta.rank}.{own_delta.epoch}"))
         self._incarnation.say.warning(
             "sync %d counts a contribution of an earlier incarnation of this rank (epoch %d), "
             "whose part of the shards that this rank updates is lost with it: what it had learned "
             "there, in inner steps %d to %d, counts as nothing.",
             self._commit.sync,
-            own.epoch,
-            own.start,
-            own.stop,
+            own_delta.epoch,
+            own_delta.start,
+            own_delta.stop,
         )
 
     def _consider(

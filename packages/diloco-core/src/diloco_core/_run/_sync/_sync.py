@@ -390,10 +390,10 @@ class StoreSync:
 
     def _help(self, listing: Iterable[str]) -> None:
         """Help incarnations that cannot read something which this incarnation may know."""
-        asked = {
+        hints = {
             hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
         }
-        if self._incarnation.damage.is_asked(asked):
+        if self._incarnation.damage.is_asked(hints):
             answer(self._incarnation)
             mend_initial(self._incarnation)
             if self._incarnation.gather:

@@ -175,8 +175,8 @@ class FsspecDriver:
         Drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors.
         """
         status, code, sentence = _answer(error)
-        said = next(filter(None, (str(error), sentence, *map(str, _causes(error)))), "")
-        message = ": ".join(filter(None, (type(error).__name__, said)))
+        text = next(filter(None, (str(error), sentence, *map(str, _causes(error)))), "")
+        message = ": ".join(filter(None, (type(error).__name__, text)))
         message += f" ({code})" if code else ""
         if is_known(code):
             return verdict_of(status, code) or Verdict.PERMANENT, message
@@ -382,9 +382,9 @@ def _answer(error: BaseException) -> tuple[int | None, str | None, str | None]:
             return 403, "rateLimitExceeded" if limited else "forbidden", None
         response = getattr(link, "response", None)
         if isinstance(response, dict):
-            said = response.get("Error", {})
+            answer = response.get("Error", {})
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status, said.get("Code"), said.get("Message")
+            return status, answer.get("Code"), answer.get("Message")
         code = getattr(link, "error_code", None)
         for name in ("status", "status_code", "code"):
             value = getattr(link, name, None)

@@ -328,8 +328,8 @@ def _sentence(body: str) -> tuple[str | None, str]:
     if code is None:
         shown = " ".join(body.split())
         return None, shown if len(shown) <= _LONGEST_BODY else f"{shown[:_LONGEST_BODY]}..."
-    said = f" ({unescape(' '.join(sentence[1].split()))})" if sentence and sentence[1] else ""
-    return code[1], f"{code[1]}{said}"
+    words = f" ({unescape(' '.join(sentence[1].split()))})" if sentence and sentence[1] else ""
+    return code[1], f"{code[1]}{words}"
 
 
 def _is_success(error: Exception) -> bool:
