@@ -264,7 +264,7 @@ def test_a_conflict_is_not_taken_for_success(bench, verb):
     cluster = run.executor._cluster
     refuse = refuses_with_conflict(cluster, "patch_job" if verb == "cancel" else "delete_job")
     with pytest.raises(
-        BackendError, match=r"somebody else changed it each time|Precondition failed"
+        BackendError, match=r"another client changed it each time|Precondition failed"
     ):
         getattr(run.executor, verb)(run.handles[0])
     refuse()

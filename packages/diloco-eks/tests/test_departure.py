@@ -144,9 +144,9 @@ def test_a_job_that_somebody_scales_down_says_so(bench, completions):
     bench.world.settle()
     if completions == 3:
         run.describe(2)  # whether its pod is replaced is not known yet
-        assert "somebody has set the Job's spec.parallelism to 1" in run.describe(2).message
+        assert "the Job's spec.parallelism was set to 1" in run.describe(2).message
     else:
-        with pytest.raises(InvalidRequestError, match="somebody has changed the Job's completions"):
+        with pytest.raises(InvalidRequestError, match="the Job's completions were changed"):
             run.describe(2)
     run.executor.cancel(run.handles[2])
     bench.world.settle()

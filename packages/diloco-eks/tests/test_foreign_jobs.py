@@ -304,7 +304,7 @@ def test_a_job_that_was_changed_is_not_called_gone(bench, verb, changed):
     run = bench.launch(1)
     change(bench, "run-1", CHANGES[changed])
     for executor in (run.executor, bench.executor()):
-        with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+        with pytest.raises(BackendError, match=r"of diloco was changed .*pods may be running"):
             verb(executor, run.handles[0])
 
 
@@ -313,7 +313,7 @@ def test_a_job_without_its_fingerprint_is_not_called_gone(bench, verb):
     executor, survivors = unheard(bench)
     bench.launch(1)
     change(bench, "run-1", {"metadata": {"annotations": {"diloco.dev/fingerprint": None}}})
-    with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+    with pytest.raises(BackendError, match=r"of diloco was changed .*pods may be running"):
         verb(executor, survivors[0])
 
 
@@ -322,14 +322,14 @@ def test_a_job_without_its_fingerprint_is_not_called_gone(bench, verb):
 def test_a_job_that_was_changed_is_not_called_unknown(bench, find, changed):
     bench.launch(1)
     change(bench, "run-1", CHANGES[changed])
-    with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+    with pytest.raises(BackendError, match=r"of diloco was changed .*pods may be running"):
         getattr(bench.executor(), find)("run-1")
 
 
 def test_a_job_without_any_of_our_marks_is_not_called_gone(bench, verb):
     executor, survivors = unheard(bench)
     somebody_elses(bench, "run-1")
-    with pytest.raises(BackendError, match=r"somebody has changed .*pods may be running"):
+    with pytest.raises(BackendError, match=r"of diloco was changed .*pods may be running"):
         verb(executor, survivors[0])
 
 
@@ -399,7 +399,7 @@ def test_namesakes_in_two_namespaces_do_not_hide_each_other(bench, report):
     change(bench, "run-1", CHANGES["no label"], space="team")
     seen = []
     with pytest.raises(
-        BackendError, match=r"Job team/run-1 is there, and somebody has changed"
+        BackendError, match=r"Job team/run-1 is there, but what says .* was changed"
     ) as caught:
         executor.collect([theirs, run.handles[0]], timeout=60, progress=seen.append)
     assert {handle.metadata["namespace"]: status.state for handle, status in seen[-1].items()} == {

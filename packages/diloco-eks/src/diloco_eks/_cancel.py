@@ -70,7 +70,7 @@ def cancel_job(cluster: Cluster, handle: ReplicaHandle, now: str) -> bool:
             continue  # the Job has changed meanwhile: read it again
         return True
     raise UnavailableError(
-        f"cannot cancel Job {space}/{name}: in {_TRIES} tries somebody else changed it each time "
+        f"cannot cancel Job {space}/{name}: in {_TRIES} tries another client changed it each time "
         "before the cancel arrived; it was not cancelled"
     )
 

@@ -34,7 +34,7 @@ _KUEUE_RIGHTS = (
     ("kueue.x-k8s.io", "workloads", ("list", "patch")),
     ("kueue.x-k8s.io", "localqueues", ("get",)),
 )
-_FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to whoever launches"
+_FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to your account"
 
 
 class Patiently(Protocol):

@@ -39,7 +39,7 @@ _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
 # A whole answer may take this many times the pause that is allowed between two of its pieces.
 _WHOLE = 10
-_PACKED = "the answer is compressed, which nobody asked for: it is not read"
+_PACKED = "the answer is compressed, although the request did not ask for that: it is not read"
 
 
 class _Limit(threading.local):

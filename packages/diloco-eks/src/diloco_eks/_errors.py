@@ -171,7 +171,7 @@ def to_error(answer: Answer, what: str) -> BackendError:
             return ForbiddenError(f"{text}{_not_its_own(status)}")
         return ForbiddenError(
             f"{text}. No right is missing: a policy of the cluster refuses this. Change what it "
-            "names, by an argument or by pod_overlay=, or ask whoever runs the cluster"
+            "names, by an argument or by pod_overlay=, or ask the administrators of the cluster"
         )
     if status in {404, 409, 410}:
         # An answer about an object counts as the cluster's own only if it has a reason: a proxy

@@ -103,9 +103,9 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
 
 def _changed(namespace: str, run_id: str) -> BackendError:
     return BackendError(
-        f"the Job {namespace}/{run_id} is there, and somebody has changed what says that it is the "
-        f"run {run_id!r} of diloco (its labels and annotations, completions and completionMode): "
-        "put that back, or delete the Job with kubectl. Its pods may be running"
+        f"the Job {namespace}/{run_id} is there, but what says that it is the run {run_id!r} of "
+        "diloco was changed (its labels, annotations, completions or completionMode): put that "
+        "back, or delete the Job with kubectl. Its pods may be running"
     )
 
 
@@ -129,8 +129,8 @@ def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
         last = facts.first_rank + facts.completions - 1
         raise InvalidRequestError(
             f"the Job {facts.name} has the ranks {facts.first_rank} to {last}, and not "
-            f"{handle.rank}: the handle is not of this launch, or somebody has changed the Job's "
-            "completions"
+            f"{handle.rank}: the handle is not of this launch, or the Job's completions were "
+            "changed"
         )
     return index
 

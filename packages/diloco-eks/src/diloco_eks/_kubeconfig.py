@@ -71,7 +71,7 @@ class Kubeconfig:
         if _is_clear(self.cluster, self.cluster.get("proxy-url")):
             texts.append(
                 "no credentials are sent, as by kubectl: the server's address begins with http://, "
-                "so anybody between could read them"
+                "so they could be read on their way"
             )
         elif urlsplit(str(self.cluster.get("server"))).scheme == "http":
             texts.append(

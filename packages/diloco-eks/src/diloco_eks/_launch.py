@@ -148,7 +148,7 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
     if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
         whose = "of another launch" if facts.run_id else "that was not launched by diloco"
         if facts.run_id and not facts.fingerprint:
-            whose = "whose fingerprint somebody has removed"
+            whose = "whose fingerprint was removed"
         raise RunConflictError(
             f"there is a Job {space}/{name} already, {whose}: choose another run_id; "
             f"attach({name!r}) finds a run again"

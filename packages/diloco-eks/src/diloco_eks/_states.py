@@ -125,7 +125,7 @@ class _View:
         gone = why_gone(before.pod) if before is not None else ""
         text = f"{gone}; there is no pod for it yet" if gone else "there is no pod for it yet"
         if job.parallelism < job.completions:
-            text += f": somebody has set the Job's spec.parallelism to {job.parallelism}"
+            text += f": the Job's spec.parallelism was set to {job.parallelism}"
         return ReplicaStatus(PENDING, reason=reason, message=text, native=words)
 
     def _alive(self, pod: PodFacts, before: Seen | None) -> ReplicaStatus:
