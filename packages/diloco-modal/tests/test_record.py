@@ -66,7 +66,7 @@ def test_every_field_that_is_not_right_is_named(key):
             with pytest.raises(DamagedRecordError, match=f"{key!r}.* has to have .*{name}"):
                 entry({key: json.dumps({**RIGHT[key], name: value})}, key)
     for text in ("", "null", "7", '"text"', "[]", "{}", "{", "[" * 100_000, "9" * 5000):
-        with pytest.raises(DamagedRecordError, match="written by somebody else or by another"):
+        with pytest.raises(DamagedRecordError, match="written by another program or by another"):
             entry({key: text}, key)
 
 

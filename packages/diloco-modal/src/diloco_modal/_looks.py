@@ -212,7 +212,7 @@ class Looks:
     def check_over(self, handle: ReplicaHandle, why: str) -> None:
         """Refuse to say that nothing is left where no record tells and the call is not over.
 
-        It is not ended here: without a record nobody knows whether the handle is true.
+        It is not ended here: without a record it cannot be known whether the handle is true.
         """
         call = handle.metadata["function_call_id"]
         if self.word_without_record(handle, why) is None:

@@ -134,8 +134,8 @@ def checked(key: str, text: str) -> Mapping[str, Any]:
         return value
     raise damaged(
         f"the entry {key!r} of the run's record on Modal is {shown(text) if text else 'no text'}, "
-        f"and has to have {', '.join(shape)}: it was damaged, or written by somebody else or by "
-        "another version of diloco-modal"
+        f"and has to have {', '.join(shape)}: it was damaged, or written by another program or "
+        "by another version of diloco-modal"
     )
 
 
@@ -177,7 +177,7 @@ def launch_of(entries: Mapping[str, str]) -> Mapping[str, Any]:
     if max(launch["ranks"]) >= launch["world_size"]:
         raise damaged(
             f"the entry 'launch' of the run's record on Modal has rank {max(launch['ranks'])} of "
-            f"{launch['world_size']} replicas: it was damaged, or written by somebody else"
+            f"{launch['world_size']} replicas: it was damaged, or written by another program"
         )
     return launch
 
@@ -216,7 +216,7 @@ def stray(entries: Mapping[str, str], rank: int) -> DamagedRecordError:
     return damaged(
         f"the run's record on Modal has an entry 'call-{rank}' ({shown(entries[f'call-{rank}'])}), "
         "and the ranks of its entry 'launch' leave that out: one of them was damaged, or written "
-        "by somebody else"
+        "by another program"
     )
 
 
