@@ -259,7 +259,7 @@ def _named(pieces: Mapping[str, str], sha256: str) -> list[str]:
             return named
     raise InvalidRequestError(
         "the replica spec in the environment is not the one that was launched: its digest is "
-        f"{digest.hexdigest()}, and the launch named {shown(sha256)}. Somebody else wrote it; "
+        f"{digest.hexdigest()}, and the launch named {shown(sha256)}. The launch did not write it; "
         "nothing of it was run"
     )
 

@@ -1,9 +1,9 @@
 """Records in which the replicas of a run tell of themselves while it runs, and their bounds.
 
 Every replica rewrites ``live/{rank}.json`` below the run's prefix, and adds one line per sync to
-``history/{rank}/{epoch}.{first}-{last}.jsonl``. Nothing decides by these objects. Whoever may write
-below the prefix may have written them, so readers accept only what our own writers write. Nothing
-here writes into a store, and :class:`RunReader` reads through functions that it is given.
+``history/{rank}/{epoch}.{first}-{last}.jsonl``. Nothing decides by these objects. Anyone who can
+write below the prefix may have written them, so readers accept only what our own writers write.
+Nothing here writes into a store, and :class:`RunReader` reads through functions that it is given.
 """
 
 from ._telemetry._checks import (
