@@ -497,7 +497,7 @@ def test_credentials_that_are_missing_or_expired(aws, executor, monkeypatch):
 def test_variables_that_are_named_like_secrets_are_warned_of(executor, caplog):
     launch(executor(), env={"API_TOKEN": "x", "STEPS": "1"})
     (record,) = caplog.records
-    assert record.getMessage().startswith("named like secrets: API_TOKEN. Whoever may describe")
+    assert record.getMessage().startswith("named like secrets: API_TOKEN. Anyone who may describe")
 
 
 def test_no_region(executor, monkeypatch):

@@ -213,7 +213,7 @@ class SageMakerExecutor(BaseExecutor):
         if shown := secret_names(jobs[0]):
             logging.getLogger("diloco_sagemaker").warning(
                 (
-                    "named like secrets: %s. Whoever may describe training jobs can read them: "
+                    "named like secrets: %s. Anyone who may describe training jobs can read them: "
                     "keep them in AWS Secrets Manager"
                 ),
                 ", ".join(shown),

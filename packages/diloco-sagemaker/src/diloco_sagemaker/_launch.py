@@ -115,7 +115,7 @@ class Launch:
             )
         run_id, _ = names.parse_job_name(job_name) or ("", -1)
         raise RunConflictError(
-            f"{text}: its launch was interrupted, or somebody has cancelled the run. Before you "
+            f"{text}: its launch was interrupted, or the run was cancelled. Before you "
             f"launch it again, end what is left of it with cancel_run({run_id!r}), and purge it"
         )
 
@@ -305,7 +305,7 @@ class Launcher:
 
         It may be this launch's own, if an answer was lost (also to a client that was handed in, and
         that has tried again itself); or that of another launch with the same fingerprint; or that
-        of a different launch. Where nobody can say, its state is ``otherwise``.
+        of a different launch. Where that cannot be known, its state is ``otherwise``.
         """
         try:
             job = self._client.describe(name)

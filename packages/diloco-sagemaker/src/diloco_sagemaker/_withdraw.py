@@ -34,7 +34,7 @@ It may not be visible yet, and a create whose answer was lost may still be under
 
 _ANOTHER = (
     "the training job %s is another launch's by now, and was stopped: it has taken the name "
-    "between a look and the stop, or somebody else has stopped it"
+    "between a look and the stop, or another user has stopped it"
 )
 _log = logging.getLogger("diloco_sagemaker")
 
