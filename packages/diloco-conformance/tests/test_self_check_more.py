@@ -16,7 +16,7 @@ class TestTheTruth:
                 return replace(super().truth(handle), stopping=True)
 
         said = mended(Mine, method="truth")
-        assert "of a replica that nobody has ended: stopping must say" in said
+        assert "of a replica that the suite has not ended: stopping must say" in said
 
     def test_nobody_is_ever_being_ended(self):
         class Mine(ToyHarness):

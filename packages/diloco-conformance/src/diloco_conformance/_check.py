@@ -130,7 +130,8 @@ class Checks(Calls):
             self.broken(
                 self._culprit(replica, truth),
                 f"nothing, at: {self.history[-1]}",
-                f"{replica} is {truth.state} now and should be {expected}: nobody asked for that",
+                f"{replica} is {truth.state} now and should be {expected}: the suite did not ask "
+                "for that",
             )
         if truth.state.terminal and replica.live:
             replica.end(truth.state, possible[truth.state])

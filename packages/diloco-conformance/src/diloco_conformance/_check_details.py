@@ -118,7 +118,7 @@ def _stopping(
         lab.broken("S8", f"{words}, not stopping", f"{replica} is being ended")
     ending = truth.stopping or replica.doomed or replica.overdue(lab.harness.clock())
     if status.stopping and not ending:
-        lab.broken("S8", words, f"nobody is ending {replica}")
+        lab.broken("S8", words, f"{replica} is not being ended")
 
 
 def _or_the_hand(lab: Calls, fact: object) -> str:
@@ -127,7 +127,7 @@ def _or_the_hand(lab: Calls, fact: object) -> str:
         return ""
     line = line_of(type(lab.harness).drive)
     return (
-        ". Or drive() did not have it end so, which nobody sees since truth() tells no "
+        ". Or drive() did not have it end so, which no test sees since truth() tells no "
         f"exit_code{line}"
     )
 

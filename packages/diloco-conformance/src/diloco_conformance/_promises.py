@@ -59,8 +59,8 @@ PROMISES = {
         "failure that says so."
     ),
     "R12": (
-        "A success whose result is lost or damaged says so in its error, and keeps nobody "
-        "else from theirs."
+        "A success whose result is lost or damaged says so in its error, and the other "
+        "results are still returned."
     ),
     "R8": "The calls of one look grow with the runs, not with the ranks.",
     "R9": "Without a timeout, collect waits until all have ended, and then returns at once.",

@@ -47,7 +47,7 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
                 lab.broken(
                     "S6",
                     f"describe({replica}) raised {error!r}",
-                    f"{fault}: nobody knows whether there is a record",
+                    f"{fault}: the executor cannot know whether there is a record",
                 )
             return
         # A state that only poll has reported counts as seen, too.

@@ -51,8 +51,8 @@ class Sample:
         if any(self._truth(handle).stopping for handle in run.handles):
             fault(
                 self.harness,
-                f"truth() returned {self._truth(run.handles[0])} of a replica that nobody has "
-                "ended: stopping must say whether its end was asked for",
+                f"truth() returned {self._truth(run.handles[0])} of a replica that the suite has "
+                "not ended: stopping must say whether its end was asked for",
                 "truth",
             )
 

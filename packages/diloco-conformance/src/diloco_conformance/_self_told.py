@@ -33,7 +33,7 @@ def truth_is_its_own(sample: Sample) -> None:
         fault(
             harness,
             f"truth() has its states from {', '.join(both)}, and so has the executor: if that is "
-            "wrong, both are wrong alike, and nobody sees it. Write down once more, in the "
+            "wrong, both are wrong alike, and no test sees it. Write down once more, in the "
             "harness, which word of the platform means which state",
             "truth",
         )
@@ -69,7 +69,7 @@ def told_is_what_the_replica_was_told(sample: Sample) -> None:
             fault(
                 harness,
                 f"told() has its {name} from the handle: it must be what the replica itself was "
-                "told, by its environment, its spec or its own report, or nobody sees a replica "
+                "told, by its environment, its spec or its own report, or no test sees a replica "
                 "that was told something else",
                 "told",
             )

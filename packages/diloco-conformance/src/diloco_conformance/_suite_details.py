@@ -18,7 +18,7 @@ def needs_patience(lab: Lab) -> None:
     """Skip the test where a replica runs as soon as it is launched, and cannot be made to wait."""
     lab.needs(Ability.TIMEOUT)
     if lab.harness.starts_by_itself:
-        pytest.skip("here replicas start by themselves, so that nobody can make them wait")
+        pytest.skip("here replicas start by themselves, so that the suite cannot make them wait")
 
 
 class Details:

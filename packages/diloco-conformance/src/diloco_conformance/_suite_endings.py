@@ -71,7 +71,7 @@ class Endings:
             lab.observe_all()
             (entry,) = collect(lab, run.replicas[:1])
         if entry["reason"] != Reason.STOPPED_EXTERNALLY:
-            lab.broken("S15", f"collect says {entry}", "nobody had cancelled it when it ended")
+            lab.broken("S15", f"collect says {entry}", "it was not cancelled before it ended")
 
     def test_s15_a_cancel_is_not_a_stop_from_outside(self, lab: Lab) -> None:
         """Check that a cancel by another process is not one either."""

@@ -86,7 +86,9 @@ class Following:
         """Cancel the replica while it is pending."""
         lab.needs(Step.PRINT)
         if lab.harness.starts_by_itself:
-            pytest.skip("here replicas start by themselves, so that nobody can make them wait")
+            pytest.skip(
+                "here replicas start by themselves, so that the suite cannot make them wait"
+            )
         replica = lab.launch(1).replicas[0]
         with lab.harness.time.held():
             follower = Follower(lab, replica)
@@ -121,7 +123,7 @@ class Following:
             lab.verb("G3", read_one)
             lab.until(lambda: not any(thread.is_alive() for thread in begun))
         if left := [thread.name for thread in begun if thread.is_alive()]:
-            lab.broken("G3", f"the threads {left} run on", "nobody reads any more")
+            lab.broken("G3", f"the threads {left} run on", "no caller reads any more")
 
     def test_g3_a_last_line_without_a_newline_is_followed(self, lab: Lab) -> None:
         """Write the last line in pieces, too."""

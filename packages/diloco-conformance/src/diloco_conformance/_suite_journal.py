@@ -42,7 +42,7 @@ class Journals:
             lab.broken("L12", f"the journal has {launch}", f"the launch of {run.name} and its size")
         for handle in run.handles:
             journal.record_end(handle, ReplicaStatus(ReplicaState.SUCCEEDED), "forged")
-        lab.note("somebody writes into the journal that both have succeeded", "forge")
+        lab.note("another program writes into the journal that both have succeeded", "forge")
         lab.observe_all()
         lab.drive(run.replicas[0], Step.SUCCEED, "kept")
         lab.drive(run.replicas[1], Step.FAIL, 3)

@@ -172,7 +172,7 @@ class Logs:
                 continue
             replica = lab.up().replicas[0]
             if lab.can(Step.PRINT):
-                lab.drive(replica, Step.PRINT, ["nobody can read this any more"])
+                lab.drive(replica, Step.PRINT, ["this can no longer be read"])
             lab.drive(replica, Step.SUCCEED)
             check_log(lab, replica)
             if ability is None:

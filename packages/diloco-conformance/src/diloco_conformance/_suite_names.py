@@ -180,7 +180,9 @@ class Names:
                     try:
                         gave = lab.within("H6", call)
                     except ReplicaNotFoundError as error:
-                        lab.broken("H6", f"{what} raised {error!r}", f"{fault}: nobody knows")
+                        lab.broken(
+                            "H6", f"{what} raised {error!r}", f"{fault}: the executor cannot know"
+                        )
                     except BackendError as error:
                         check_error(lab, "H6", what, error, fault)
                         continue

@@ -40,7 +40,7 @@ class Removal:
         lab.needs(Ability.REMOVE)
         run = self._ended(lab)
         lab.harness.remove(run.handles[0])
-        lab.note(f"somebody removes {run.name}", "purge")
+        lab.note(f"another user removes {run.name}", "purge")
         try:
             lab.within("C9", lambda: lab.executor.purge(run.handles[0]))
         except BackendError as error:
@@ -55,7 +55,7 @@ class Removal:
         old = self._ended(lab)
         living = lab.harness.living()
         lab.harness.remove(old.handles[0])
-        lab.note(f"somebody removes {old.name}", "purge")
+        lab.note(f"another user removes {old.name}", "purge")
         handles: list[ReplicaHandle] = []
         began = lab.moment()
         try:

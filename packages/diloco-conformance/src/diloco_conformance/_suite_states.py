@@ -217,7 +217,7 @@ class States:
                             lab.broken(
                                 "S6",
                                 f"{name} said {state}",
-                                f"{fault}: nobody knows, and it has succeeded",
+                                f"{fault}: the executor cannot know, and {replica} has succeeded",
                             )
             lab.observe(replica)
 
