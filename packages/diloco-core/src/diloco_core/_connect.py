@@ -110,8 +110,8 @@ def connect(
 
     This function opens the store and tries it out. An endpoint that does not answer is reported
     within two minutes. The replicas meet later, when the outer loop is entered. From then on,
-    replicas wait up to ``sync_timeout`` seconds for a store that is unavailable, and nobody counts
-    as late or lost during that time.
+    replicas wait up to ``sync_timeout`` seconds for a store that is unavailable, and no replica
+    counts as late or lost during that time.
 
     Membership is fixed unless ``min_replicas`` is given: all ranks take part in every sync. A rank
     that is started again takes the place of its former process, and the others wait for it for

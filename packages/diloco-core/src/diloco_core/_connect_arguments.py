@@ -36,8 +36,8 @@ def timing_of(
         timing: All limits together, or None.
         limits: Limits that were given one by one, by name.
         elastic: Whether the run is elastic, so that no limit depends on ``lost_after``.
-        restarts: Whether the launch starts a lost replica again; otherwise nobody waits for one,
-            unless a limit says so.
+        restarts: Whether the launch starts a lost replica again; otherwise the others do not
+            wait for one, unless a limit says so.
 
     Raises:
         ConfigurationError: A limit is not allowed or has no effect, or both forms are used.

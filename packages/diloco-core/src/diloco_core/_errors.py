@@ -67,7 +67,7 @@ class StoreUnavailableError(StoreError):
     """Raised when a store cannot be used: missing bucket, no permission, no answer, no room.
 
     Attributes:
-        lasting: Whether the fault stays until somebody fixes it, so waiting is of no use.
+        lasting: Whether the fault stays until the user fixes it, so waiting is of no use.
         anew: Whether an object may be written if it is sent again from its beginning, which only
             the caller can do.
     """

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 TURNS = threading.RLock()
-"""Held by whoever reads or sets the generator's state."""
+"""Held by the thread that reads or sets the generator's state."""
 
 
 @contextlib.contextmanager

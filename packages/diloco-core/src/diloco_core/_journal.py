@@ -1,4 +1,4 @@
-"""The journal of a run in the store where its replicas meet, for whoever launches it."""
+"""The journal of a run in the store where its replicas meet, for its launcher."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ A contribution whose norm is 0 has nothing to multiply. With a sparse codec it d
 median either, since who sends nothing of a tensor does not enter its mean.
 
 The norm is that of the whole tensor as all replicas read it, after decoding, in float64. Only the
-contributor reads all of it: it records the norms beside its contribution, and whoever updates a
-shard takes them from there. So the result does not depend on how the tensors are cut into shards.
+contributor reads all of it: it records the norms beside its contribution, and the replica that
+updates a shard takes them from there. So the result does not depend on how the tensors are cut into
+shards.
 """
 
 from __future__ import annotations

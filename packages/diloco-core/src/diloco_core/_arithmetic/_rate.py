@@ -80,7 +80,7 @@ def chosen(rates: Iterable[Rate]) -> Rate:
     Of several rates with this number, it is the one that the greatest rank asked for.
 
     Args:
-        rates: What the replicas propose, in rank order: of rates that nobody has asked for, the
+        rates: What the replicas propose, in rank order: of rates that no replica asked for, the
             first one counts.
     """
     return max(rates, key=lambda rate: (rate.number, rate.rank, rate.epoch))

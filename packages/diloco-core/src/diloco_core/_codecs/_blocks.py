@@ -9,7 +9,7 @@ import torch
 
 from ._plain import rounded
 
-# Larger buffers are not kept. Chunks are smaller, unless somebody chose very large ones.
+# Larger buffers are not kept. Chunks are smaller, unless the user chose very large ones.
 _KEPT_BYTES = 2**22
 
 

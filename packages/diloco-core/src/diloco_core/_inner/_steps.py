@@ -51,7 +51,7 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
                 f"the steps of {type(optimizer).__name__} cannot be counted, since it was made "
                 "without the constructor of torch.optim.Optimizer: pass the optimizer that it "
                 "wraps. If it writes weights of its own into the model, as Lookahead does, leave "
-                "it out and step the other one: every sync would be undone, and nobody would notice"
+                "it out and step the other one: every sync would be undone, without an error"
             )
         if any(optimizer is other for other in optimizers):
             raise ConfigurationError(

@@ -19,10 +19,10 @@ class Residual:
 
     A replica that has learned D contributes ``c = D + decay * e``, sent as ``E(c)``.
 
-    Only if that contribution is counted, e becomes ``c - decode(E(c))``: otherwise nobody has added
-    up what was decoded, and e is still right. So with a decay of 1, the sum of everything that was
-    decoded and counted, plus e, is the sum of everything that was learned (Seide et al., 2014;
-    Karimireddy et al., arXiv 1901.09847). SparseLoCo has a decay of 0.95 (arXiv 2508.15706).
+    Only if that contribution is counted, e becomes ``c - decode(E(c))``: otherwise no replica has
+    added up what was decoded, and e is still right. So with a decay of 1, the sum of everything
+    that was decoded and counted, plus e, is the sum of everything that was learned (Seide et al.,
+    2014; Karimireddy et al., arXiv 1901.09847). SparseLoCo has a decay of 0.95 (arXiv 2508.15706).
 
     Not thread-safe. While a sync is under way, only the thread that carries it out uses this, if it
     does at all (:meth:`offer`).

@@ -4,7 +4,7 @@ An incarnation claims the epoch after all earlier epochs of its rank, and its pr
 run never deletes claims, but a claim may still be lost. So a new incarnation also looks for other
 traces of earlier incarnations, and restores its own claim if it is lost.
 
-The manifest is the run's claim to the prefix. Whoever finds another one there stops.
+The manifest is the run's claim to the prefix. A process that finds another one there stops.
 """
 
 from __future__ import annotations

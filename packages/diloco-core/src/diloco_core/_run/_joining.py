@@ -253,7 +253,7 @@ class Member:
             try:
                 self._stop_beats()
                 if self._incarnation is not None:
-                    # An end by a signal is no failure: whoever sent it may start the replica again.
+                    # An end by a signal is no failure: its sender may start the replica again.
                     final = self.last_attempt and isinstance(error, Exception)
                     final |= isinstance(error, CoreError) and error.final
                     _tell_failure(self._incarnation, error, final=final)

@@ -84,7 +84,7 @@ class Opening:
             _check_unused(store)
             raise nothing_to_resume(store, f": there is no {MANIFEST}")
         if manifest is None:
-            # Before anybody waits: replicas with the same settings are refused at the same time.
+            # Before any replica waits: those with the same settings are refused at the same time.
             topology = self._topology()
         if manifest is None and rank != 0:
             if self.loaded:

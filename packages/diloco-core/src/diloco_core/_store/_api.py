@@ -171,7 +171,7 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Delete objects; keys that do not exist are ignored.
 
-        With ``unread``, the caller promises that nobody reads the objects any more, so that a
+        With ``unread``, the caller promises that no process reads the objects any more, so that a
         driver may write over their space.
         """
 

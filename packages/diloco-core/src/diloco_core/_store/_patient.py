@@ -211,7 +211,7 @@ class Patient:
             if is_told or waited < _WORTH_SAYING:
                 raise
             reason = (
-                ", and no longer, since this does not pass until somebody removes the cause"
+                ", and no longer, since this does not pass until its cause is removed"
                 if error.lasting
                 else ""
             )

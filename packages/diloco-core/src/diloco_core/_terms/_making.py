@@ -237,7 +237,7 @@ def _init(exchange: object, given: object) -> str:
     if init == "check" and (takes_run or getattr(exchange, "resumes", False)):
         raise ConfigurationError(
             f"init='check' cannot be used {'in an elastic run' if takes_run else 'with resume='}: "
-            "every replica takes the run's state, and nobody compares what it held before. Leave "
+            "every replica takes the run's state, and what it held before is not compared. Leave "
             "init out"
         )
     return init

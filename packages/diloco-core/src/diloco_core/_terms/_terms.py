@@ -56,8 +56,8 @@ class Terms:
     """Hold what the replicas of a run agree on about their syncs.
 
     An option of the outer loop is a field here. :func:`.make_terms` checks what the user passed,
-    :attr:`settings` is what replicas compare and the manifest records, and whoever carries out a
-    sync finds the terms in its job.
+    :attr:`settings` is what replicas compare and the manifest records, and the code that
+    carries out a sync finds the terms in its job.
 
     Attributes:
         schedule: When fragments are sent and adopted: ``sync_every``, the number of fragments,

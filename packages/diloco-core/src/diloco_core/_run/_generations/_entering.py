@@ -79,8 +79,8 @@ class Entrance:
         Raises as :meth:`._gathering.Gathering.meet`.
         """
         self._gathering = gathering = Gathering(self._store, self._rank, self._joiner.world_size)
-        # Whoever met while this process watched the earlier ones, or waited for its turn, has gone
-        # on with the run by now.
+        # Processes that met while this one watched the earlier ones, or waited for its turn, have
+        # gone on with the run by now.
         keys = self._store.list(FOLDER)
         if begun(keys) != self._begun:
             raise RunExistsError(
@@ -112,7 +112,7 @@ class Entrance:
         if self._rank == 0:
             mend_initial(
                 incarnation(self._begun[0]), gone=False
-            )  # nobody else writes there any more
+            )  # no other process writes there any more
             write_choice(new, self._choose(incarnation))
         while (choice := read_choice(new)) is None:
             self._wait(

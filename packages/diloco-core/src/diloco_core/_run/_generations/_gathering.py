@@ -45,7 +45,7 @@ class _Word:
 
     Attributes:
         nonce: Its own nonce.
-        nonces: The nonces that it sees, by rank; empty where it sees nobody.
+        nonces: The nonces that it sees, by rank; empty where it sees no process.
         number: The lowest number that it would give to the next generation.
         interval: Whole seconds between two of its signs of life, at most.
         host: Where it runs.

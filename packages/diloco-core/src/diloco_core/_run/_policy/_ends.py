@@ -1,8 +1,8 @@
 """How a fixed run ends without one of its ranks, and who may go past such an end.
 
 An end takes the number of the next sync in the log, so the store decides between a rank's return
-and giving it up. Whoever reads an end stops. Only ``resume=True`` goes past one, and only past ends
-that an incarnation saw before it claimed its epoch.
+and giving it up. A process that reads an end stops. Only ``resume=True`` goes past one, and only
+past ends that an incarnation saw before it claimed its epoch.
 """
 
 from __future__ import annotations

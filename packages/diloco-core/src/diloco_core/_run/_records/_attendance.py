@@ -66,7 +66,7 @@ def read_farewell(key: str, read: Callable[[str], bytes | None]) -> Farewell:
                 fields.text("event", "left|failed"), reason, cause, "final" in fields.names()
             )
     except (CorruptedObjectError, FormatError):
-        # The key says that it has ended. What is lost is why, and that nobody need wait for it.
+        # The key says that it has ended. Lost is the reason, and that no rank need wait for it.
         pass
     return Farewell("left or failed")
 

@@ -116,7 +116,7 @@ class Delta:
             nothing if there are none.
         rate: The digits of the outer learning rates that the sync takes if no replica has ever
             asked for others: in fixed runs whose rates are functions of the sync, rank 0 names
-            them. Whoever creates the record then writes the same one.
+            them. Every replica that creates the record then writes the same one.
     """
 
     sync: int

@@ -140,7 +140,7 @@ class Adoption:
         if incarnation.others is None:
             return
         check_run(incarnation)
-        # If a newer incarnation has finished this sync, nobody publishes anything for this one.
+        # If a newer incarnation has finished this sync, nothing is published for this one.
         check_claim(incarnation)
         following = self._commit.sync + 1
         owners = {*self._owners(missing)} - {incarnation.rank}

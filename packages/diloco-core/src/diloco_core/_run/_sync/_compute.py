@@ -208,8 +208,8 @@ class Computation:
         That is another attempt after ``pause``, loading again, or the end. Returns for another
         attempt, and raises the error if this is the end.
         """
-        # An incarnation of a fixed run that has begun to update cannot begin again: nobody else
-        # holds its own part.
+        # An incarnation of a fixed run that has begun to update cannot begin again: no other
+        # replica holds its own part.
         if (
             pause is None
             or self._incarnation.fixed

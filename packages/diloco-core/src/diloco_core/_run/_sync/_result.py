@@ -226,7 +226,7 @@ def check_copy(result: Result, shards: Sequence[int]) -> None:
     """Check that memory still holds the values that were published, if changes of them are encoded.
 
     A change is added to the values that each replica holds: if those of the owner were others,
-    nobody would come to the sum that it publishes.
+    no replica would come to the sum that it publishes.
 
     Args:
         result: The result that is about to be computed.

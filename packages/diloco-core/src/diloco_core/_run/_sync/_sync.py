@@ -275,7 +275,7 @@ class StoreSync:
         if self._patience is not None:
             self._patience += early
         timeout = incarnation.timing.sync_timeout if self._patience is None else self._patience
-        # Nothing is logged about the time in which nobody else is expected.
+        # Nothing is logged about the time in which no other replica is expected.
         wait = incarnation.store.wait(
             timeout,
             self._timed_out,

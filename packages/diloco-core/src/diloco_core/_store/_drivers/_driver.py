@@ -49,7 +49,7 @@ class Verdict(Enum):
 
     @property
     def passes(self) -> bool:
-        """Say whether the same request may succeed the next time, if nobody does anything."""
+        """Say whether the same request may succeed the next time, if nothing is changed."""
         return self in {Verdict.TRANSIENT, Verdict.THROTTLED}
 
 
