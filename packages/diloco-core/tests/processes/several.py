@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from warm_processes import WarmProcess
 
-from diloco_core import DiLoCo, Seconds, connect
+from diloco_core import ConfigurationError, DiLoCo, Seconds, connect
 from diloco_core._processes import _values
 
 BATCH = 8
@@ -178,7 +178,7 @@ def member(folder, kind, case):
     if case.get("evaluate"):
         with torch.no_grad():
             model(torch.ones(BATCH, 7).double())
-    told, seen = [], []
+    told, seen, shown = [], [], []
 
     def on_sync(report):
         told.append(report)
@@ -250,6 +250,13 @@ def member(folder, kind, case):
                     outer.count_tokens(sign * len(x) * (1 + exchange.rank))
                 if case.get("unreadable") == [outer.inner_steps, process]:
                     _values.part_here = unreadable
+                if outer.inner_steps in case.get("global_at", []):
+                    state = outer.global_state_dict()
+                    shown.append({name: tensor.tolist() for name, tensor in state.items()})
+                    for name in case.get("refused", []):
+                        with contextlib.suppress(ConfigurationError):
+                            getattr(outer, name)()
+                            shown.append(f"{name} is not refused")
                 if case.get("load_at") == outer.inner_steps:
                     model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
                 if case.get("destroy_at") == outer.inner_steps:
@@ -291,6 +298,7 @@ def member(folder, kind, case):
         "rates": [report.outer_lr for report in told],
         "raised": raised,
         "began_at": began_at,
+        "shown": shown,
         "place": [exchange.rank, exchange.world_size, exchange.process, exchange.processes],
     }
     (folder / f"{name}.json").write_text(json.dumps(outcome))

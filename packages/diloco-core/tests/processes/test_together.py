@@ -75,6 +75,28 @@ def test_a_sharded_model_may_be_as_people_have_it(tmp_path, how):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_process_0_has_copies_of_the_committed_values(tmp_path, kind):
+    """Of the middle of a period, and right after a sync; the replicas train as without them."""
+    case = {"global_at": [0, 8, 12, 15]}
+    alone = trained(tmp_path, "alone", PLAIN, case)
+    unseen, *_ = trained(tmp_path, "unseen", [(kind, 2)] * 2, {})
+    refused = {"refused": ["global_model", "state_dict"]}
+    several = trained(tmp_path, "several", [(kind, 2)] * 2, case | refused)
+    assert all(torch.equal(unseen[0][name], several[0][0][name]) for name in unseen[0])
+    shown = [told["shown"] for _, told in several]
+    assert shown[1] == shown[3] == [{}] * 4, "the others have none"
+    assert shown[0] == shown[2], "equal on all replicas"
+    assert len(shown[0]) == 4
+    for state, expected in zip(shown[0], alone[0][1]["shown"], strict=True):
+        assert state.keys() == expected.keys()
+        for name, values in expected.items():
+            found = torch.tensor(state[name], dtype=torch.float64)
+            expected_values = torch.tensor(values, dtype=torch.float64)
+            torch.testing.assert_close(found, expected_values, rtol=0, atol=1e-12)
+
+
+@pytest.mark.processes
 def test_a_model_that_spans_replicas_is_refused(tmp_path):
     case = {"one_world": True, "spans": True}
     for _, said in trained(tmp_path, "run", [("plain", 2), ("plain", 2)], case):

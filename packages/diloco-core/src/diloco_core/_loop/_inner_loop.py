@@ -24,6 +24,7 @@ from .._inner._steps import InnerSteps
 from .._inner._unseen_changes import UnseenChanges
 from .._model._loads import Loads
 from . import _notices as notices
+from ._global_model import GlobalModel
 from ._outer_steps import OuterSteps
 
 
@@ -38,6 +39,7 @@ class InnerLoop:
             about every step seen.
         kept: Detects optimizers that write weights of their own back after a sync.
         loads: Detects values that were loaded into the model since the last step.
+        global_model: Refuses steps while the model holds other values than the replica's own.
         process: Refuses steps of another process than the one that trains; knows whether it is to
             end with the step under way.
 
@@ -51,6 +53,7 @@ class InnerLoop:
     unseen: UnseenChanges
     kept: KeptWeights
     loads: Loads
+    global_model: GlobalModel
     process: TrainingProcess
     entered: bool = field(default=False, init=False)
 
@@ -77,6 +80,7 @@ class InnerLoop:
 
     def _before(self, optimizer: int) -> None:
         self.process.check()
+        self.global_model.refuse("a step of the inner optimizer")
         self.unseen.steps()
         self.loads.check()
         self.outer_steps.check_not_parted()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Self
+
+import torch
 
 from .._errors import ConfigurationError, SyncError, UnseenStepsError
 from .._exchange._base import Exchange, Schema
@@ -19,6 +23,7 @@ from .._seconds import Seconds
 from . import _notices as notices
 from ._arguments import check_not_entered, tokens_counted
 from ._counters import Counters
+from ._global_model import GlobalModel
 from ._inner_loop import InnerLoop, TrainingProcess
 from ._membership import Membership
 from ._outer_lr import OuterLr, check_changeable
@@ -80,7 +85,9 @@ class OuterLoop:
         )
         self._saved = SavedState(model, self._count)
         self._place = Place(model.synced, model.held, exchange)
-        guards = (self._unseen, self._kept, self._loads)
+        check = partial(self._check_settled, "global_model()")
+        self._global_model = GlobalModel(model, self._loads, check)
+        guards = (self._unseen, self._kept, self._loads, self._global_model)
         self._inner = InnerLoop(optimizers, self._outer_steps, *guards, self._process)
         self._watch_steps(self._place.check)
 
@@ -189,6 +196,7 @@ class OuterLoop:
             self._exchange.abort(error)
             return
         try:
+            self._global_model.refuse("the end of the block of DiLoCo")
             self._unseen.check()
             self._model.check_frozen()
             if self._terms.flush == "partial":
@@ -328,6 +336,7 @@ class OuterLoop:
         committed state. Returns the reports.
         """
         self._check_whole()
+        self._global_model.refuse("flush()")
         self._inner.end_step()
         self._model.check()
         reports = self._sync_last() if self._outer_steps.under_way else []
@@ -371,19 +380,7 @@ class OuterLoop:
                 that the state is not complete.
             ModelChangedError: The model no longer holds the tensors that are synced.
         """
-        if not (self._inner.entered or self._saved.loaded):
-            raise SyncError(
-                "the outer loop has no state yet: call state_dict() after its block has been "
-                "entered"
-            )
-        self._check_whole()
-        if self._outer_steps.under_way:
-            raise SyncError(
-                f"a sync is under way (delay={self._schedule.delay}), and the state is not "
-                "complete until it is adopted. Call state_dict() in on_sync, or after a step at "
-                "which `outer.syncing` is False."
-            )
-        self._model.check()
+        self._check_settled("state_dict()")
         return self._saved.of()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -416,6 +413,67 @@ class OuterLoop:
                 "state: on another prefix, without resume=."
             )
         self._saved.load(state)
+
+    def global_model(self) -> AbstractContextManager[None]:
+        """Put the last committed values into the model, as long as a ``with`` block lasts.
+
+        ``with outer.global_model(): evaluate(model)``. Between two syncs every replica has a model
+        of its own; inside the block it has the one that all have, and at the end of the block its
+        own values again, to the bit, also after an error. They are kept on the CPU meanwhile. The
+        synced buffers are committed values, too. Gradients stay as they are. What is trained or
+        loaded inside is lost.
+
+        Elastic replicas may have adopted different syncs. With several fragments, each has the
+        values of its own last sync.
+
+        Raises:
+            SyncError: The block of the outer loop has not been entered; a sync has failed; a sync
+                is under way (:attr:`syncing`), so that the values are not complete; or the block of
+                this method has been entered already. Inside it, a step of the inner optimizer,
+                :meth:`flush`, :meth:`state_dict` and the end of the outer loop's block raise it.
+            ModelChangedError: The model no longer holds the tensors that are synced.
+            ConfigurationError: Several processes are one replica: use :meth:`global_state_dict`.
+        """
+        self._check_settled("global_model()")
+        return self._global_model
+
+    def global_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return copies of the last committed values, without touching the model.
+
+        They are on the CPU, in the model's dtypes and under the names of a plain model, so that its
+        ``load_state_dict`` takes them (what modules or hooks add to a state is not there). What is
+        not synced is as in this replica's model: frozen parameters, and buffers under
+        ``buffers="none"``. Right after a sync, :func:`export` writes the same values.
+
+        Where several processes are one replica, all of them call it, inside the block; process 0
+        gets the values, and the others an empty dict.
+
+        Raises:
+            SyncError: As :meth:`global_model` does; but it may be called inside that block.
+            ModelChangedError: The model no longer holds the tensors that are synced.
+        """
+        self._check_readable("global_state_dict()")
+        return self._model.committed_copies()
+
+    def _check_settled(self, call: str) -> None:
+        """Refuse a call that needs both the committed values and this replica's own."""
+        self._check_readable(call)
+        self._global_model.refuse(call)
+
+    def _check_readable(self, call: str) -> None:
+        """Refuse a call that needs the committed values while there are none that are whole."""
+        if not (self._inner.entered or self._saved.loaded):
+            raise SyncError(
+                f"the outer loop has no state yet: call {call} after its block has been entered"
+            )
+        self._check_whole()
+        if self._outer_steps.under_way:
+            raise SyncError(
+                f"a sync is under way (delay={self._schedule.delay}), and the state is not "
+                f"complete until it is adopted. Call {call} in on_sync, or after a step at which "
+                "`outer.syncing` is False."
+            )
+        self._model.check()
 
     def _watch_steps(self, check: Callable[[], None]) -> None:
         self._inner.steps.watch()

@@ -5,8 +5,9 @@ This says which of its tensors are synced in which fragment, and whether it is s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from .._exchange._schemas import MAY_CHANGE
 from .._model._frozen import FrozenValues
 from .._model._partition import Buffers, NamedTensor
 from .._model._unsynced import Unsynced
-from .._model._values import checksum, compared_tensors
+from .._model._values import checksum, compared_tensors, named_buffers, plain_name
 from .._model._watch import ModelWatch
 from .._outer._delayed import DelayedFragment
 from .._outer._fragment import Fragment
@@ -128,7 +129,7 @@ class SyncedModel:
 
     def synced(self) -> dict[str, torch.Tensor]:
         """The tensors that are synced, by name."""
-        return {named.name: named.tensor for named in self._followed()}
+        return {named.name: named.tensor for named in self.followed()}
 
     def held(self) -> dict[str, torch.Tensor]:
         """All tensors of the model by name, including the synced ones."""
@@ -161,13 +162,33 @@ class SyncedModel:
             tensors,
             {**self.settings, "committed": str(committed)},
             [fragment.table() for fragment in self.fragments],
-            Unsynced(self.model, self._followed()),
+            Unsynced(self.model, self.followed()),
             self.outer.tensors_kept,
             self.terms,
         )
 
-    def _followed(self) -> list[NamedTensor]:
+    def followed(self) -> list[NamedTensor]:
+        """The tensors that are synced, as they are in the model now."""
         return [named for fragment in self.fragments for named in fragment.followed()]
+
+    def committed(self) -> Iterator[tuple[NamedTensor, torch.Tensor]]:
+        """The same tensors, each with its last committed values."""
+        return chain.from_iterable(fragment.committed() for fragment in self.fragments)
+
+    def committed_copies(self) -> dict[str, torch.Tensor]:
+        """Copies of the last committed values, and of what is not synced, as a plain model's state.
+
+        They are on the CPU, and tied tensors are one.
+        """
+        tensors = {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **named_buffers(self.model, persistent=True),
+        }
+        values = {id(each): each.detach() for each in tensors.values()}
+        values |= {id(named.tensor): committed for named, committed in self.committed()}
+        dtypes = {id(each): each.dtype for each in tensors.values()}
+        copies = {key: each.to("cpu", dtypes[key], copy=True) for key, each in values.items()}
+        return {plain_name(self.model, name): copies[id(each)] for name, each in tensors.items()}
 
 
 STATE_VERSION = 4

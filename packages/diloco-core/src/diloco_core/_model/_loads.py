@@ -63,11 +63,14 @@ class Loads:
         # The version of a tensor is public only in C++.
         self._versions = [tensor._version for tensor in self._counted]  # noqa: SLF001
 
+    def known(self) -> bool:
+        """Say whether nothing has changed the model since :meth:`stepped`."""
+        return self._versions == [tensor._version for tensor in self._counted]  # noqa: SLF001
+
     def begins(self) -> None:
         """Note that something is loaded now."""
         # If the loop has already changed the model by other means, a load may be what undoes that.
-        known = self._versions == [tensor._version for tensor in self._counted]  # noqa: SLF001
-        if self._before is None and known:
+        if self._before is None and self.known():
             self._before = [_values(named.tensor) for named in self._tensors]
 
     def check(self, settled: Collection[str] = ()) -> None:

@@ -158,6 +158,11 @@ class Fragment:
         """The tensors that it consists of, as they are in the model now."""
         return [segment.named for segment in self._segments]
 
+    def committed(self) -> Iterator[tuple[NamedTensor, torch.Tensor]]:
+        """The same tensors, each with its last committed values."""
+        for segment, base in self._bases():
+            yield segment.named, base.view(segment.named.tensor.shape)
+
     def begin(self) -> None:
         """Make flat views of the model's tensors.
 

@@ -166,9 +166,7 @@ class ReplicaLoop(DiLoCo):
     @property
     def batches_to_skip(self) -> int:
         """The inner steps of this rank that the run had counted when the block was entered."""
-        if self._leading is not None:
-            return self._leading.loop.batches_to_skip
-        return self._progress.batches_to_skip
+        return (self._leading.loop if self._leading else self._progress).batches_to_skip
 
     def __enter__(self) -> Self:
         check_not_entered(self._entered)
@@ -250,20 +248,22 @@ class ReplicaLoop(DiLoCo):
         self._taken += self._step.end()
         return self._together(LeaderLoop.flush).result  # type: ignore[no-any-return]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Refuse: the run's store has the state.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        raise ConfigurationError(
-            "state_dict() of an outer loop is not offered where several processes are one "
-            "replica: the store holds the state of the run (connect(..., resume=True))"
-        )
+    def global_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the last committed values on process 0; nothing on the others. All call it."""
+        self._check_open("global_state_dict()")
+        values: dict[str, torch.Tensor] = {}
+        self._together(lambda loop: values.update(loop.global_state_dict()))
+        return values
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refuse, as :meth:`state_dict` does."""
-        self.state_dict()
+        """Refuse, as ``state_dict()`` does."""
+        self._check_settled("load_state_dict()")
+
+    def _check_settled(self, call: str) -> None:
+        raise ConfigurationError(
+            f"{call} is not offered where several processes are one replica: the store has the run "
+            "(connect(..., resume=True)), and global_state_dict() has its values on process 0"
+        )
 
     def _check_open(self, what: str) -> None:
         self._process.check()
