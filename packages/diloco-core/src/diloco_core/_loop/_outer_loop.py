@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -85,8 +84,7 @@ class OuterLoop:
         )
         self._saved = SavedState(model, self._count)
         self._place = Place(model.synced, model.held, exchange)
-        check = partial(self._check_settled, "global_model()")
-        self._global_model = GlobalModel(model, self._loads, check)
+        self._global_model = GlobalModel(model, self._loads)
         guards = (self._unseen, self._kept, self._loads, self._global_model)
         self._inner = InnerLoop(optimizers, self._outer_steps, *guards, self._process)
         self._watch_steps(self._place.check)
@@ -414,7 +412,8 @@ class OuterLoop:
             )
         self._saved.load(state)
 
-    def global_model(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def global_model(self) -> Iterator[None]:
         """Put the last committed values into the model, as long as a ``with`` block lasts.
 
         ``with outer.global_model(): evaluate(model)``. Between two syncs every replica has a model
@@ -435,7 +434,8 @@ class OuterLoop:
             ConfigurationError: Several processes are one replica: use :meth:`global_state_dict`.
         """
         self._check_settled("global_model()")
-        return self._global_model
+        with self._global_model.in_place():
+            yield
 
     def global_state_dict(self) -> dict[str, torch.Tensor]:
         """Return copies of the last committed values, without touching the model.

@@ -184,10 +184,11 @@ class SyncedModel:
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **named_buffers(self.model, persistent=True),
         }
-        values = {id(each): each.detach() for each in tensors.values()}
-        values |= {id(named.tensor): committed for named, committed in self.committed()}
-        dtypes = {id(each): each.dtype for each in tensors.values()}
-        copies = {key: each.to("cpu", dtypes[key], copy=True) for key, each in values.items()}
+        committed = {id(named.tensor): values for named, values in self.committed()}
+        copies = {
+            id(each): committed.get(id(each), each.detach()).to("cpu", each.dtype, copy=True)
+            for each in tensors.values()
+        }
         return {plain_name(self.model, name): copies[id(each)] for name, each in tensors.items()}
 
 
