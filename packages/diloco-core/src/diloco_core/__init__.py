@@ -44,6 +44,7 @@ from ._planner._plan import ExchangePlan, plan_exchange
 from ._run._exchange import StoreExchange
 from ._run._settings import Elastic
 from ._seconds import Seconds
+from ._simulation._simulate import Simulation, simulate
 from ._store._transfer import Transfer
 from ._terms._support import Support
 from ._timing import Timing
@@ -82,6 +83,7 @@ __all__ = [
     "ReplicaLostError",
     "RunExistsError",
     "Seconds",
+    "Simulation",
     "StoreError",
     "StoreExchange",
     "StoreModel",
@@ -100,4 +102,5 @@ __all__ = [
     "make_diloco_outer_loop",
     "open_journal",
     "plan_exchange",
+    "simulate",
 ]

@@ -164,8 +164,8 @@ def entered(outer):
 
 def test_what_needs_own_values_is_refused_inside():
     model, inner, outer, reports = loop()
-    refused(partial(entered, outer), r"call global_model\(\) after its block")
-    refused(outer.global_state_dict, r"call global_state_dict\(\) after its block")
+    refused(partial(entered, outer), r"call global_model\(\) inside its block")
+    refused(outer.global_state_dict, r"call global_state_dict\(\) inside its block")
     with outer:
         push(model, inner, 0, 0)
         own = values(model)

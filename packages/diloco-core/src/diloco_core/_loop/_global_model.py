@@ -29,6 +29,7 @@ class GlobalModel:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the model hold the last committed values as long as this lasts."""
+        self.refuse("global_model()")
         known = self._loads.known()
         own = [named.tensor.detach().to("cpu", copy=True) for named in self._model.followed()]
         self._in_place = True
@@ -52,9 +53,8 @@ class GlobalModel:
         """
         if self._in_place:
             raise SyncError(
-                f"{what} came inside `with outer.global_model():`, while the model holds the last "
-                "committed values in place of what this replica has learned since. Leave that "
-                "block first"
+                f"{what} came inside `with outer.global_model():`, where the model does not hold "
+                "what this replica has learned. Leave that block first"
             )
 
     @torch.no_grad()

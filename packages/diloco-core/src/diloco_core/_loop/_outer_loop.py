@@ -379,6 +379,7 @@ class OuterLoop:
             ModelChangedError: The model no longer holds the tensors that are synced.
         """
         self._check_settled("state_dict()")
+        self._global_model.refuse("state_dict()")
         return self._saved.of()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -452,20 +453,13 @@ class OuterLoop:
             SyncError: As :meth:`global_model` does; but it may be called inside that block.
             ModelChangedError: The model no longer holds the tensors that are synced.
         """
-        self._check_readable("global_state_dict()")
+        self._check_settled("global_state_dict()")
         return self._model.committed_copies()
 
     def _check_settled(self, call: str) -> None:
-        """Refuse a call that needs both the committed values and this replica's own."""
-        self._check_readable(call)
-        self._global_model.refuse(call)
-
-    def _check_readable(self, call: str) -> None:
         """Refuse a call that needs the committed values while there are none that are whole."""
         if not (self._inner.entered or self._saved.loaded):
-            raise SyncError(
-                f"the outer loop has no state yet: call {call} after its block has been entered"
-            )
+            raise SyncError(f"the outer loop has no state yet: call {call} inside its block")
         self._check_whole()
         if self._outer_steps.under_way:
             raise SyncError(

@@ -5,9 +5,8 @@ This says which of its tensors are synced in which fragment, and whether it is s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -171,19 +170,17 @@ class SyncedModel:
         """The tensors that are synced, as they are in the model now."""
         return [named for fragment in self.fragments for named in fragment.followed()]
 
-    def committed(self) -> Iterator[tuple[NamedTensor, torch.Tensor]]:
+    def committed(self) -> list[tuple[NamedTensor, torch.Tensor]]:
         """The same tensors, each with its last committed values."""
-        return chain.from_iterable(fragment.committed() for fragment in self.fragments)
+        return [pair for fragment in self.fragments for pair in fragment.committed()]
 
     def committed_copies(self) -> dict[str, torch.Tensor]:
         """Copies of the last committed values, and of what is not synced, as a plain model's state.
 
         They are on the CPU, and tied tensors are one.
         """
-        tensors = {
-            **dict(self.model.named_parameters(remove_duplicate=False)),
-            **named_buffers(self.model, persistent=True),
-        }
+        tensors = dict[str, torch.Tensor](self.model.named_parameters(remove_duplicate=False))
+        tensors |= named_buffers(self.model, persistent=True)
         committed = {id(named.tensor): values for named, values in self.committed()}
         copies = {
             id(each): committed.get(id(each), each.detach()).to("cpu", each.dtype, copy=True)

@@ -1,0 +1,1 @@
+"""Training several replicas in one process, to choose settings before anything is paid for."""
