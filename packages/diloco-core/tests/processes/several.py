@@ -263,7 +263,7 @@ def member(folder, kind, case):
                 if case.get("destroy_at") == outer.inner_steps:
                     distributed.destroy_process_group()
                 if case.get("kill") == [outer.inner_steps, process]:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), case.get("by", signal.SIGKILL))
                 if case.get("hang") == [outer.inner_steps, process]:
                     while not (folder / "0-0.json").exists():
                         time.sleep(0.1)

@@ -105,6 +105,29 @@ def test_a_process_that_hangs_is_named(tmp_path):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_leader_that_is_stopped_is_named(tmp_path):
+    limits = {"join_timeout": 5.0, "sync_timeout": 10.0, "beat_interval": 1.0, "lost_after": 5.0}
+    case = {"kill": [8, 0], "by": signal.SIGSTOP, "connect": limits}
+    leader, other = start(tmp_path / "run", [("plain", 2)], 0, case)
+    other.communicate()
+    leader.kill()
+    said = json.loads((tmp_path / "run" / "0-1.json").read_text())
+    assert said["raised"].startswith(
+        "ProcessFailedError: process 0 of this replica has failed: it does not answer. It has taken"
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["plain", "ddp"])
+def test_a_leader_that_has_failed_is_named_though_it_is_gone(tmp_path, kind):
+    case = {"raise_on": [8, 0]}
+    first, second = (said["raised"] for _, said in trained(tmp_path, "run", [(kind, 2)], case))
+    assert first == "ArithmeticError: a bad batch"
+    assert second == f"ProcessFailedError: process 0 of this replica has failed: {first}"
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["plain", "ddp"])  # DDP raises what gloo says in the backward pass
 def test_the_process_that_has_failed_is_named_by_the_others(tmp_path, kind):

@@ -1,7 +1,9 @@
-"""How the processes of a replica end together, and what a stranger may write there."""
+"""How the processes of a replica end together."""
+
+import time
 
 import pytest
-from torch.distributed import DistBackendError, TCPStore
+from torch.distributed import DistBackendError
 
 from diloco_core._loop._inner_loop import TrainingProcess
 from diloco_core._processes import _ending
@@ -9,26 +11,33 @@ from diloco_core._processes._ending import Ending
 
 
 class Alone:
-    """A replica whose processes never meet, in place of :class:`.Inside`."""
+    """A process of a replica that never meets the others, in place of :class:`.Inside`."""
 
     leads = True
 
-    def __init__(self, process=0, processes=1, port=None):
-        self.process, self.processes, self._port = process, processes, port
-        self.leads = process == 0
+    def __init__(self, process, processes):
+        self.process, self.processes = process, processes
 
-    def share(self, port):
-        return port or self._port
+    def share(self, message):
+        return message
+
+    def collect(self, message):
+        return [message]
+
+    def together(self, act):
+        return act()
 
 
 def boards(processes):
     """Return what ends each process, which has taken 3 steps."""
-
-    def made(number, port=None):
-        return Ending(Alone(number, processes, port), TrainingProcess(), lambda: 3)
-
-    first = made(0)
-    return [first, *(made(number, first._store.port) for number in range(1, processes))]
+    first, *others = (
+        Ending(Alone(number, processes), TrainingProcess(), lambda: 3)
+        for number in range(processes)
+    )
+    memory = ("_texts", "_at", "_told", "_known_at", "_failed_at")
+    for each in others:
+        vars(each).update({name: getattr(first, name) for name in memory})
+    return [first, *others]
 
 
 def test_the_first_that_fails_is_named_to_all():
@@ -44,10 +53,9 @@ def test_the_first_that_fails_is_named_to_all():
 
 def test_only_a_process_that_is_behind_is_said_not_to_answer():
     first, second = boards(2)
-    first._store.set("at/0", "7")
-    first._store.set("at/1", "7")
+    first._at[:] = 7
     assert first.failure(late=True) is None
-    first._store.set("at/0", "12")
+    first._at[0] = 12
     assert first.failure() is None
     error = second.failure(late=True)
     assert error.process == 1
@@ -69,12 +77,17 @@ def test_all_end_after_the_last_step_that_any_has_taken_or_at_once_if_one_has_fa
     assert first.agree(3) == 0
 
 
-@pytest.mark.parametrize("text", ["", "x y", "9" * 5000, "\udcff"])
-def test_what_a_stranger_writes_names_no_process(text):
-    (board,) = boards(1)
-    stranger = TCPStore("localhost", board._store.port, is_master=False)
-    stranger.set("failed", text.encode(errors="surrogateescape"))
-    assert board.failure(late=True) is None
+def test_a_process_that_has_never_entered_the_block_does_not_answer():
+    first, _ = boards(2)
+    first._at[0] = 5
+    assert "It has taken 0 inner steps inside the block" in str(first.failure(late=True))
+
+
+def test_who_has_failed_is_known_when_that_process_is_gone():
+    first, second = boards(2)
+    first.fail(ValueError("x" * 5000))
+    del first
+    assert len(str(second.failure())) < 2100
 
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
@@ -105,9 +118,10 @@ def test_a_collective_that_nobody_has_broken_keeps_its_error(monkeypatch):
 
 
 def test_it_is_gone_when_the_block_is_left():
-    first, second = boards(2)
+    first, _ = boards(2)
     first._process.told_to_end = True
     first.start()
-    second._store.wait(["taken/0"])
+    while not first._known_at[0]:
+        time.sleep(0.01)
     first.stop()
-    assert not first._thread.is_alive(), "it would talk to the store while Python ends"
+    assert not first._thread.is_alive(), "it waits for the other process"

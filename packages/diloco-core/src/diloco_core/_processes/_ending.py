@@ -7,14 +7,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] # both public
+import torch
+from torch.distributed import DistError
 
 from .._errors import ProcessFailedError
 from .._exchange._endings import as_text
 from .._loop._inner_loop import EXIT_CODE, TrainingProcess
 from ._inside import Inside
+from ._shared import shared_values
 
 
 @contextmanager
@@ -34,19 +36,17 @@ INTERVAL = 0.2
 
 _MOST_TEXT = 2000
 _LOOKS, _PAUSE = 20, 0.1
-_JOINS = 2.0  # as long as the leader's process is there, its store answers sooner
 _PATIENCE = 20.0  # torchrun waits for 30 seconds before it kills
 
 
 class Ending:
     """Lets the other processes know how this one stands, and watches in a thread how they do.
 
-    What they write for each other is kept by the leader's process, in a key-value store of torch's,
-    which does not ask who reads and writes; nothing in it is decoded but numbers. The first that
-    fails writes why. If one is told to end, the processes tell each other how many steps they have
-    taken, and all go on to the same one. Nothing is exchanged for this at a step, until then. A
-    leader that waits for the store does not notice that another process has failed: it is
-    interrupted.
+    What they write for each other is in memory that they share, each at a place of its own: so it
+    can be read whatever has become of the others. Whoever fails writes why, and when. If one is
+    told to end, the processes tell each other how many steps they have taken, and all go on to the
+    same one. Nothing is exchanged for this at a step, until then. A leader that waits for the store
+    does not notice that another process has failed: it is interrupted.
 
     Args:
         inside: The processes; all of them make this together.
@@ -59,13 +59,11 @@ class Ending:
 
     def __init__(self, inside: Inside, process: TrainingProcess, taken: Callable[[], int]) -> None:
         self._number, self._leads = inside.process, inside.leads
-        self._everyone = range(inside.processes)
         self._process, self._taken = process, taken
-        if inside.leads:
-            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        port: int = inside.share(self._store.port if inside.leads else None)
-        if not inside.leads:
-            self._store = TCPStore("localhost", port, is_master=False)
+        numbers = torch.empty(4, inside.processes, dtype=torch.int64, device="meta")
+        texts = torch.empty(inside.processes, _MOST_TEXT, dtype=torch.int8, device="meta")
+        numbers, self._texts = shared_values(inside, [numbers, texts])
+        self._at, self._told, self._known_at, self._failed_at = numbers.numpy()
         self.asked = False
         self._last = 0
         self._known = threading.Event()
@@ -81,18 +79,18 @@ class Ending:
         """Leave the signal to others again."""
         self._over.set()
         self._process.stop()
-        # A thread that talks to the store while the interpreter ends would abort the process.
-        self._thread.join(_JOINS)
+        self._thread.join()
 
     def fail(self, error: BaseException) -> None:
-        """Say that this process has failed, if no other has said that before.
+        """Say that this process has failed.
 
         Where its error only says that another one has ended, it is not the one.
         """
         if isinstance(error, ProcessFailedError) or _of_collective(error):
             return
-        text = f"{self._number} {as_text(error)}"[:_MOST_TEXT]
-        self._store.compare_set("failed", "", text.encode(errors="replace").decode())
+        text = as_text(error).encode(errors="replace")[:_MOST_TEXT]
+        self._texts[self._number, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.int8)
+        self._failed_at[self._number] = time.monotonic_ns()  # from now on, the others read the text
 
     def cause(self, error: BaseException) -> BaseException:
         """Return the failure by which another process has broken a collective of the training.
@@ -112,23 +110,20 @@ class Ending:
         Args:
             late: Whether some process has been waited for until now, in vain.
         """
-        try:
-            if self._store.check(["failed"]):
-                number, _, text = self._store.get("failed").decode(errors="replace").partition(" ")
-                return _named(int(number), text[:_MOST_TEXT])
-            if not late:
-                return None
-            taken = list(map(int, self._store.multi_get(self._keys("at"))))
-            least = min(taken)
-            if least == max(taken):
-                return None
-            return _named(
-                taken.index(least),
-                f"it does not answer. It has taken {least} inner steps inside the block, and "
-                f"another process {max(taken)}",
-            )
-        except (RuntimeError, ValueError):  # the store is gone with the leader, or a stranger's
+        failed = [(at, process) for process, at in enumerate(self._failed_at.tolist()) if at]
+        if failed:
+            _, process = min(failed)
+            text = self._texts[process].numpy().tobytes().rstrip(b"\0")
+            return _named(process, text.decode(errors="replace"))
+        taken = self._at.tolist()
+        least = min(taken)
+        if not late or least == max(taken):
             return None
+        return _named(
+            taken.index(least),
+            f"it does not answer. It has taken {least} inner steps inside the block, and "
+            f"another process {max(taken)}",
+        )
 
     def last_step(self) -> int:
         """Return the step after which all end; asked for once they are to.
@@ -149,40 +144,31 @@ class Ending:
         Args:
             taken: How many steps this process had taken when it first asked.
         """
-        self._store.set(f"taken/{self._number}", str(taken))
-        if self._store.check(["failed"]):
+        self._known_at[self._number] = 1 + taken
+        if any(self._failed_at):
             return 0
-        if not self._store.check(keys := self._keys("taken")):
-            return None
-        return 1 + max(map(int, self._store.multi_get(keys)))
+        return int(max(self._known_at)) if all(self._known_at) else None
 
     def _watch(self) -> None:
-        # The leader's process may be gone, and the store with it: whatever the processes do
-        # together next fails, and says so. Or a stranger has written there.
-        with suppress(RuntimeError, ValueError):
-            while not self._over.wait(INTERVAL):
-                self._store.set(f"at/{self._number}", str(self._taken()))
-                if self._process.told_to_end:
-                    self._store.set("end", "")
-                elif not self._store.check(["end"]):
-                    if self._leads and (failure := self.failure()):
-                        self._process.interrupt(failure)
-                    continue
-                # Before the steps are read: a step that ends later sees it, and waits.
-                self.asked = True
-                if self._leads and self._process.handles and not self._process.told_to_end:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                taken = self._taken()
-                # Not in one call: the store would answer no other one meanwhile.
-                while (last := self.agree(taken)) is None:
-                    if self._over.wait(INTERVAL / 10):
-                        return
-                self._last = last
-                break
+        while not self._over.wait(INTERVAL):
+            self._at[self._number] = self._taken()
+            if self._process.told_to_end:
+                self._told[self._number] = 1
+            elif not any(self._told):
+                if self._leads and (failure := self.failure()):
+                    self._process.interrupt(failure)
+                continue
+            # Before the steps are read: a step that ends later sees it, and waits.
+            self.asked = True
+            if self._leads and self._process.handles and not self._process.told_to_end:
+                os.kill(os.getpid(), signal.SIGTERM)
+            taken = self._taken()
+            while (last := self.agree(taken)) is None:
+                if self._over.wait(INTERVAL / 10):
+                    return
+            self._last = last
+            break
         self._known.set()
-
-    def _keys(self, what: str) -> list[str]:
-        return [f"{what}/{process}" for process in self._everyone]
 
 
 def _of_collective(error: BaseException) -> bool:
