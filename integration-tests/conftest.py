@@ -57,3 +57,25 @@ def no_session_of_another_test(monkeypatch):
     """Let boto3 read the credentials of this test: it keeps the first ones that it has read."""
     if (boto3 := sys.modules.get("boto3")) is not None:
         monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A bucket of a stand-in for S3; the variables that lead to it."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    variables = {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="bucket")
+    yield variables
+    server.stop()

@@ -1,6 +1,7 @@
 """What the launches of every cloud train in these tests, and how good the resulting model is."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from diloco_core import export
 from diloco_local import LocalProcessExecutor
 
+DILOCO = Path(sys.executable).parent / "diloco"
 CHAOS = Path(__file__).parents[1] / "tools" / "chaos"
 RUN = "diloco_core.replica_entrypoint:run"
 # Starts at once, since it imports no torch.
@@ -126,6 +128,31 @@ def write_programs(folder):
 def python_path(folder):
     """PYTHONPATH with the programs that are in a folder, and all that this process can import."""
     return os.pathsep.join([str(CHAOS), str(folder), *(entry for entry in sys.path if entry)])
+
+
+def empty_home(folder, **variables):
+    """The environment of somebody whose home is empty, and who knows of no cluster."""
+    known = {"KUBECONFIG", "COLUMNS", "NO_COLOR"}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in known},
+        "HOME": str(folder / "home"),
+        "PYTHONPATH": python_path(folder),
+        **variables,
+    }
+
+
+def diloco(folder, *words, **variables):
+    """Run the console script, from a home that is empty."""
+    return subprocess.run(
+        [DILOCO, *words],
+        cwd=folder,
+        env=empty_home(folder, **variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def elastic(uri, syncs, step_seconds):

@@ -5,14 +5,12 @@ import os
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import boto3
 import pytest
 import torch
 from integration_lab import PATIENCE
-from moto.server import ThreadedMotoServer
-from rehearsal_lab import processes_of, python_path, wait_for, write_programs
+from rehearsal_lab import diloco, processes_of, python_path, wait_for, write_programs
 from safetensors.torch import load_file
 
 from diloco_cli._told import Store
@@ -24,27 +22,7 @@ from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff, ReplicaHandle, ReplicaState, ReplicaStatus
 from diloco_protocol.telemetry import RunReader
 
-DILOCO = Path(sys.executable).parent / "diloco"
 MARK = "DILOCO_CLI_REHEARSAL"
-
-
-def diloco(folder, *words, **variables):
-    """Run the console script, from a home that is empty."""
-    return subprocess.run(
-        [DILOCO, *words],
-        cwd=folder,
-        env={
-            **{name: value for name, value in os.environ.items() if name != "KUBECONFIG"},
-            "HOME": str(folder / "home"),
-            "PYTHONPATH": python_path(folder),
-            **variables,
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
 
 
 @pytest.mark.processes
@@ -122,25 +100,6 @@ def test_what_core_adds(tmp_path):
     missing = diloco(tmp_path, "export", str(tmp_path / "nothing"), "other.safetensors")
     assert missing.returncode == 3
     assert "holds no run" in missing.stderr
-
-
-@pytest.fixture
-def s3(monkeypatch):
-    """A bucket of a stand-in for S3; the variables that lead to it."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3").create_bucket(Bucket="bucket")
-    yield variables
-    server.stop()
 
 
 def logs(exchange):

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import signal
@@ -10,16 +11,21 @@ import subprocess
 import sys
 import termios
 import threading
+import uuid
 
 import pytest
 import torch
 from integration_lab import PATIENCE
-from rehearsal_lab import python_path, wait_for
+from rehearsal_lab import RUN, diloco, empty_home, processes_of, python_path, wait_for
+from safetensors.torch import load_file
 
-from diloco_core import DiLoCo, _connect, _timing, connect
+from diloco_core import DiLoCo, _connect, _timing, connect, open_journal
 from diloco_core._exchange import _telemetry
 from diloco_core.testing import run_replicas
+from diloco_eks import EKSExecutor
 from diloco_local import LocalProcessExecutor
+from diloco_localcloud import KubernetesProcesses
+from diloco_protocol import Backoff
 
 TRAINER = """
 import os, time
@@ -31,6 +37,8 @@ from diloco_core import DiLoCo, connect
 
 
 def train(folder, steps):
+    while Path(folder, "gone").exists():
+        time.sleep(0.02)
     exchange = connect()
     Path(folder, f"pid-{exchange.rank}").write_text(str(os.getpid()))
     model = torch.nn.Linear(4, 1)
@@ -45,6 +53,7 @@ def train(folder, steps):
             if not Path(folder, "go").exists():
                 time.sleep(0.1)
 """
+MARK = "DILOCO_WATCHED"
 STYLE = re.compile("\x1b\\[[0-9;?]*[a-zA-Z]")
 
 pytestmark = pytest.mark.processes
@@ -83,6 +92,26 @@ class Frames:
         return code
 
 
+def arguments(folder, uri, steps):
+    """The arguments of the trainer, with the place where its replicas meet."""
+    return {
+        "trainer_module": "watched",
+        "trainer_kwargs": {"folder": str(folder), "steps": steps},
+        "rendezvous_uri": uri,
+    }
+
+
+@contextlib.contextmanager
+def drawn(words, folder, environ):
+    """What a command draws on a wide terminal; it is killed if it has not ended."""
+    frames = Frames(words, folder, environ, 160)
+    try:
+        yield frames
+    finally:
+        frames.process.kill()
+        frames.end()
+
+
 @pytest.fixture
 def local(tmp_path, monkeypatch):
     """A run of two replicas that goes on until the file ``go`` is there."""
@@ -92,12 +121,8 @@ def local(tmp_path, monkeypatch):
     with LocalProcessExecutor(pythonpath=[tmp_path], env={"OMP_NUM_THREADS": "1"}) as executor:
         handles = executor.launch_replicas(
             2,
-            "diloco_core.replica_entrypoint:run",
-            {
-                "trainer_module": "watched",
-                "trainer_kwargs": {"folder": str(tmp_path), "steps": 4000},
-                "rendezvous_uri": str(tmp_path / "run"),
-            },
+            RUN,
+            arguments(tmp_path, str(tmp_path / "run"), 4000),
             run_id="watched",
             max_restarts=2,
             timeout=PATIENCE,
@@ -139,6 +164,71 @@ def test_a_replica_is_killed_and_comes_back_while_it_is_watched(tmp_path, local)
     assert "quorum 2 of 2" in last
     assert "loss of rank " in last
     assert wide.text.endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+@pytest.mark.slow
+def test_a_run_on_kubernetes_that_meets_in_s3_is_seen_by_the_command_alone(tmp_path, s3):
+    """By the store alone, a killed replica is silent; then it is what the cluster says; then back.
+
+    All from an empty home. The records of the cluster can be purged without changing the status.
+    """
+    uri, mark, gone = "s3://bucket/runs/seen", uuid.uuid4().hex, tmp_path / "gone"
+    (tmp_path / "watched.py").write_text(TRAINER)
+    (tmp_path / "home").mkdir()
+    words = [sys.executable, "-m", "diloco_cli", "watch", uri, "--every", "1"]
+    terminal = empty_home(tmp_path, TERM="xterm-256color", **s3)
+    pods = {**s3, "PYTHONPATH": python_path(tmp_path), "OMP_NUM_THREADS": "1", MARK: mark}
+    with contextlib.ExitStack() as opened:
+        stand_in = opened.enter_context(KubernetesProcesses(backoff_seconds=0.5))
+        kubeconfig = str(stand_in.kubeconfig(tmp_path / "kubeconfig"))
+        cluster = {**s3, "KUBECONFIG": kubeconfig, "DILOCO_OPTIONS": "eks.image=any/image:1"}
+        executor = opened.enter_context(
+            EKSExecutor(
+                "any/image:1", kubeconfig=kubeconfig, env=pods, grace=2.0, backoff_limit=3,
+                on_replica_failure="continue", journal=open_journal(uri),
+                backoff=Backoff(first=0.1, factor=1.2, cap=0.5),
+            )
+        )  # fmt: skip
+        handles = executor.launch_replicas(2, RUN, arguments(tmp_path, uri, 1000), run_id="seen")
+        by_store = opened.enter_context(drawn(words, tmp_path, terminal))
+
+        def row(frames):
+            return frames.rows().get("1", "")
+
+        wait_for(lambda: re.search("training|waiting", row(by_store)), "that both are seen")
+        gone.touch()  # so that the next attempt waits before it connects
+        os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
+        wait_for(lambda: re.search(r"silent \d+s, was ", row(by_store)), "the silence")
+        assert not re.search("failed|running", row(by_store)), "nobody has said so"
+        by_both = opened.enter_context(drawn(words, tmp_path, {**terminal, **cluster}))
+        wait_for(lambda: re.search(r"running +2 +\d+ +was ", row(by_both)), "the cluster's word")
+        gone.unlink()
+        for frames in (by_store, by_both):
+            wait_for(
+                lambda f=frames: re.search(r" 2 +\d+ +(?!was|silent)\w+", row(f)), "its return"
+            )
+        (tmp_path / "go").touch()
+        assert (by_store.end(), by_both.end()) == (0, 0)
+        ends = executor.collect(handles, timeout=PATIENCE)
+        assert [(each["status"], each["attempt"]) for each in ends] == [
+            ("succeeded", 1), ("succeeded", 2),
+        ]  # fmt: skip
+        exported = diloco(tmp_path, "export", uri, "model.safetensors", **s3)
+        assert exported.returncode == 0, exported.stderr
+        assert load_file(tmp_path / "model.safetensors").keys() == {"weight", "bias"}
+        reported = diloco(tmp_path, "report", uri, "-o", "page.html", "--json", **s3)
+        facts = json.loads(reported.stdout)
+        assert (facts["run_id"], facts["sync"], facts["backend"]["name"]) == ("seen", 20, "eks")
+        lives = {each["rank"]: each["epoch"] for each in facts["incarnations"]}
+        assert lives == {0: 1, 1: 2}
+        assert "<title>Run seen</title>" in (tmp_path / "page.html").read_text()
+        before = diloco(tmp_path, "status", uri, "--json", **s3)
+        purged = diloco(tmp_path, "purge", uri, "--yes", **cluster)
+        assert purged.returncode == 0, purged.stderr
+        assert not executor.exists("seen")
+        after = diloco(tmp_path, "status", uri, "--json", **s3)
+        assert (after.returncode, after.stdout) == (0, before.stdout)
+    wait_for(lambda: not processes_of(MARK, mark), "every process to be gone")
 
 
 class Throttled:
