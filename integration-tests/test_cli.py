@@ -127,7 +127,7 @@ def test_a_run_seen_through_its_store_alone(tmp_path, s3, options):
         assert (replica["rank"], replica["epoch"], replica["ended"]) == (rank, 1, "left")
         assert (replica["step"], replica["sync"]) == (2, 2)
         assert replica["metrics"] == {"loss": "nan", "step": 1}
-    watched = diloco(tmp_path, "watch", uri, "--json", **s3)
+    watched = diloco(tmp_path, "watch", uri, "--json", "--every", "60", **s3)  # its patience, too
     assert watched.returncode == 0, watched.stderr
     changes = [json.loads(line) for line in watched.stdout.splitlines()]
     assert [each["change"] for each in changes] == ["sync", "replica", "replica", "end"]
