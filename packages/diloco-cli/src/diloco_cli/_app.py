@@ -42,7 +42,8 @@ class Verbs(click.Group):
             formatter.write_dl([*rows, *EXTRA.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb; the exit code says if a reader has gone."""
+        """Run a verb; the exit code says if a reader has gone. Help does not come here."""
+        _log_as_text()
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -251,7 +252,7 @@ def _log_as_text() -> None:
 
             sys.stderr.write(f"{clean(record.getMessage())}\n")
 
-    logging.getLogger().addHandler(Shown(logging.WARNING))
+    logging.basicConfig(handlers=[Shown(logging.WARNING)])
     # It reports what Modal's client leaves unfinished where it cannot connect.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -261,5 +262,4 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed by whoever started this process
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
-    _log_as_text()
     sys.exit(run())
