@@ -137,8 +137,8 @@ class BaseExecutor(Journaled):
             n_replicas: Number of replicas to start in this launch.
             entrypoint: ``"package.module:function"``, ``"package.module.function"``,
                 ``"package.module"`` (its function ``main``), or a function that has such a name.
-            entrypoint_args: Its keyword arguments. JSON values, nested to any depth, arrive exactly
-                as given. Three keys mean something to the launch: ``rank_env`` and
+            entrypoint_args: Its keyword arguments. JSON values, nested at most 200 levels deep,
+                arrive exactly as given. Three keys mean something to the launch: ``rank_env`` and
                 ``world_size_env`` (both removed from the arguments) name further variables that
                 hold the rank and the number of replicas; the value of ``rendezvous_uri`` is also
                 exported as ``RENDEZVOUS_URI``.
