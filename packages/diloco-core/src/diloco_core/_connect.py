@@ -148,7 +148,7 @@ def connect(
             says that it starts nothing again (``DILOCO_RESTARTS=0``, which the runner sets), also
             with a ``timing`` that leaves it at 300. Refused in elastic runs, likewise. Means
             (:class:`ObjectStoreAllReduce`) have no state with which a rank could come back: there
-            it is 0.
+            it is 0, and another number is refused.
         chunk_bytes: Bytes handled at once; 1 MiB if left out. May differ between replicas.
         transfer: Connections, block size and memory for a store behind a network, such as
             ``Transfer(connections=32)``. May differ between replicas; refused for folders.

@@ -199,10 +199,17 @@ def test_a_loaded_state_is_refused(tmp_path):
     assert type(in_process(1)[0]) is not type(outer.exchange)
 
 
-def test_means_are_not_resumed(tmp_path):
-    exchange = connect(tmp_path / "run", rank=0, world_size=1, resume=True)
-    with pytest.raises(ConfigurationError, match="resume= cannot be used for means"):
+@pytest.mark.parametrize("option", [{"resume": True}, {"return_within": 60}])
+def test_of_means_nothing_comes_back(tmp_path, option):
+    exchange = connect(tmp_path / "run", rank=0, world_size=1, **option)
+    with pytest.raises(ConfigurationError, match=f"{min(option)}= cannot be used for means"):
         ObjectStoreAllReduce(exchange).mean([torch.ones(1)])
+
+
+def test_means_do_not_wait_for_what_cannot_come_back(tmp_path):
+    exchange = connect(tmp_path / "run", rank=0, world_size=1, return_within=0)
+    with ObjectStoreAllReduce(exchange) as reduce:
+        reduce.mean([torch.ones(1)])
 
 
 def test_no_folder_is_left_behind(lab, tmp_path):

@@ -35,7 +35,7 @@ from .._exchange._resumable import ResumableJob
 from .._inner._file import SavedInner
 from .._store._api import Buffer, Store, check_size
 from .._terms._support import EVERYTHING_SENT
-from .._timing import WATCH_EVERY, Timing
+from .._timing import WATCH_EVERY, Timing, limits_given
 from ._claims import check_claim, watch_claim, watch_manifest
 from ._incarnation._incarnation import Incarnation
 from ._inner import save_inner, saved
@@ -150,6 +150,11 @@ class StoreExchange(Member, Exchange):
             raise ConfigurationError(
                 "resume= cannot be used for means, which have no state to go on with: leave it "
                 "out, and use another prefix"
+            )
+        if means and limits_given(self._timing).get("return_within"):
+            raise ConfigurationError(
+                "return_within= cannot be used for means, which have no state with which a rank "
+                "could come back: leave it out"
             )
         if means and not self.fixed:
             raise ConfigurationError(
