@@ -78,6 +78,16 @@ class SaysMoreThanAnyPageNames(ToyExecutor):
 
 
 @mutant(ORDER, "R1")
+class ForgetsWhereItsReplicasAre(ToyExecutor):
+    def collect(self, handles, **options):
+        entries = zip(handles, super().collect(handles, **options), strict=True)
+        return [
+            {key: value for key, value in entry.items() if key not in handle.metadata}
+            for handle, entry in entries
+        ]
+
+
+@mutant(ORDER, "R1")
 class CollectsListsAlone(ToyExecutor):
     def collect(self, handles, **options):
         if not isinstance(handles, list):
