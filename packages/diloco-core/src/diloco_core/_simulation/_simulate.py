@@ -49,7 +49,7 @@ class Simulation(tuple[dict[str, Any], ...]):
         lines = [head, f"| {'-' * width} | -----: | ----: | ------: | ------: | -------: |"]
         for name, row in zip(names, self, strict=True):
             counted, size = f"{row['loss']:6.4f} | {row['syncs']:5}", row["bytes_sent"] / 1e9
-            planned = f"{size:7.3g} | {row['seconds'] / 3600:7.3g} | {row['cost']:8.3g}"
+            planned = f"{size:7.4g} | {row['seconds'] / 3600:7.3g} | {row['cost']:8.3g}"
             lines.append(f"| {name:{width}} | {counted} | {planned} |")
         return "\n".join(lines)
 
