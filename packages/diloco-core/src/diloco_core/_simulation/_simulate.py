@@ -33,10 +33,10 @@ _STORE = "memory://diloco-simulated"
 class Simulation(tuple[dict[str, Any], ...]):
     """What :func:`simulate` has found; ``print()`` shows it as a table in Markdown.
 
-    It has a row for each setting, in their order, which ``json.dumps()`` takes as it is: the
-    ``"setting"``, as it was given, the ``"loss"`` and the ``"syncs"``; and for the planned run
-    ``"bytes_sent"`` (by each replica, in all syncs), ``"seconds"`` (its steps, and what the syncs
-    add to them) and ``"cost"`` (US dollars for requests, data and machines).
+    It has a row for each setting, in their order: the ``"setting"`` as it was given, the ``"loss"``
+    and the ``"syncs"``; and for the planned run ``"bytes_sent"`` (by each replica, in all syncs),
+    ``"seconds"`` (its steps, and what the syncs add to them) and ``"cost"`` (US dollars for
+    requests, data and machines). ``json.dumps()`` takes it if it takes the settings.
     """
 
     __slots__ = ()
@@ -75,8 +75,9 @@ def simulate(
 
     The replicas are threads that run :class:`DiLoCo` over a store in memory, with fixed membership.
     One of them runs at a time, with random generators of its own, so the losses are the same every
-    time, and those of as many processes, to the bit. The costs are those of a planned run, which
-    may be of a larger model (``params`` and what follows it); :func:`plan_exchange` estimates them.
+    time, and those of as many processes, to the bit. Other threads must not draw from torch's
+    random generator meanwhile. The costs are those of a planned run, which may be of a larger model
+    (``params`` and what follows it); :func:`plan_exchange` estimates them.
 
     Args:
         model_fn: Makes the model; ``torch.manual_seed(seed)`` was called before.
