@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, SyncError, Timing, connect
+from diloco_core import ConfigurationError, DiLoCo, SyncError, Timing, connect
 from diloco_core._exchange._base import Schema
 
 
@@ -82,6 +82,20 @@ def test_a_process_outside_the_group_is_refused(environ, tmp_path):
             connect(environ=environ, process_group=distributed.GroupMember.NON_GROUP_MEMBER)
     finally:
         distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("left", ["TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"])
+def test_what_torchrun_has_left_in_a_shell_is_named(environ, left):
+    with pytest.raises(ConfigurationError, match=f"RANK and WORLD_SIZE must be.*{left}.*unset"):
+        connect(environ={**environ, left: "2"})
+
+
+def test_processes_that_have_not_met_are_refused(environ):
+    exchange = connect(environ={**environ, "LOCAL_WORLD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2"})
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigurationError, match=r"have not met: call.*unset LOCAL_WORLD_SIZE"):
+        DiLoCo(model, torch.optim.SGD(model.parameters()), exchange, sync_every=1)
+    exchange.leave()
 
 
 class TestWorldSize:

@@ -205,6 +205,12 @@ def processes_of(environ: Mapping[str, str], chosen: object = None) -> tuple[int
     elif chosen is not None:
         raise _no_group(chosen)
     elif "TORCHELASTIC_RUN_ID" in environ or "LOCAL_WORLD_SIZE" in environ:
+        if missing := [name for name in ("RANK", "WORLD_SIZE") if name not in environ]:
+            raise ConfigurationError(
+                f"{' and '.join(missing)} must be set where TORCHELASTIC_RUN_ID or "
+                "LOCAL_WORLD_SIZE is, as torchrun does it. If torchrun has not started this "
+                "process, unset these two"
+            )
         process = number_of(None, "the number of this process", "RANK", environ)
         processes = number_of(None, "the number of processes", "WORLD_SIZE", environ)
     else:

@@ -46,7 +46,8 @@ class Inside:
         if not (distributed.is_available() and distributed.is_initialized()):
             raise ConfigurationError(
                 "this process is one of several that are one replica, and they have not met: call "
-                "torch.distributed.init_process_group() before DiLoCo(...)"
+                "torch.distributed.init_process_group() before DiLoCo(...). If torchrun has not "
+                "started it, unset LOCAL_WORLD_SIZE and TORCHELASTIC_RUN_ID"
             )
         self.ranks = distributed.get_process_group_ranks(group)
         self.process, self.processes = distributed.get_rank(group), len(self.ranks)
