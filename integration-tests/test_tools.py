@@ -340,28 +340,28 @@ def test_what_replaces_an_inner_state_may_be_gone_before_it_is_read(tmp_path, mo
 
 
 def test_the_table_of_simulated_choices_is_made_and_finds_its_place():
-    simulated = tool("docs", "simulated")
-    demo = simulated.Settings(replicas=2, steps=2, sync_every=1, seed=0, batch=1)
-    rows = simulated.table(demo, choices=(1, 2))
+    choices = tool("docs", "choices")
+    demo = choices.Settings(replicas=2, steps=2, sync_every=1, seed=0, batch=1)
+    rows = choices.table(demo, choices=(1, 2))
     assert [row["syncs"] for row in rows] == [2, 1]
     page = "before\n<!-- simulate -->\nold\n<!-- end -->\nafter\n"
-    made = simulated.written(page, rows)
+    made = choices.written(page, rows)
     assert made == page.replace("old", str(rows))
-    assert simulated.written(made, rows) == made
+    assert choices.written(made, rows) == made
 
 
 def test_the_page_has_the_choices_and_costs_of_the_tool():
     """The losses are what training has led to; it takes minutes."""
     from diloco_core import plan_exchange
 
-    simulated = tool("docs", "simulated")
-    page = simulated.PAGE.read_text(encoding="utf-8")
+    choices = tool("docs", "choices")
+    page = choices.PAGE.read_text(encoding="utf-8")
     lines = page.partition("<!-- simulate -->\n")[2].partition("<!-- end -->")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [row[0] for row in cells] == [f"sync_every={h}" for h in simulated.CHOICES]
-    plans, steps, replicas = simulated.PLANNED, simulated.DEMO.steps, simulated.DEMO.replicas
+    assert [row[0] for row in cells] == [f"sync_every={h}" for h in choices.CHOICES]
+    plans, steps, replicas = choices.PLANNED, choices.DEMO.steps, choices.DEMO.replicas
     plan = plan_exchange(plans["params"], replicas, plans["bandwidth"], fixed=True)
-    for h, row in zip(simulated.CHOICES, cells, strict=True):
+    for h, row in zip(choices.CHOICES, cells, strict=True):
         syncs = steps // h
         seconds = steps * plans["step_seconds"] + syncs * plan.seconds
         cost = syncs * plan.cost + replicas * seconds / 3600 * plans["hourly_price"]
