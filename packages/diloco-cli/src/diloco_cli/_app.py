@@ -260,6 +260,6 @@ def _log_as_text() -> None:
 def main() -> NoReturn:
     """Run the command with the arguments of this process, and exit with its exit code."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed by whoever started this process
+        if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
     sys.exit(run())

@@ -1,4 +1,4 @@
-"""Which backends may be used, their options as text, and the search for a run in all of them."""
+"""Choose backends, read their options from text, and search for a run in all of them."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Run:
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What backends have answered, by their names.
+    """The answers of backends, by their names.
 
     Attributes:
         found: The answers.
@@ -225,7 +225,7 @@ class Answers(NamedTuple, Generic[T]):
 def in_thread(question: Callable[[], T]) -> Future[T]:
     """Ask in a thread, and return what will hold the answer, or the error that was raised.
 
-    The thread ends with this process if nobody answers.
+    The thread ends with this process if the backend or the store never answers.
     """
     answer: Future[T] = Future()
 
@@ -299,14 +299,14 @@ class Backends:
             finally:  # one that has not answered might not let itself close
                 self.made.append(executor)
 
-        asked = {name: in_thread(partial(ask_one, name)) for name in self.choice.names}
-        wait(asked.values(), timeout=self.patience)
+        futures = {name: in_thread(partial(ask_one, name)) for name in self.choice.names}
+        wait(futures.values(), timeout=self.patience)
         late = UnavailableError(f"there was no answer in {self.patience:g} s")
         answers = Answers[T]({}, {}, {})
-        for name, each in asked.items():
-            error = each.exception() if each.done() else late
+        for name, future in futures.items():
+            error = future.exception() if future.done() else late
             if error is None:
-                answers.found[name] = each.result()
+                answers.found[name] = future.result()
             elif self.choice.backend:
                 raise error
             elif isinstance(error, UnsetError):

@@ -36,9 +36,9 @@ STYLES = {
 }
 ENDS = {None: "running", "left": "succeeded", "failed": "failed"}
 """The states that the words of replicas on their end mean; other words mean an unknown one."""
-NAMES = tuple(each.name for each in fields(Live) if each.name not in {"run", "world_size"})
+NAMES = tuple(field.name for field in fields(Live) if field.name not in {"run", "world_size"})
 """What is told of a rank."""
-_STATUS = tuple(each.name for each in fields(ReplicaStatus))
+_STATUS = tuple(field.name for field in fields(ReplicaStatus))
 _RESULT = 200  # characters of a result that people see
 
 
@@ -89,12 +89,15 @@ def table(
     if not every:
         return []
     cells = {column: [column.show(facts, now) for facts in every] for column in columns}
-    kept = [each for each in columns if not each.dropped or any(cell.text for cell in cells[each])]
-    room = {each: max(len(text) for text, _ in [(each.name, ""), *cells[each]]) for each in kept}
-    while width is not None and sum(room[each] + 2 for each in kept) - 2 > width:
+    has_text = {column: any(cell.text for cell in cells[column]) for column in columns}
+    kept = [column for column in columns if not column.dropped or has_text[column]]
+    room = {
+        column: max(len(text) for text, _ in [(column.name, ""), *cells[column]]) for column in kept
+    }
+    while width is not None and sum(room[column] + 2 for column in kept) - 2 > width:
         last = max(kept, key=lambda column: column.dropped)
         if not last.dropped:
-            rows = zip(*(cells[each] for each in kept), strict=True)
+            rows = zip(*(cells[column] for column in kept), strict=True)
             return [line for first, *more in rows for line in ([first], [Cell("  "), *more])]
         kept.remove(last)
 
@@ -103,7 +106,7 @@ def table(
         text = align(cell.text, room[column])
         return Cell(text.rstrip() if column is kept[-1] else f"{text}  ", cell.style)
 
-    lines = zip(*([Cell(each.name, "bold"), *cells[each]] for each in kept), strict=True)
+    lines = zip(*([Cell(column.name, "bold"), *cells[column]] for column in kept), strict=True)
     return [list(map(pad, kept, line)) for line in lines]
 
 
@@ -140,16 +143,13 @@ def result_facts(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def plain(facts: Facts) -> dict[str, Any]:
     """Return facts with texts that are safe to print."""
-    return {
-        name: clean(str(value)) if isinstance(value, str) else value
-        for name, value in facts.items()
-    }
+    return {key: clean(str(fact)) if isinstance(fact, str) else fact for key, fact in facts.items()}
 
 
 def counts(states: Iterable[str | None]) -> dict[str, int]:
     """Return how many replicas are in each state, in the order of a replica's life."""
-    found = Counter(states)
-    return {state: found[state] for state in STYLES if found[state]}
+    tally = Counter(states)
+    return {state: tally[state] for state in STYLES if tally[state]}
 
 
 def counts_in_words(states: Mapping[str, int]) -> str:
@@ -200,8 +200,8 @@ def replica_lines(replicas: Sequence[Facts], now: float, width: int | None) -> l
             texts.append(f"result {clean(str(facts['result']), _RESULT)}")
         for text in filter(None, texts):
             ranks_by_text.setdefault(text, []).append(facts["rank"])
-    said = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
-    return [*table(REPLICA_COLUMNS, replicas, now, width), *([Cell(text)] for text in said)]
+    lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
+    return [*table(REPLICA_COLUMNS, replicas, now, width), *([Cell(text)] for text in lines)]
 
 
 def _run_state(facts: Facts, _: float) -> Cell:

@@ -1,4 +1,4 @@
-"""What is installed here: the verb ``check``, and the verbs of other packages.
+"""Check what is installed here, and find the verbs of other packages.
 
 Those are ``export`` and ``plan`` of diloco-core, among others.
 """
@@ -34,14 +34,14 @@ def check(session: Session, target: str | None) -> int:
 
     def look(executor: BaseExecutor) -> list[Finding]:
         known = len(executor.list_runs())
-        found = [Finding("", True, f"it can be reached; runs that it has records of: {known}")]
-        return found + (executor.check() if choice.backend else [])
+        access = [Finding("", True, f"it can be reached; runs that it has records of: {known}")]
+        return access + (executor.check() if choice.backend else [])
 
     with session.backends(replace(choice, backend=None)) as backends:
         answers = backends.ask(look)
     findings = [_versions()]
-    for name, found in answers.found.items():
-        findings += [replace(each, subject=f"{name} {each.subject}".strip()) for each in found]
+    for name, part in answers.found.items():
+        findings += [replace(entry, subject=f"{name} {entry.subject}".strip()) for entry in part]
     findings += [Finding(name, None, f"not asked: {text}") for name, text in answers.unset.items()]
     findings += [Finding(name, False, text) for name, text in answers.failed.items()]
     measured = None
@@ -52,22 +52,22 @@ def check(session: Session, target: str | None) -> int:
             findings.append(Finding("store", True, ". ".join(answer.lines)))
         except DilocoError as error:
             findings.append(Finding("store", False, str(error)))
-    facts = [plain(asdict(each)) for each in findings]
+    facts = [plain(asdict(finding)) for finding in findings]
     passed = all(finding.ok is not False for finding in findings)
     if session.as_json:
         session.screen.json({"ok": passed, "findings": facts, "store": measured})
     else:
-        for each in facts:
-            session.screen.line(_WORDS[each["ok"]], f"{each['subject']}: {each['message']}")
+        for row in facts:
+            session.screen.line(_WORDS[row["ok"]], f"{row['subject']}: {row['message']}")
     return SUCCEEDED if passed else FAILED
 
 
 def _versions() -> Finding:
     """Return the versions of everything of ours that is installed here."""
     # What a removed package has left behind may have no name.
-    names = {each.metadata["Name"] or "" for each in distributions() if each.metadata}
-    ours = sorted(name for name in names if name.startswith("diloco-"))
-    text = ", ".join(f"{name} {version(name)}" for name in ours)
+    names = {package.metadata["Name"] or "" for package in distributions() if package.metadata}
+    packages = sorted(name for name in names if name.startswith("diloco-"))
+    text = ", ".join(f"{name} {version(name)}" for name in packages)
     return Finding("versions", True, f"Python {platform.python_version()}, {text}")
 
 
@@ -123,5 +123,5 @@ def _parameter(option: Option) -> click.Parameter:
     flag = f"--{name.replace('_', '-')}"
     if option.type == "bool":
         return click.Option([flag, name], is_flag=True, default=None, help=option.help)
-    said = f"{option.help} ({option.type}; default: {option.default})"
-    return click.Option([flag, name], metavar="VALUE", help=said)
+    text = f"{option.help} ({option.type}; default: {option.default})"
+    return click.Option([flag, name], metavar="VALUE", help=text)

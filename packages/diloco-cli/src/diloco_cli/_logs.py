@@ -118,8 +118,8 @@ def _read(executor: BaseExecutor, handle: ReplicaHandle, **query: Any) -> Iterat
 def _logs_in_store(session: Session, uri: str, ranks: Sequence[str], grep: str | None) -> int:
     """Print the ends of logs that the journal in a store keeps, and return the exit code."""
     session.ask_no_backend()
-    told, recorded = read_run(open_run(uri), history=False)
-    wanted = read_ranks(ranks, told.live.keys() | recorded.handles.keys())
+    telemetry, recorded = read_run(open_run(uri), history=False)
+    wanted = read_ranks(ranks, telemetry.live.keys() | recorded.handles.keys())
     kept = {rank: recorded.log(recorded.handles.get(rank)) for rank in wanted}
     for rank, log in kept.items():
         for line in _chosen(log, grep):

@@ -58,7 +58,7 @@ def ls(session: Session, limit: int) -> int:
         if older:
             notes.append(f"{name} has {older} more, which are older: --limit {limit + older}")
     unread = [facts for facts in runs if facts["problem"]]
-    notes += [f"{each['run_id']} on {each['backend']}: {each['problem']}" for each in unread]
+    notes += [f"{facts['run_id']} on {facts['backend']}: {facts['problem']}" for facts in unread]
     for note in notes:
         screen.say(note)
     return _facts.UNREACHABLE if answers.failed or unread else _facts.SUCCEEDED
@@ -67,7 +67,7 @@ def ls(session: Session, limit: int) -> int:
 def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the facts about the newest runs of a backend, and how many older ones there are."""
     names = executor.list_runs()
-    found = []
+    runs = []
     for run_id in names[: -limit - 1 : -1]:
         handles, replicas, problem = [], [], None
         try:
@@ -77,13 +77,13 @@ def _runs_of(executor: BaseExecutor, limit: int) -> tuple[list[dict[str, Any]], 
             continue  # it was removed since the list was made
         except DilocoError as error:  # also a record of another version
             problem = clean(str(error))
-        started = [each["started_at"] for each in replicas if each["started_at"] is not None]
+        started = [row["started_at"] for row in replicas if row["started_at"] is not None]
         facts: dict[str, Any] = {"backend": executor.backend_name, "run_id": clean(run_id)}
         facts |= {"replicas": len(replicas), "problem": problem}
         facts["world_size"] = handles[0].world_size if replicas else 0
-        facts["states"] = _facts.counts(each["state"] for each in replicas)
-        found.append({**facts, "started_at": min(started, default=None)})
-    return found, max(0, len(names) - limit)
+        facts["states"] = _facts.counts(row["state"] for row in replicas)
+        runs.append({**facts, "started_at": min(started, default=None)})
+    return runs, max(0, len(names) - limit)
 
 
 def status(session: Session, target: str) -> int:
@@ -103,7 +103,7 @@ def show_replicas(session: Session, run: Run, replicas: list[dict[str, Any]]) ->
         "backend": run.backend,
         "place": place_of(run.handles),
         "world_size": run.handles[0].world_size,
-        "states": _facts.counts(each["state"] for each in replicas),
+        "states": _facts.counts(row["state"] for row in replicas),
         "replicas": replicas,
     }
     screen = session.screen
@@ -157,15 +157,15 @@ def purge(session: Session, target: str, *, yes: bool, store: bool) -> int:
         raise InvalidRequestError(f"purge --store takes the URI of a run's store, not {target!r}")
     session.ask_no_backend()
     remove, screen, uri = find_extra("remove"), session.screen, clean(target)
-    found = remove(uri=target).values
-    count = f"{found['objects']} objects ({float(found['bytes']) / 1e6:.1f} MB)"
+    totals = remove(uri=target).values
+    count = f"{totals['objects']} objects ({float(totals['bytes']) / 1e6:.1f} MB)"
     screen.say(f"this deletes the run in {uri}, its model and its log: {count}")
     if not (yes or screen.confirm(f"purge --store {target}?")):
         screen.say("nothing was done")
         return _facts.BAD_USE
     remove(uri=target, really=True)
     if session.as_json:
-        screen.json({"verb": "purge", **found, "uri": uri})
+        screen.json({"verb": "purge", **totals, "uri": uri})
     else:
         screen.line(f"{count} were deleted")
     return _facts.SUCCEEDED
@@ -245,8 +245,8 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
         ReplicaNotFoundError: There are none.
         UnavailableError: There are none, and a backend could not be searched.
     """
-    told, recorded = _told.read_run(_told.open_run(uri), history=False)
-    known = {live.run for live in told.live.values()} | {run.run_id for run in recorded.runs}
+    telemetry, recorded = _told.read_run(_told.open_run(uri), history=False)
+    known = {live.run for live in telemetry.live.values()} | {run.run_id for run in recorded.runs}
     names = sorted(filter(is_run_id, known))
     place = _spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))
     backends = opened.enter_context(session.backends(session.choice))
@@ -275,9 +275,9 @@ def _look(executor: BaseExecutor, names: list[str], place: str | None) -> list[R
         try:
             handles = executor.attach(name)
             uri = executor.meets_at(handles[0])  # as all of its launch
-            own = uri and _spelling(uri)
+            spelling = uri and _spelling(uri)
             note = f"{called} meets at {clean(uri or 'no place')}"
-            notes = () if own and own == place else (note,)
+            notes = () if spelling and spelling == place else (note,)
         except ReplicaNotFoundError:
             continue
         except (AuthError, ForbiddenError, ThrottledError, UnavailableError):

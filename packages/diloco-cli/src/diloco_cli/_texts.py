@@ -18,7 +18,7 @@ CLOCK = 60.0
 
 
 def clean(text: str, most: int = 1000) -> str:
-    r"""Return a text of somebody else as one line, without secrets, that no terminal obeys.
+    r"""Return a text of a replica, backend or user as one line: no secrets, no control codes.
 
     >>> clean("all is well\x1b[2J\nreally, password=hunter2")
     'all is well\\x1b[2J\\nreally, password=<redacted>'
@@ -70,7 +70,7 @@ def read_ranks(texts: Iterable[str], known: Iterable[int]) -> list[int]:
     Raises:
         InvalidRequestError: A text is something else, or the run has no such rank.
     """
-    there = sorted(known)
+    ranks = sorted(known)
     wanted: set[int] = set()
     for part in [part.strip() for text in texts for part in text.split(",")]:
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
@@ -79,13 +79,13 @@ def read_ranks(texts: Iterable[str], known: Iterable[int]) -> list[int]:
             raise InvalidRequestError(
                 f"--rank {shown(part)} is not a rank: give numbers and ranges, such as 0,2,5-7"
             )
-        chosen = [rank for rank in there if first <= rank <= last]
+        chosen = [rank for rank in ranks if first <= rank <= last]
         if len(chosen) != last - first + 1:
             raise InvalidRequestError(
-                f"--rank {shown(part)}: the run has the ranks {in_ranges(there)} here"
+                f"--rank {shown(part)}: the run has the ranks {in_ranges(ranks)} here"
             )
         wanted.update(chosen)
-    return sorted(wanted) if wanted else there
+    return sorted(wanted) if wanted else ranks
 
 
 def in_ranges(ranks: Iterable[int]) -> str:
@@ -95,7 +95,7 @@ def in_ranges(ranks: Iterable[int]) -> str:
     '0-2, 5, 7-8'
     """
     places = enumerate(sorted(ranks))  # ranks that follow each other are as far from their places
-    groups = groupby(places, lambda each: each[1] - each[0])
+    groups = groupby(places, lambda pair: pair[1] - pair[0])
     spans = [[rank for _, rank in span] for _, span in groups]
     return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in spans)
 
@@ -126,5 +126,5 @@ def number(value: float) -> str:
     >>> number(0.12345), number(1500), number(2_500_000), number(12)
     ('0.1235', '1.5k', '2.5M', '12')
     """
-    size, unit = next((each for each in _SIZES if abs(value) >= each[0]), (1.0, ""))
+    size, unit = next((pair for pair in _SIZES if abs(value) >= pair[0]), (1.0, ""))
     return f"{value / size:.4g}{unit}"

@@ -1,6 +1,6 @@
-"""What a run's store tells, on any machine that can read it: ``status URI``, and for other verbs.
+"""Read what a run's store tells, on any machine: for ``status URI`` and for other verbs.
 
-It is read through fsspec, which is imported when a store is opened.
+The store is read through fsspec, which is imported when it is opened.
 
 The replicas tell what they do. The journal there says what an executor has recorded, or a stranger:
 it is bounded, shown as what the journal says, and never above what a backend says.
@@ -88,13 +88,13 @@ class Store:
     def list_keys(self, folder: str) -> Iterator[tuple[str, object]]:
         """Yield the keys below a folder, each with what changes if it is written again."""
         path = self._path(folder)
-        found = self._do(lambda: self._fs.find(path, detail=True, **self._depth)) or {}
-        for name, info in found.items():
+        objects = self._do(lambda: self._fs.find(path, detail=True, **self._depth)) or {}
+        for name, info in objects.items():
             if info.get("type") == "file" and not info.get("islink"):
                 key = name[len(self._root) + 1 :]
                 if not info.get("size"):
                     self._empty.add(key)  # has no first byte that could be asked for
-                stamps = [info[each] for each in _STAMPS if info.get(each) is not None]
+                stamps = [info[field] for field in _STAMPS if info.get(field) is not None]
                 yield key, (*stamps, info.get("size")) if stamps else None
 
     def read(self, key: str, most: int) -> bytes | None:
@@ -149,10 +149,10 @@ def status(session: Session, uri: str) -> int:
             screen.json({"uri": clean(uri), "runs": uris})
         else:
             screen.say(f"there are runs below {clean(uri)}:")
-            screen.lines([Cell(each)] for each in uris)
+            screen.lines([Cell(text)] for text in uris)
         return SUCCEEDED
-    told, recorded = read_run(store, history=False)
-    facts = run_facts(uri, told, list(recorded.handles.values()))
+    telemetry, recorded = read_run(store, history=False)
+    facts = run_facts(uri, telemetry, list(recorded.handles.values()))
     facts["journal"] = recorded.facts() if recorded.runs else None
     if session.as_json:
         screen.json(facts)
@@ -206,15 +206,15 @@ def read_run(store: Store, *, history: bool = True) -> tuple[Told, Recorded]:
         SpecVersionError: They are of another version.
         UnavailableError: The store cannot be read.
     """
-    told = RunReader(store.list_keys, store.read).look(history=history)
-    recorded = Recorded(store, told.live)
+    telemetry = RunReader(store.list_keys, store.read).look(history=history)
+    recorded = Recorded(store, telemetry.live)
     if not recorded.handles:
-        check_version(store.uri, told)
-    if not told.live and not recorded.handles:
+        check_version(store.uri, telemetry)
+    if not telemetry.live and not recorded.handles:
         raise ReplicaNotFoundError(
             f"the replicas of {store.uri} have told nothing: have they begun, without telemetry?"
         )
-    return told, recorded
+    return telemetry, recorded
 
 
 def run_facts(uri: str, told: Told, handles: Sequence[ReplicaHandle] = ()) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def run_facts(uri: str, told: Told, handles: Sequence[ReplicaHandle] = ()) -> di
     What is said of the whole run is what most ranks say, or the replicas where no rank says it.
     """
     lives = [told.live[rank] for rank in sorted(told.live)]
-    world_size = mode([each.world_size for each in lives or handles] or [0])
-    names = [live.run for live in lives] or [each.run_id for each in handles] or [""]
+    world_size = mode([replica.world_size for replica in lives or handles] or [0])
+    names = [live.run for live in lives] or [handle.run_id for handle in handles] or [""]
     replicas = [
         _facts.plain(redact_json({name: getattr(live, name) for name in _facts.NAMES}))
         for live in lives
@@ -246,14 +246,14 @@ def run_facts(uri: str, told: Told, handles: Sequence[ReplicaHandle] = ()) -> di
 def _states(facts: dict[str, Any]) -> list[str]:
     """Return the state of every rank: as the journal says, or else as the rank itself does."""
     states = dict.fromkeys(facts["silent"], "unknown")
-    states |= {each["rank"]: ENDS.get(each["ended"], "unknown") for each in facts["replicas"]}
+    states |= {row["rank"]: ENDS.get(row["ended"], "unknown") for row in facts["replicas"]}
     states |= {end["rank"]: end["state"] for end in (facts["journal"] or {}).get("ends", ())}
     return list(states.values())
 
 
 def _show(screen: Screen, facts: dict[str, Any], now: float) -> None:
     seen = see({}, facts["replicas"], now, None)
-    rows = [rank_facts(rank, each, None, now, math.inf) for rank, each in seen.items()]
+    rows = [rank_facts(rank, entry, None, now, math.inf) for rank, entry in seen.items()]
     rows = [{**row, "state": row["state"] or "running"} for row in rows]
     run = f"run {facts['run_id']}, " if facts["run_id"] else ""
     states = _facts.counts_in_words(_facts.counts(_states(facts)))
@@ -281,7 +281,7 @@ def unread(facts: Mapping[str, Any]) -> list[str]:
 
 
 class Recorded:
-    """What the journal in a store says of the ranks of its run.
+    """The records of the journal in a store about the ranks of its run.
 
     Args:
         store: The store.

@@ -1,4 +1,4 @@
-"""What ``watch`` shows of a run at one moment, and what has changed since. Pure functions."""
+"""Compute what ``watch`` shows of a run, and what has changed since: pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEAST_ROWS = 3
 
 @dataclass(frozen=True)
 class Seen:
-    """What a watch has seen of what a rank tells.
+    """The last message of a rank, as a watch has seen it.
 
     Attributes:
         said: What the rank has told last.
@@ -49,7 +49,12 @@ class Seen:
 
 
 class Word(NamedTuple):
-    """What a backend says of a rank: None if it has no record, and since when it is silent."""
+    """The word of a backend on a rank.
+
+    Attributes:
+        status: The status of its replica; None if the backend has no record of one.
+        silent_since: When the backend fell silent; None if it answers.
+    """
 
     status: ReplicaStatus | None
     silent_since: float | None = None
@@ -60,11 +65,11 @@ def see(
 ) -> dict[int, Seen]:
     """Return what has been seen after another look; ``after`` is when the look before was."""
     seen = dict(before)
-    for said in told:
-        old = seen.get(said["rank"])
-        if old is None or old.said != said:
-            base = old.base if old is not None and old.said["epoch"] == said["epoch"] else said
-            seen[said["rank"]] = Seen(said, now, after, base)
+    for facts in told:
+        old = seen.get(facts["rank"])
+        if old is None or old.said != facts:
+            base = old.base if old is not None and old.said["epoch"] == facts["epoch"] else facts
+            seen[facts["rank"]] = Seen(facts, now, after, base)
     return seen
 
 
@@ -80,19 +85,19 @@ def rank_facts(
         looked: When the store has answered last, by the clock of this machine.
         quiet: Seconds without a sign after which a rank counts as silent.
     """
-    said = dict.fromkeys(_facts.NAMES) if seen is None else seen.said
+    facts = dict.fromkeys(_facts.NAMES) if seen is None else seen.said
     status = word.status if word else None
-    state = None if said["ended"] is None else _facts.ENDS.get(said["ended"], "unknown")
+    state = None if facts["ended"] is None else _facts.ENDS.get(facts["ended"], "unknown")
     state = status.state.value if status else state or ("unknown" if word else None)
-    is_silent = seen is not None and said["ended"] is None and looked - seen.since > quiet
+    is_silent = seen is not None and facts["ended"] is None and looked - seen.since > quiet
     silent_since = seen.since if seen and is_silent and state not in _FINAL else None
-    is_newer = status is not None and status.attempt > (said["attempt"] or status.attempt)
+    is_newer = status is not None and status.attempt > (facts["attempt"] or status.attempt)
     return {
-        **said,
+        **facts,
         "rank": rank,
         "state": state,
         "reason": status.reason.value if status and status.reason else None,
-        "attempt": status.attempt if status else said["attempt"],
+        "attempt": status.attempt if status else facts["attempt"],
         "past": bool(silent_since or is_newer or state == "pending" or state in _FINAL),
         "bytes_per_sync": _bytes_per_sync(seen) if seen else None,
         "seen_at": None if seen is None or seen.after is None else seen.since,
@@ -145,12 +150,12 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks have ended."""
+        """True if all ranks have ended."""
         return bool(self.rows) and all(map(is_over, self.rows))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many ranks are in each state."""
+        """The number of ranks in each state."""
         return _facts.counts(row["state"] for row in self.rows)
 
 
@@ -284,7 +289,7 @@ def foot(view: View) -> list[str]:
     left = [_seconds_left(row) for row in telling if not is_over(row)]
     known = [seconds for seconds in left if seconds is not None]
     dollars = [_number(row, DOLLARS) for row in telling]
-    spent = [each for each in dollars if each is not None]
+    spent = [amount for amount in dollars if amount is not None]
     parts = [
         f"sync {max(row['sync'] for row in telling)}" if telling else "",
         "" if pace is None else f"{number(pace)} per hour",
@@ -320,8 +325,8 @@ def syncs_per_hour(syncs: Sequence[tuple[int, SyncLine]]) -> float | None:
 def loss_line(view: View, columns: int, blocks: str = BLOCKS) -> list[str]:
     """Return the loss of one rank at its syncs as a line of blocks, if there is any."""
     metrics = [line.metrics for _, line in view.syncs]
-    name = _facts.loss_name(key for each in metrics for key in each)
-    values = [each[name] for each in metrics if name in each]
+    name = _facts.loss_name(key for sample in metrics for key in sample)
+    values = [sample[name] for sample in metrics if name in sample]
     numbers = [float(value) for value in values if not isinstance(value, str)]
     if not numbers:
         return []
@@ -345,7 +350,7 @@ def sparkline(values: Sequence[float], room: int, blocks: str = BLOCKS) -> str:
 
 
 def changes(before: View | None, view: View) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield what has changed, for programs and in words, which are empty if nobody cares.
+    """Yield what has changed, for programs and in words; a change of detail has no words.
 
     Of the syncs before the first view, there is only the last one.
     """
@@ -370,8 +375,8 @@ def _new_syncs(before: View | None, view: View) -> Sequence[tuple[int, SyncLine]
         return view.syncs[-1:] if before is None else view.syncs
     epoch, last = before.syncs[-1]
     if before.syncs_of != view.syncs_of:
-        return [each for each in view.syncs if each[1].sync > last.sync]
-    return [each for each in view.syncs if (each[0], each[1].number) > (epoch, last.number)]
+        return [pair for pair in view.syncs if pair[1].sync > last.sync]
+    return [pair for pair in view.syncs if (pair[0], pair[1].number) > (epoch, last.number)]
 
 
 def _row_in_words(was: Facts | None, row: Facts, now: float) -> str:

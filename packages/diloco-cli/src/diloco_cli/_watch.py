@@ -76,16 +76,16 @@ class Source(Generic[T]):
         if not self._asked.done():
             self.error = UnavailableError("it does not answer")
             return
-        asked, self._asked, self.error = self._asked, None, None
+        future, self._asked, self.error = self._asked, None, None
         try:
-            self.value, self.since = asked.result(), self.clock()
+            self.value, self.since = future.result(), self.clock()
         except DilocoError as error:
             self.error = error
             self._next = self.clock() + (self.retry if self.value is None else 0.0)
 
     @property
     def note(self) -> str:
-        """What is wrong with it, and since when; empty if it has answered."""
+        """A sentence on what is wrong with it, and since when; empty if it has answered."""
         since = time.strftime("%H:%M:%S", time.localtime(self.since))
         return clean(f"{self.name} since {since}: {self.error}") if self.error else ""
 
@@ -149,13 +149,13 @@ class Watcher:
 
     def _add(self, launch: Launch, run: Run | None = None) -> None:
         """Begin to look at a launch in its backend, which is searched for at the first look."""
-        found = run
+        match = run
 
         def statuses() -> Statuses:
-            nonlocal found
-            found = found or self._find(*launch)
-            seen = found.executor.describe_run(found.handles)
-            return {handle.rank: seen.get(handle) for handle in found.handles}
+            nonlocal match
+            match = match or self._find(*launch)
+            seen = match.executor.describe_run(match.handles)
+            return {handle.rank: seen.get(handle) for handle in match.handles}
 
         if launch not in self._launches and len(self._launches) < _MOST_LAUNCHES:
             name = f"{launch[1] or 'every backend'} is silent about {launch[0]}"
@@ -180,38 +180,38 @@ class Watcher:
     def _read_syncs(self, reader: telemetry.RunReader) -> Syncs:
         """Return the rank, and its newest syncs in their order, each with its incarnation."""
         rank, history = self._syncs_of, reader.look().history
-        return rank, [(key.epoch, line) for key, each in history.items() for line in each.lines]
+        return rank, [(key.epoch, line) for key, part in history.items() for line in part.lines]
 
     def _look_at_live(self) -> None:
         self._live.ask(PATIENCE if self._looked is None else self.every)
-        told, error = self._live.value, self._live.error
-        if told is None:
+        answer, error = self._live.value, self._live.error
+        if answer is None:
             raise error or UnavailableError(f"{self.name} does not answer")
         if error is None:
-            if told.live:
-                self._told = run_facts(self.name, told)
+            if answer.live:
+                self._told = run_facts(self.name, answer)
                 self._size = self._told["world_size"]
-            self._look_at_journal(told)
+            self._look_at_journal(answer)
             replicas = self._told.get("replicas", ())
             self._seen = _view.see(self._seen, replicas, self._live.since, self._looked)
             self._looked = self._live.since
-        self._launch_of |= {live.rank: (live.run, live.backend) for live in told.live.values()}
+        self._launch_of |= {live.rank: (live.run, live.backend) for live in answer.live.values()}
         names = self.session.choice.names
         for run, backend in dict.fromkeys(self._launch_of.values()):
             if run and (backend in names if backend else names):
                 self._add((run, backend))
 
-    def _look_at_journal(self, told: telemetry.Told) -> None:
+    def _look_at_journal(self, answer: telemetry.Told) -> None:
         """Read the journal where no rank tells of itself, as often as replicas write history."""
         now = self.session.clock()
-        if told.live:
+        if answer.live:
             self._ends = {}
         elif now >= self._syncs_at:
             self._syncs_at = now + telemetry.history_seconds(self._size)
             self._journal.ask(self.every)
             recorded = self._journal.value
             if recorded is None or not recorded.handles:
-                check_version(self.name, told)
+                check_version(self.name, answer)
                 return
             self._size = max(handle.world_size for handle in recorded.handles.values())
             for rank, handle in recorded.handles.items():
@@ -219,7 +219,7 @@ class Watcher:
             self._ends = {handle.rank: end for handle, end in recorded.ends.items()}
 
     def _rows(self) -> list[dict[str, Any]]:
-        looked = self._looked or 0.0  # where the store is silent, nobody knows whether a rank is
+        looked = self._looked or 0.0  # while the store is silent, no further rank counts as silent
         quiet = _QUIET_PUTS * telemetry.live_seconds(self._size) + self.every
         return [
             _view.rank_facts(rank, self._seen.get(rank), self._word(rank), looked, quiet)
@@ -273,10 +273,10 @@ def watch(
         Exit: Ctrl-C ended the command; the run goes on.
     """
     with contextlib.ExitStack() as opened:
-        found = open_run(target) if is_uri(target) else opened.enter_context(session.run(target))
+        source = open_run(target) if is_uri(target) else opened.enter_context(session.run(target))
         again = ["--every", f"{every:g}"]
         opened.enter_context(session.looking("watch", target, session.choice.backend, again))
-        watcher = Watcher(session, clean(target), found, every, opened)
+        watcher = Watcher(session, clean(target), source, every, opened)
         show = opened.enter_context(_painter(session))
         while True:
             view = watcher.look()

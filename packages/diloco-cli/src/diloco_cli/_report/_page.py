@@ -77,16 +77,16 @@ def report(
         if store is not None:
             raise InvalidRequestError(f"--store is for runs by name: {target} is that of a store")
     uri = store if run_id else target
-    told, recorded = (_NOTHING, None) if uri is None else read_run(open_run(uri))
+    telemetry, recorded = (_NOTHING, None) if uri is None else read_run(open_run(uri))
     backend = _backend_facts(session, run_id, recorded)
-    named = sorted({live.run for live in told.live.values()})
+    named = sorted({live.run for live in telemetry.live.values()})
     if run_id and named and run_id not in named:
         raise InvalidRequestError(
             f"--store {uri} is not that of run {run_id}: its replicas tell of {shown(named)}"
         )
     if recorded is not None and recorded.ends and not named:
         run_id = run_id or next(iter(recorded.ends)).run_id
-    facts = summarise(told, table, uri=uri, run_id=run_id, backend=backend)
+    facts = summarise(telemetry, table, uri=uri, run_id=run_id, backend=backend)
     summary = {"made_at": time.time(), "made_by": __version__, **facts}
     if recorded is not None and recorded.ends:
         summary["missing"].append(_BY_JOURNAL)
@@ -124,16 +124,16 @@ def _backend_facts(session: Session, run_id: str, recorded: Recorded | None) -> 
             return None
         handles = run.handles if run else list(ends)
         seen = {**ends, **(run.executor.describe_run(handles) if run else {})}
-        replicas = [{**replica_facts(each, seen.get(each)), "last_lines": []} for each in handles]
-        failed = [n for n, facts in enumerate(replicas) if facts["state"] == "failed"]
+        rows = [{**replica_facts(handle, seen.get(handle)), "last_lines": []} for handle in handles]
+        failed = [n for n, facts in enumerate(rows) if facts["state"] == "failed"]
         for n in failed[:_MOST_LOGS]:
             lines = _log(run, recorded, handles[n]).splitlines()[-_LINES:]
-            replicas[n]["last_lines"] = list(map(clean, lines))
+            rows[n]["last_lines"] = list(map(clean, lines))
         return {
             "name": run.backend if run else clean(handles[0].backend_name),
             "place": place_of(handles),
             "world_size": handles[0].world_size,
-            "replicas": replicas,
+            "replicas": rows,
         }
 
 
@@ -157,7 +157,7 @@ def page(summary: Facts) -> str:
         telemetry=_telemetry(summary) if summary["incarnations"] else "",
         failures=_failures(summary),
         cost=_cost(summary["cost"]),
-        missing="".join(f"<li>{escape(each)}</li>" for each in summary["missing"]),
+        missing="".join(f"<li>{escape(note)}</li>" for note in summary["missing"]),
     )
 
 
@@ -181,8 +181,8 @@ def _soft(lines: Iterable[str]) -> str:
 
 def _head(summary: Facts) -> str:
     lives, first, last = summary["incarnations"], summary["first"], summary["last"]
-    newest = {each["rank"]: each for each in lives}.values()
-    losses = [value for each in newest for _, _, value in each["losses"][-1:] if value is not None]
+    newest = {life["rank"]: life for life in lives}.values()
+    losses = [value for life in newest for _, _, value in life["losses"][-1:] if value is not None]
     middle = number(median(losses)) if losses else "unknown"
     facts = {
         "ranks": str(summary["world_size"]),
@@ -190,11 +190,11 @@ def _head(summary: Facts) -> str:
         "first to last sign": seconds(last - first) if lives else "unknown",
         f"last {summary['loss'] or 'loss'}, middle": middle,
         "time spent training": _share(_pictures.time_split(lives)),
-        "sent": f"{number(sum(each['bytes']['sent'] for each in lives))}B",
-        "received": f"{number(sum(each['bytes']['received'] for each in lives))}B",
+        "sent": f"{number(sum(life['bytes']['sent'] for life in lives))}B",
+        "received": f"{number(sum(life['bytes']['received'] for life in lives))}B",
         "cost, as far as known": _money(summary["cost"]["known"]),
     }
-    where = sorted({each["where"] for each in lives} - {""})
+    where = sorted({life["where"] for life in lives} - {""})
     lines = [
         f"Store: {summary['uri']}" if summary["uri"] else "",
         f"Backend: {summary['backend']['name']}" if summary["backend"] else "",
@@ -208,13 +208,13 @@ def _head(summary: Facts) -> str:
 
 def _telemetry(summary: Facts) -> str:
     ranks = _pictures.ranks_with_a_row(summary["incarnations"])
-    every = len({each["rank"] for each in summary["incarnations"]})
-    shown, told = sum(map(len, ranks.values())), len(summary["incarnations"])
+    every = len({life["rank"] for life in summary["incarnations"]})
+    shown, count = sum(map(len, ranks.values())), len(summary["incarnations"])
     rows = f"{len(ranks)} of {every} ranks have a row"
-    some = f"{rows}, and {shown} of {told} incarnations are shown, the newest ones."
-    note = _soft([some] * (shown < told))
+    some = f"{rows}, and {shown} of {count} incarnations are shown, the newest ones."
+    note = _soft([some] * (shown < count))
     loss = escape(summary["loss"] or "loss")
-    lives = _table(_HEADS, [_cells(each) for lives in ranks.values() for each in lives], "lives")
+    lives = _table(_HEADS, [_cells(life) for lives in ranks.values() for life in lives], "lives")
     return f"""<h2>Loss</h2>
 <h3>{loss} against inner steps</h3>{_pictures.loss_chart(summary, by_time=False)}
 <h3>{loss} against time</h3>{_pictures.loss_chart(summary, by_time=True)}
@@ -238,34 +238,34 @@ _HEADS = (
 )  # fmt: skip
 
 
-def _cells(each: Facts) -> list[str]:
-    loss = [point[2] for point in each["losses"][-1:]]
+def _cells(life: Facts) -> list[str]:
+    loss = [point[2] for point in life["losses"][-1:]]
     return [
-        *("" if each[name] is None else str(each[name]) for name in ("rank", "epoch", "attempt")),
-        each["ended"] or "not told", each["host"], moment(each["first"]),
-        seconds(each["last"] - each["first"]), number(each["step"]), str(each["syncs"]),
+        *("" if life[name] is None else str(life[name]) for name in ("rank", "epoch", "attempt")),
+        life["ended"] or "not told", life["host"], moment(life["first"]),
+        seconds(life["last"] - life["first"]), number(life["step"]), str(life["syncs"]),
         "".join("not a number" if value is None else number(value) for value in loss),
-        _share(each["seconds"]), seconds(each["seconds"]["wait"]),
-        *(f"{number(count)}B" for count in each["bytes"].values()),
+        _share(life["seconds"]), seconds(life["seconds"]["wait"]),
+        *(f"{number(count)}B" for count in life["bytes"].values()),
     ]  # fmt: skip
 
 
 def _failures(summary: Facts) -> str:
     """Return what failed, as the replicas themselves say, and their backend."""
     failures = [
-        (each["rank"], f"said so at {moment(each['last'])}, on {each['host']}", each["last_lines"])
-        for each in summary["incarnations"]
-        if each["ended"] == "failed"
+        (life["rank"], f"said so at {moment(life['last'])}, on {life['host']}", life["last_lines"])
+        for life in summary["incarnations"]
+        if life["ended"] == "failed"
     ]
-    for each, after in pairwise(summary["incarnations"]):
-        if each["rank"] == after["rank"] and each["ended"] is None:
-            text = f"incarnation {each['epoch']} ended without a word, as if it was killed"
-            when = f"its last line is of {moment(each['last'])}; a minute of it may be lost"
-            failures.append((each["rank"], f"{text}, and {after['epoch']} came after it", [when]))
-    for said in summary["backend"]["replicas"] if summary["backend"] else ():
-        if said["state"] in {"failed", "cancelled", "unknown"}:
-            text = f"{said['state']}, {said['reason'] or 'no reason'}: {said['message'] or ''}"
-            failures.append((said["rank"], text, said["last_lines"]))
+    for life, after in pairwise(summary["incarnations"]):
+        if life["rank"] == after["rank"] and life["ended"] is None:
+            text = f"incarnation {life['epoch']} ended without a word, as if it was killed"
+            when = f"its last line is of {moment(life['last'])}; a minute of it may be lost"
+            failures.append((life["rank"], f"{text}, and {after['epoch']} came after it", [when]))
+    for row in summary["backend"]["replicas"] if summary["backend"] else ():
+        if row["state"] in {"failed", "cancelled", "unknown"}:
+            text = f"{row['state']}, {row['reason'] or 'no reason'}: {row['message'] or ''}"
+            failures.append((row["rank"], text, row["last_lines"]))
     parts = [
         f"<h3>Rank {rank}: {escape(text)}</h3><pre>{escape(chr(10).join(lines))}</pre>"
         for rank, text, lines in sorted(failures)[:_MOST_FAILURES]

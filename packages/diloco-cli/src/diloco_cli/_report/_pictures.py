@@ -61,7 +61,7 @@ class Axis:
         """Return about six places with a round value, and their texts."""
         rough = (self.high - self.low) / 6
         if self._times:
-            step = next((each for each in _TIMES if each >= rough), rough)
+            step = next((time for time in _TIMES if time >= rough), rough)
         else:
             power = 10.0 ** math.floor(math.log10(rough))
             step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
@@ -152,8 +152,8 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 def ranks_with_a_row(incarnations: Iterable[Facts]) -> dict[int, list[Facts]]:
     """Return ranks with their newest incarnations: all, or those of note and the first ones."""
     ranks: dict[int, list[Facts]] = defaultdict(list)
-    for each in incarnations:
-        ranks[each["rank"]].append(each)
+    for life in incarnations:
+        ranks[life["rank"]].append(life)
 
     def is_plain(rank: int) -> bool:
         lives = ranks[rank]
@@ -167,16 +167,16 @@ def loss_chart(summary: Facts, *, by_time: bool) -> str:
     """Return the loss of each rank, or their middle and range where there are many."""
     start = summary["first"] or 0.0
     points: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
-    for each in summary["incarnations"]:
-        for step, time, value in each["losses"]:
-            points[each["rank"]].append((time - start if by_time else step, value))
+    for life in summary["incarnations"]:
+        for step, time, value in life["losses"]:
+            points[life["rank"]].append((time - start if by_time else step, value))
     every = [point for series in points.values() for point in series]
     values = [value for _, value in every if value is not None]
     if not values:
         return "<p>There is no loss to show.</p>"
     x, y = time_axis(summary) if by_time else Axis(at for at, _ in every), Axis(values)
     entries = [(f"c{n}", f"rank {rank}") for n, rank in enumerate(points)]
-    lines: list[tuple[str, Points]] = [(f"c{n}", each) for n, each in enumerate(points.values())]
+    lines: list[tuple[str, Points]] = [(f"c{n}", curve) for n, curve in enumerate(points.values())]
     band = []
     if len(points) > COLOURED or len(every) > _MOST_POINTS:
         folded = _folded(points.values(), x)
@@ -211,7 +211,7 @@ def time_axis(summary: Facts) -> Axis:
 def time_split(lives: Iterable[Facts]) -> dict[str, float]:
     """Return seconds by what they were spent on."""
     several = list(lives)
-    return {name: sum(each["seconds"][name] for each in several) for name in _SPENT}
+    return {name: sum(life["seconds"][name] for life in several) for name in _SPENT}
 
 
 def split_chart(ranks: Ranks) -> str:

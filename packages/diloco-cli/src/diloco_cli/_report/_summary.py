@@ -83,7 +83,7 @@ def incarnations_of(told: Told, history: History, world_size: int, loss: str) ->
     most = max(_LEAST_POINTS, _POINTS // max(1, len(keys)))
     for key in keys:
         live, lines = lives.get(key), history.get(key, ())
-        records: list[Live | SyncLine] = [*([live] if live else []), *lines[::-1]]  # newest first
+        signs: list[Live | SyncLine] = [*([live] if live else []), *lines[::-1]]  # newest first
         begun = [line.time - line.compute_seconds - line.exposed_seconds for line in lines[:1]]
         ahead = offsets.get(key) or 0.0
         losses = [
@@ -98,11 +98,11 @@ def incarnations_of(told: Told, history: History, world_size: int, loss: str) ->
         yield {
             "rank": key[0],
             "epoch": key[1],
-            "attempt": next((each.attempt for each in records if each.attempt is not None), None),
-            "host": clean(next((each.host for each in records if each.host), "")),
+            "attempt": next((sign.attempt for sign in signs if sign.attempt is not None), None),
+            "host": clean(next((sign.host for sign in signs if sign.host), "")),
             "where": clean("/".join(filter(None, places))),
-            "first": max(0.0, min([each.time for each in records] + begun)) - ahead,
-            "last": max(each.time for each in records) - ahead,
+            "first": max(0.0, min([sign.time for sign in signs] + begun)) - ahead,
+            "last": max(sign.time for sign in signs) - ahead,
             "clock_offset": offsets.get(key),
             "phase": str(live.phase) if live else "",
             "ended": ended,
@@ -188,7 +188,7 @@ def summarise(
     loss = loss_name(name for lines in history.values() for line in lines for name in line.metrics)
     incarnations = list(incarnations_of(told, history, world_size, loss))
     first, last = span(incarnations)
-    facts["silent"] = sorted(set(range(world_size)) - {each["rank"] for each in incarnations})
+    facts["silent"] = sorted(set(range(world_size)) - {life["rank"] for life in incarnations})
     syncs = list(_syncs(history, incarnations))
     return {
         "run_id": run_id or facts["run_id"],
@@ -196,7 +196,7 @@ def summarise(
         "world_size": world_size,
         "first": first,
         "last": last,
-        "sync": max([facts["sync"], *(each["sync"] for each in syncs)]),
+        "sync": max([facts["sync"], *(sync["sync"] for sync in syncs)]),
         "loss": clean(loss) or None,
         "incarnations": incarnations,
         "syncs": syncs,
@@ -209,9 +209,9 @@ def summarise(
 
 def span(incarnations: Sequence[Facts]) -> tuple[float | None, float | None]:
     """Return the first and the last sign; clocks that can be compared with others come first."""
-    chosen = [each for each in incarnations if each["clock_offset"] is not None] or incarnations
-    first = min((each["first"] for each in chosen), default=None)
-    return first, max((each["last"] for each in chosen), default=None)
+    chosen = [life for life in incarnations if life["clock_offset"] is not None] or incarnations
+    first = min((life["first"] for life in chosen), default=None)
+    return first, max((life["last"] for life in chosen), default=None)
 
 
 def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str, Any]]:
@@ -221,11 +221,11 @@ def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str
     was carried on, or that did not wait for the end.
     """
     lines = defaultdict(list)
-    for each in incarnations:
-        for line in history.get((each["rank"], each["epoch"]), ()):
+    for life in incarnations:
+        for line in history.get((life["rank"], life["epoch"]), ()):
             if line.committed:
-                time = line.time - (each["clock_offset"] or 0.0)
-                lines[line.sync].append((time, each["rank"], line))
+                time = line.time - (life["clock_offset"] or 0.0)
+                lines[line.sync].append((time, life["rank"], line))
     for sync, members in sorted(lines.items()):
         counted = {rank for _, rank, line in members if line.contribution == "counted"}
         later = {rank for _, rank, line in members if line.contribution in {"carried", "open"}}
@@ -244,29 +244,29 @@ _NOTHING_READ = "What the replicas tell was not read: say where they meet (--sto
 def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str) -> Iterable[str]:
     """Say what is missing or odd."""
     low, high = span(incarnations)
-    newest = {each["rank"]: each for each in incarnations}
-    lives = Counter(each["rank"] for each in incarnations)
+    newest = {life["rank"]: life for life in incarnations}
+    lives = Counter(life["rank"] for life in incarnations)
     odd: dict[str, set[int]] = {"nothing was told": set(facts["silent"])}
-    for each in incarnations:
-        is_last = each is newest[each["rank"]]
-        has_gap = is_last and each["epoch"] > lives[each["rank"]]
-        off = each["last"] < (low or 0.0) or each["first"] > (high or 0.0)
+    for life in incarnations:
+        is_last = life is newest[life["rank"]]
+        has_gap = is_last and life["epoch"] > lives[life["rank"]]
+        off = life["last"] < (low or 0.0) or life["first"] > (high or 0.0)
         for text, applies in (
-            ("the end of the last incarnation was not told", is_last and each["ended"] is None),
-            ("the end of an earlier incarnation was not told", not (is_last or each["ended"])),
+            ("the end of the last incarnation was not told", is_last and life["ended"] is None),
+            ("the end of an earlier incarnation was not told", not (is_last or life["ended"])),
             ("earlier incarnations have left nothing to read", has_gap),
-            ("lines of the history are missing", each["lines_missing"] > 0),
-            ("losses are NaN, infinite or too large to draw", each["losses_wrong"] > 0),
+            ("lines of the history are missing", life["lines_missing"] > 0),
+            ("losses are NaN, infinite or too large to draw", life["losses_wrong"] > 0),
             ("the clock cannot be compared, and is outside of the time shown here", off),
         ):
-            odd.setdefault(text, set()).update([each["rank"]] * applies)
+            odd.setdefault(text, set()).update([life["rank"]] * applies)
     for text, ranks in odd.items():
         if ranks:
             yield f"{ranks_in_words(ranks).capitalize():.300}: {text}."
-    if off := {each["rank"]: each["clock_offset"] for each in incarnations if each["clock_offset"]}:
+    if off := {life["rank"]: life["clock_offset"] for life in incarnations if life["clock_offset"]}:
         yield f"Clocks that were off, by common syncs, and are corrected: {clocks_in_words(off)}."
     yield from (f"{text.capitalize()}." for text in unread(facts))
-    if torn := sum(each.skipped + each.of_another_version for each in told.history.values()):
+    if torn := sum(part.skipped + part.of_another_version for part in told.history.values()):
         yield f"Lines that are torn, or not of a history: {torn}."
     if not loss:
         yield "No metric with “loss” in its name was logged, or there is no history yet."
@@ -310,16 +310,16 @@ def cost_of(incarnations: Sequence[Facts], uri: str | None, prices: Prices) -> d
     """Return what is known of the cost by part, as a JSON value in US dollars."""
     amounts: dict[tuple[str, str], float] = defaultdict(float)
     scheme = uri.partition("://")[0] if uri and "://" in uri else "file"
-    for each in incarnations:
-        amounts["replica_hour", each["where"]] += (each["last"] - each["first"]) / 3600
-        amounts["sent_gb", scheme] += each["bytes"]["sent"] / 1e9
-        amounts["received_gb", scheme] += each["bytes"]["received"] / 1e9
+    for life in incarnations:
+        amounts["replica_hour", life["where"]] += (life["last"] - life["first"]) / 3600
+        amounts["sent_gb", scheme] += life["bytes"]["sent"] / 1e9
+        amounts["received_gb", scheme] += life["bytes"]["received"] / 1e9
     parts: list[dict[str, Any]] = []
     total: float | None = None
     for (part, name), amount in sorted(amounts.items()):
         known = prices[part]
         names = (name, name.partition("/")[0], "*")
-        price = next((float(known[each]) for each in names if each in known), None)
+        price = next((float(known[key]) for key in names if key in known), None)
         cost = None if price is None else price * amount
         total = total if cost is None else (total or 0.0) + cost
         parts.append({"part": part, "name": name, "amount": amount, "price": price, "cost": cost})
