@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from diloco_eks import _handles as eks
+from diloco_eks._state import _handles as eks
 from diloco_local import _runs as local
 from diloco_modal import _handles as modal
 from diloco_protocol import ReplicaResult

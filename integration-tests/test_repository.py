@@ -149,8 +149,8 @@ def test_paths_in_the_guide_for_contributors_are_there():
     paths = set(re.findall(r"`((?:packages|tools|integration-tests|\.github)/[^`\s]*)`", text))
     assert len(paths) > 8
     assert [path for path in sorted(paths) if not any(TOP.glob(path.rstrip("/")))] == []
-    table = re.findall(r"^\| ((?:`_\w+\.py`(?:, )?)+) \|", text, re.MULTILINE)
-    files = re.findall(r"`(\w+\.py)`", " ".join(table))
+    table = re.findall(r"^\| ((?:`_[\w/]+\.py`(?:, )?)+) \|", text, re.MULTILINE)
+    files = re.findall(r"`([\w/]+\.py)`", " ".join(table))
     assert len(files) == 8
     source = TOP / "packages/diloco-eks/src/diloco_eks"
     assert [name for name in files if not (source / name).exists()] == []

@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from diloco_eks._reading import read_job, read_pod
-from diloco_eks._states import map_states
+from diloco_eks._state._reading import read_job, read_pod
+from diloco_eks._state._states import map_states
 from diloco_protocol import Outcome, Reason, outcome_to_message
 
 ROUNDS = 7

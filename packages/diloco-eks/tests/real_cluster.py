@@ -14,7 +14,7 @@ from kubernetes import client, config
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step
 from diloco_eks import EKSExecutor
-from diloco_eks._names import MANAGED_BY, MANAGER
+from diloco_eks._request._names import MANAGED_BY, MANAGER
 from diloco_protocol import spec_from_environment
 
 REAL = "the cluster is real"

@@ -8,7 +8,7 @@ import pytest
 from eks_lab import PATIENCE
 
 from diloco_eks import EKSExecutor
-from diloco_eks._cluster import Cluster
+from diloco_eks._client._cluster import Cluster
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import (
     Backoff,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from diloco_eks._cancel import cancel_patch
-from diloco_eks._reading import read_job
+from diloco_eks._state._reading import read_job
+from diloco_eks._verbs._cancel import cancel_patch
 from diloco_protocol import (
     BackendError,
     FolderJournal,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_eks._check import needs
+from diloco_eks._verbs._check import needs
 
 
 def found(findings):

@@ -30,8 +30,8 @@ def test_a_drain_is_named_before_and_after(bench):
 
 
 def test_what_waits_for_its_next_pod_says_why_the_last_one_went(a_job, a_pod):
-    from diloco_eks._reading import read_job, read_pod
-    from diloco_eks._states import map_states
+    from diloco_eks._state._reading import read_job, read_pod
+    from diloco_eks._state._states import map_states
 
     mark = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     pod = read_pod(a_pod(0, "Running", name="run-1-0-x", conditions=[mark], deleting=True))
@@ -89,9 +89,9 @@ def test_a_run_that_ends_says_so_first(bench):
 
 
 def test_several_culprits_read_well(a_job, a_pod):
-    from diloco_eks._facts import parse_time
-    from diloco_eks._reading import read_job, read_pod
-    from diloco_eks._states import map_states
+    from diloco_eks._state._facts import parse_time
+    from diloco_eks._state._reading import read_job, read_pod
+    from diloco_eks._state._states import map_states
 
     end = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded"}
     job = read_job(a_job(4, {"failedIndexes": "1,2", "conditions": [end]}))

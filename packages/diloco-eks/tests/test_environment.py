@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._arguments import spec_entries
-from diloco_eks._environment import container_environment, escape, runner_arguments
+from diloco_eks._request._arguments import spec_entries
+from diloco_eks._request._environment import container_environment, escape, runner_arguments
 from diloco_protocol import (
     InvalidRequestError,
     ReplicaSpec,

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from diloco_eks import _warnings
-from diloco_eks._events import explained, is_stuck, read_events
-from diloco_eks._warnings import Warnings
+from diloco_eks._state._events import explained, is_stuck, read_events
+from diloco_eks._verbs import _warnings
+from diloco_eks._verbs._warnings import Warnings
 from diloco_protocol import ForbiddenError, ReplicaState, ReplicaStatus
 
 WAITING = ReplicaStatus(ReplicaState.PENDING, message="it waits")

@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 
 from diloco_eks import EKSExecutor
-from diloco_eks._answers import own_answer
-from diloco_eks._cluster import Cluster
-from diloco_eks._errors import ConflictError
+from diloco_eks._client._answers import own_answer
+from diloco_eks._client._cluster import Cluster
+from diloco_eks._client._errors import ConflictError
 from diloco_protocol import (
     BackendError,
     FolderJournal,
@@ -271,7 +271,7 @@ def test_a_long_server_in_a_handle_is_cut(bench):
 
 def test_of_a_list_no_more_is_kept_than_is_read_of_it(bench, monkeypatch):
     """All pages of a list together have no bound, and whoever may create pods may fill them."""
-    monkeypatch.setattr("diloco_eks._cluster.PAGE", 2)
+    monkeypatch.setattr("diloco_eks._client._cluster.PAGE", 2)
     run = bench.launch(5, env={"LARGE": "x" * 100_000})
     cluster, uid = run.executor._cluster, run.handles[0].metadata["job_uid"]
     cluster.list_pods("default", uid)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from diloco_eks._reading import read_job, read_pod
-from diloco_eks._seen import Seen
-from diloco_eks._states import map_states
+from diloco_eks._state._reading import read_job, read_pod
+from diloco_eks._state._seen import Seen
+from diloco_eks._state._states import map_states
 from diloco_protocol import Reason, ReplicaState
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_eks._cluster import Cluster
+from diloco_eks._client._cluster import Cluster
 from diloco_protocol import (
     InvalidRequestError,
     ReplicaNotFoundError,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks import _gpus as gpus
+from diloco_eks._request import _gpus as gpus
 from diloco_protocol import InvalidRequestError
 
 

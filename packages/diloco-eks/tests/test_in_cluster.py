@@ -24,7 +24,7 @@ def account(bench, tmp_path, monkeypatch):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for module in ("_kubeconfig", "_client"):
-        monkeypatch.setattr(f"diloco_eks.{module}.ACCOUNT", folder)
+        monkeypatch.setattr(f"diloco_eks._client.{module}.ACCOUNT", folder)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(folder / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(folder / "ca.crt"))
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._indexes import compress_ranks, expand_indexes
-from diloco_eks._reading import read_job
+from diloco_eks._state._indexes import compress_ranks, expand_indexes
+from diloco_eks._state._reading import read_job
 from diloco_protocol import BackendError
 
 

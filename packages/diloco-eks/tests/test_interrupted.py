@@ -48,8 +48,8 @@ def test_a_container_that_leaves_with_zero_when_it_is_evicted(punctual_bench):
 
 @pytest.mark.parametrize("told_to_end", [True, False])
 def test_what_returned_has_succeeded(a_job, a_pod, report, told_to_end):
-    from diloco_eks._reading import read_job, read_pod
-    from diloco_eks._states import map_states
+    from diloco_eks._state._reading import read_job, read_pod
+    from diloco_eks._state._states import map_states
 
     mark = {
         "type": "DisruptionTarget",

@@ -12,7 +12,7 @@ import pytest
 from strange_server import strange_server
 
 from diloco_eks import EKSExecutor
-from diloco_eks._kubeconfig import read_kubeconfig
+from diloco_eks._client._kubeconfig import read_kubeconfig
 from diloco_protocol import AuthError, InvalidRequestError, UnavailableError
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diloco_eks import EKSExecutor
-from diloco_eks import _names as names
+from diloco_eks._request import _names as names
 from diloco_protocol import (
     ForbiddenError,
     InvalidRequestError,

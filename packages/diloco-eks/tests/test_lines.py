@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._errors import MissingError, NoLogError
-from diloco_eks._lines import Line, Place, lines_of, written
+from diloco_eks._client._errors import MissingError, NoLogError
+from diloco_eks._verbs._lines import Line, Place, lines_of, written
 from diloco_protocol import UnavailableError
 from diloco_protocol.backend import LINE_BYTES
 

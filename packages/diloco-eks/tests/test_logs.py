@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import urllib3
 
-from diloco_eks._cluster import Cluster
-from diloco_eks._errors import NoLogError
-from diloco_eks._facts import log_is_gone
-from diloco_eks._reading import read_pod
+from diloco_eks._client._cluster import Cluster
+from diloco_eks._client._errors import NoLogError
+from diloco_eks._state._facts import log_is_gone
+from diloco_eks._state._reading import read_pod
 from diloco_protocol import (
     Backoff,
     FolderJournal,

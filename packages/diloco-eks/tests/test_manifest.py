@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from diloco_eks import _names as names
-from diloco_eks._manifest import job_manifest
+from diloco_eks._request import _names as names
+from diloco_eks._request._manifest import job_manifest
 from diloco_protocol import InvalidRequestError, spec_from_environment
 
 

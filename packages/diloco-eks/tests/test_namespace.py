@@ -6,7 +6,7 @@ import os
 import pytest
 
 from diloco_eks import EKSExecutor
-from diloco_eks._kubeconfig import namespace_of
+from diloco_eks._client._kubeconfig import namespace_of
 from diloco_protocol import AuthError, InvalidRequestError
 
 
@@ -70,7 +70,7 @@ def test_a_folder_that_is_called_like_a_home_is_none(tmp_path, monkeypatch):
 def test_a_service_accounts_that_is_no_text(tmp_path, monkeypatch):
     (tmp_path / "token").touch()
     (tmp_path / "namespace").write_bytes(b"\xff")
-    monkeypatch.setattr("diloco_eks._kubeconfig.ACCOUNT", tmp_path)
+    monkeypatch.setattr("diloco_eks._client._kubeconfig.ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     for name in ("KUBECONFIG", "POD_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)

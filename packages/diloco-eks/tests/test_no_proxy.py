@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from diloco_eks._no_proxy import needs_no_proxy
+from diloco_eks._client._no_proxy import needs_no_proxy
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ It hides no other rank either.
 
 import pytest
 
-from diloco_eks._answers import own_answer
-from diloco_eks._client import Client
-from diloco_eks._cluster import Cluster
-from diloco_eks._indexes import expand_indexes
-from diloco_eks._reading import read_job, read_pod, run_of
-from diloco_eks._states import map_states
+from diloco_eks._client._answers import own_answer
+from diloco_eks._client._client import Client
+from diloco_eks._client._cluster import Cluster
+from diloco_eks._state._indexes import expand_indexes
+from diloco_eks._state._reading import read_job, read_pod, run_of
+from diloco_eks._state._states import map_states
 from diloco_protocol import BackendError, UnavailableError
 from diloco_protocol.backend import status_from_data, status_to_data
 
@@ -140,13 +140,13 @@ def test_pods_that_say_too_much_are_given_up(bench, monkeypatch):
     for rank in range(2):
         run.pod(rank).fail(1, message="x" * 4000)
     assert len(run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])) == 2
-    monkeypatch.setattr("diloco_eks._cluster._KEPT", 6000)
+    monkeypatch.setattr("diloco_eks._client._cluster._KEPT", 6000)
     with pytest.raises(UnavailableError, match="they say more than 6000 characters"):
         run.executor._cluster.list_pods("default", run.handles[0].metadata["job_uid"])
 
 
 def test_quotas_that_say_too_much_are_given_up(bench, monkeypatch):
-    monkeypatch.setattr("diloco_eks._cluster._KEPT", 6000)
+    monkeypatch.setattr("diloco_eks._client._cluster._KEPT", 6000)
     for number in range(2):
         metadata = {"name": f"q-{number}", "annotations": {"a": "x" * 4000}}
         body = {"metadata": metadata, "spec": {"hard": {"pods": "9"}}}

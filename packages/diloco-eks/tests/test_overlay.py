@@ -6,9 +6,10 @@ import re
 import pytest
 from eks_lab import PATIENCE
 
-from diloco_eks import EKSExecutor, _overlay
-from diloco_eks._manifest import job_manifest
-from diloco_eks._overlay_shape import check_overlay
+from diloco_eks import EKSExecutor
+from diloco_eks._request import _overlay
+from diloco_eks._request._manifest import job_manifest
+from diloco_eks._request._overlay_shape import check_overlay
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff, InvalidRequestError
 

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from diloco_eks._own_end import own_end, uncounted_success
-from diloco_eks._reading import read_job, read_pod
-from diloco_eks._states import map_states
+from diloco_eks._state._own_end import own_end, uncounted_success
+from diloco_eks._state._reading import read_job, read_pod
+from diloco_eks._state._states import map_states
 from diloco_protocol import Reason
 
 ENDED = {

@@ -7,7 +7,7 @@ import pytest
 from eks_lab import PATIENCE
 
 from diloco_eks import EKSExecutor
-from diloco_eks import _gpus as gpus
+from diloco_eks._request import _gpus as gpus
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff, InvalidRequestError
 

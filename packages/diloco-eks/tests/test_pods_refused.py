@@ -215,7 +215,7 @@ HINT = "has the Role that is needed"
     ],
 )
 def test_hints_fit(message, hint):
-    from diloco_eks._errors import Answer, to_error
+    from diloco_eks._client._errors import Answer, to_error
 
     error = to_error(Answer(403, "Forbidden", message), "create Job a/run")
     assert isinstance(error, ForbiddenError)

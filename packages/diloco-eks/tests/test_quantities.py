@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from diloco_eks._quantities import check_bytes, check_cpu, parse_quantity
+from diloco_eks._request._quantities import check_bytes, check_cpu, parse_quantity
 from diloco_protocol import InvalidRequestError
 
 

@@ -11,16 +11,11 @@ from pathlib import Path
 import pytest
 from real_cluster import MOST_PODS
 
-from diloco_eks import (
-    _arguments,
-    _client,
-    _cluster,
-    _events,
-    _logs,
-    _overlay_shape,
-    _verdict,
-)
-from diloco_eks._arguments import arguments_map
+from diloco_eks._client import _client, _cluster
+from diloco_eks._request import _arguments, _overlay_shape
+from diloco_eks._request._arguments import arguments_map
+from diloco_eks._state import _events, _verdict
+from diloco_eks._verbs import _logs
 from diloco_protocol import InvalidRequestError, OutcomeMessage
 from diloco_protocol.backend import LINE_BYTES, MAX_REPLICAS
 

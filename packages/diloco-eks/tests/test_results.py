@@ -2,8 +2,8 @@
 
 import pytest
 
-from diloco_eks._reading import read_pod
-from diloco_eks._verdict import read_message
+from diloco_eks._state._reading import read_pod
+from diloco_eks._state._verdict import read_message
 from diloco_protocol import (
     ForbiddenError,
     Reason,

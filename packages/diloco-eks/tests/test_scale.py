@@ -1,6 +1,6 @@
 """Calls do not grow with the number of replicas, but for pages of 500 pods."""
 
-from diloco_eks._cluster import PAGE
+from diloco_eks._client._cluster import PAGE
 
 
 def test_a_large_run_costs_few_calls(bench, report):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from diloco_eks import EKSExecutor
-from diloco_eks._native import native_end
-from diloco_eks._reading import read_pod
+from diloco_eks._state._native import native_end
+from diloco_eks._state._reading import read_pod
 from diloco_protocol import DilocoError, ReplicaHandle, spec_from_environment
 from diloco_protocol.backend import REDACTED
 

@@ -1,7 +1,7 @@
 """When a replica started, as long as anything says so."""
 
-from diloco_eks._reading import read_job, read_pod
-from diloco_eks._states import map_states
+from diloco_eks._state._reading import read_job, read_pod
+from diloco_eks._state._states import map_states
 
 BEGAN = 1795235448.0  # 2026-11-21T04:30:48Z
 ENDED = {

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_eks._reading import read_job, read_pod
-from diloco_eks._seen import Seen
-from diloco_eks._states import map_states
-from diloco_eks._verdict import interrupted
+from diloco_eks._state._reading import read_job, read_pod
+from diloco_eks._state._seen import Seen
+from diloco_eks._state._states import map_states
+from diloco_eks._state._verdict import interrupted
 from diloco_protocol import BackendError, Reason, ReplicaState
 
 OBSERVED = json.loads((Path(__file__).parent / "observed.json").read_text(encoding="utf-8"))

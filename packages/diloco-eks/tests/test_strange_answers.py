@@ -11,11 +11,12 @@ import pytest
 from eks_lab import PATIENCE
 from strange_server import strange_server
 
-from diloco_eks import EKSExecutor, _client
-from diloco_eks._launch import create_job
-from diloco_eks._logs import LogSource
-from diloco_eks._reading import read_pod
-from diloco_eks._results import read_result
+from diloco_eks import EKSExecutor
+from diloco_eks._client import _client
+from diloco_eks._state._reading import read_pod
+from diloco_eks._verbs._launch import create_job
+from diloco_eks._verbs._logs import LogSource
+from diloco_eks._verbs._results import read_result
 from diloco_protocol import (
     BackendError,
     Backoff,
@@ -180,7 +181,7 @@ def test_pages_that_go_round_have_an_end(server, executor):
 
 
 def test_what_others_say_is_one_line_of_the_log(server, executor, caplog):
-    from diloco_eks._warnings import Warnings
+    from diloco_eks._verbs._warnings import Warnings
     from diloco_protocol import ReplicaStatus
 
     server.status = 403
@@ -194,8 +195,8 @@ def test_what_others_say_is_one_line_of_the_log(server, executor, caplog):
 
 
 def test_pages_without_an_end_are_given_up(server, executor, monkeypatch):
-    monkeypatch.setattr("diloco_eks._cluster._PAGES", 20)
-    monkeypatch.setattr("diloco_eks._cluster._OBJECTS", 10_000)
+    monkeypatch.setattr("diloco_eks._client._cluster._PAGES", 20)
+    monkeypatch.setattr("diloco_eks._client._cluster._OBJECTS", 10_000)
     page = {"kind": "JobList", "metadata": {}, "items": []}
 
     def another(_):

@@ -2,7 +2,7 @@
 
 from .__about__ import __version__
 from ._executor import EKSExecutor
-from ._options import EKSOptions
+from ._request._options import EKSOptions
 
 K8sExecutor = EKSExecutor
 """Another name of :class:`EKSExecutor`, for clusters elsewhere."""

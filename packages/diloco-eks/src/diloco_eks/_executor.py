@@ -26,30 +26,28 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import options_of, takes, try_rendezvous
 
-from . import _names as names
-from ._arguments import arguments_map
-from ._check import check_cluster
-from ._client import Client
-from ._cluster import Cluster
-from ._errors import ConflictError, warn
-from ._facts import JobFacts
-from ._handles import check_handle, find_job, handles_of, make_handles
-from ._kubeconfig import DEFAULT, namespace_of
-from ._launch import (
+from ._client._client import Client
+from ._client._cluster import Cluster
+from ._client._errors import ConflictError, warn
+from ._client._kubeconfig import namespace_of
+from ._request import _names as names
+from ._request._arguments import arguments_map
+from ._request._manifest import job_manifest
+from ._request._options import EKSOptions
+from ._state._facts import JobFacts
+from ._state._handles import check_handle, handles_of, make_handles
+from ._verbs._check import check_cluster, check_queue, check_service_account
+from ._verbs._launch import (
     StrandedError,
     UnknownLaunchError,
-    check_queue,
-    check_service_account,
     create,
     log_warnings,
     send_arguments,
     try_job,
     withdraw,
 )
-from ._log_verbs import LogVerbs
-from ._manifest import job_manifest
-from ._options import EKSOptions
-from ._runs import Runs
+from ._verbs._log_verbs import LogVerbs
+from ._verbs._runs import Runs, find_job
 
 
 class EKSExecutor(LogVerbs):
@@ -128,12 +126,12 @@ class EKSExecutor(LogVerbs):
         if options.namespace is not None:
             return options
         own_client = options.batch_api is None
-        space = namespace_of(options.kubeconfig, options.context) if own_client else DEFAULT
+        space = namespace_of(options.kubeconfig, options.context) if own_client else names.DEFAULT
         return replace(options, namespace=space)
 
     @property
     def _namespace(self) -> str:
-        return self._options.namespace or DEFAULT
+        return self._options.namespace or names.DEFAULT
 
     @classmethod
     def options(cls) -> list[Option]:

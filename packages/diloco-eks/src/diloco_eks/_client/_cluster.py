@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from diloco_protocol import InvalidRequestError, UnavailableError
 
+from .._request._names import CONTAINER, CONTROLLER_UID, INDEX
+from .._state._facts import PodFacts
+from .._state._reading import mapping, mappings, read_pod, run_of
 from ._answers import missing_only, own_answer
 from ._client import Apis, Client
 from ._errors import ExpiredError, MissingError
-from ._facts import PodFacts
-from ._names import CONTAINER, CONTROLLER_UID, INDEX
-from ._reading import mapping, mappings, read_pod, run_of
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from diloco_protocol import AuthError
 
-from ._shape import misfit
+from .._request._shape import misfit
 
 _CLUSTER = {
     **dict.fromkeys(("server", "proxy-url", "tls-server-name"), str),

@@ -10,19 +10,16 @@ from typing import Any
 from diloco_protocol import (
     BackendError,
     Backoff,
-    ForbiddenError,
-    InvalidRequestError,
     RunConflictError,
     UnavailableError,
     retry,
 )
 
-from . import _names as names
-from ._arguments import has_arguments, put_arguments
-from ._cluster import Cluster
-from ._errors import ConflictError, MissingError, UnreachedError, warn
-from ._facts import JobFacts
-from ._reading import read_job
+from .._client._cluster import Cluster
+from .._client._errors import ConflictError, MissingError, UnreachedError, warn
+from .._request import _names as names
+from .._state._facts import JobFacts
+from .._state._reading import mappings, read_job
 
 
 class UnknownLaunchError(BackendError):
@@ -223,6 +220,47 @@ def send_arguments(
         ) from error
 
 
+def put_arguments(
+    cluster: Cluster, body: dict[str, Any], job: JobFacts, backoff: Backoff, patience: float
+) -> None:
+    """Create the ConfigMap of a Job, which owns it, so that it is removed with the Job.
+
+    The pods wait for the ConfigMap. Repeatable.
+
+    Raises:
+        BackendError: The ConfigMap was not created.
+    """
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": job.uid}
+    owned = {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
+    space, name = body["metadata"]["namespace"], body["metadata"]["name"]
+
+    def once() -> None:
+        try:
+            cluster.create_config_map(owned)
+        except ConflictError as error:
+            if not has_arguments(cluster, body, job):
+                # The cluster is about to remove the ConfigMap of an earlier run; or it is a
+                # stranger's.
+                raise UnavailableError(
+                    f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
+                    f"run's: {error}"
+                ) from error
+
+    retry(once, backoff, timeout=patience)
+
+
+def has_arguments(cluster: Cluster, body: dict[str, Any], job: JobFacts) -> bool:
+    """Return whether a Job has its ConfigMap."""
+    metadata = body["metadata"]
+    try:
+        known = cluster.read_config_map(metadata["namespace"], metadata["name"])
+    except MissingError:
+        return False
+    owners = mappings(known["metadata"].get("ownerReferences"))
+    is_owned = any(owner.get("uid") == job.uid for owner in owners)
+    return is_owned and known.get("data") == body["data"]
+
+
 def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float) -> bool:
     """Delete what an interrupted launch may have created; return whether nothing is left of it."""
 
@@ -234,50 +272,5 @@ def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patie
     try:
         retry(once, backoff, timeout=patience)
     except BackendError:
-        return False
-    return True
-
-
-def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
-    """Refuse a queue that does not exist, and return whether it could be checked.
-
-    Without Kueue the Job would start at once, and without its queue it would never start.
-
-    Raises:
-        InvalidRequestError: There is no such queue.
-    """
-    if cluster.kueue_version() is None:
-        raise InvalidRequestError(
-            f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. "
-            "Install Kueue, or leave queue= out"
-        )
-    try:
-        cluster.read_local_queue(space, queue)
-    except MissingError as error:
-        raise InvalidRequestError(
-            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
-            f"would wait for ever ({error}). Create it, or give another queue="
-        ) from error
-    except ForbiddenError:
-        return False
-    return True
-
-
-def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
-    """Refuse a service account that does not exist, and return whether it could be checked.
-
-    The pods of the Job would never be created, and only an event would say so.
-
-    Raises:
-        InvalidRequestError: There is no such service account.
-    """
-    try:
-        cluster.read_service_account(space, name)
-    except MissingError as error:
-        raise InvalidRequestError(
-            f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
-            f"another service_account_name ({error})"
-        ) from error
-    except ForbiddenError:
         return False
     return True

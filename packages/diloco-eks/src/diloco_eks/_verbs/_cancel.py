@@ -6,12 +6,12 @@ from typing import Any
 
 from diloco_protocol import ForbiddenError, ReplicaHandle, UnavailableError
 
-from ._cluster import Cluster
-from ._errors import ConflictError, MissingError
-from ._facts import JobFacts
-from ._handles import same_run
-from ._names import CANCELLED
-from ._reading import mapping, read_job
+from .._client._cluster import Cluster
+from .._client._errors import ConflictError, MissingError
+from .._request._names import CANCELLED
+from .._state._facts import JobFacts
+from .._state._handles import same_run
+from .._state._reading import mapping, read_job
 
 _TRIES = 10
 

@@ -14,12 +14,12 @@ from diloco_protocol import (
     result_from_lines,
 )
 
-from ._client import pieces
-from ._cluster import Cluster
-from ._errors import MissingError, NoLogError
-from ._facts import PodFacts, log_is_gone
+from .._client._client import pieces
+from .._client._cluster import Cluster
+from .._client._errors import MissingError, NoLogError
+from .._state._facts import PodFacts, log_is_gone
+from .._state._verdict import is_damaged, read_message
 from ._lines import lines_of, written
-from ._verdict import is_damaged, read_message
 
 # Number of lines that another program may write behind the result; if there are more, the whole log
 # is read.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
-from ._arguments import map_name
+from .._request._arguments import map_name
 from ._departure import clock, why_going, why_gone
 from ._ends import Ends
 from ._facts import JobFacts, PodFacts, pods_by_index

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Protocol, TypeVar
 
-from diloco_protocol import BackendError, Finding, ForbiddenError
+from diloco_protocol import BackendError, Finding, ForbiddenError, InvalidRequestError
 
-from ._cluster import Cluster
-from ._errors import RESTRICTED, ConflictError, MissingRightError
-from ._facts import JobFacts
-from ._launch import check_queue, check_service_account, met_by
-from ._names import QUEUE
-from ._quantities import parse_quantity
-from ._reading import mapping, read_job
+from .._client._cluster import Cluster
+from .._client._errors import RESTRICTED, ConflictError, MissingError, MissingRightError
+from .._request._names import QUEUE
+from .._request._quantities import parse_quantity
+from .._state._facts import JobFacts
+from .._state._reading import mapping, read_job
+from ._launch import met_by
 
 T = TypeVar("T")
 
@@ -248,3 +248,48 @@ def _shown(amount: Fraction) -> str:
         if amount >= scale:
             return f"{float(amount / scale):g}{suffix}"
     return f"{float(amount):g}"
+
+
+def check_queue(cluster: Cluster, space: str, queue: str) -> bool:
+    """Refuse a queue that does not exist, and return whether it could be checked.
+
+    Without Kueue the Job would start at once, and without its queue it would never start.
+
+    Raises:
+        InvalidRequestError: There is no such queue.
+    """
+    if cluster.kueue_version() is None:
+        raise InvalidRequestError(
+            f"queue={queue!r}: the cluster has no Kueue, so nothing would hold the run back. "
+            "Install Kueue, or leave queue= out"
+        )
+    try:
+        cluster.read_local_queue(space, queue)
+    except MissingError as error:
+        raise InvalidRequestError(
+            f"queue={queue!r}: there is no such LocalQueue in the namespace {space!r}, so the run "
+            f"would wait for ever ({error}). Create it, or give another queue="
+        ) from error
+    except ForbiddenError:
+        return False
+    return True
+
+
+def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
+    """Refuse a service account that does not exist, and return whether it could be checked.
+
+    The pods of the Job would never be created, and only an event would say so.
+
+    Raises:
+        InvalidRequestError: There is no such service account.
+    """
+    try:
+        cluster.read_service_account(space, name)
+    except MissingError as error:
+        raise InvalidRequestError(
+            f"there is no service account {name!r} in the namespace {space!r}: create it, or give "
+            f"another service_account_name ({error})"
+        ) from error
+    except ForbiddenError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import MAX_REPLICAS, is_run_id, read_whole, redact_and_cut
 
-from . import _names as names
+from .._request import _names as names
 from ._facts import Condition, JobFacts, PodFacts, parse_time, sound_time
 from ._indexes import expand_indexes
 

@@ -14,8 +14,8 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import check_whole
 
-from ._cluster import Cluster
-from ._handles import index_of
+from .._client._cluster import Cluster
+from .._state._handles import index_of
 from ._logs import LogSource, PodLog
 from ._runs import Runs
 

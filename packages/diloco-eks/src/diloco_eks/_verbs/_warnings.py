@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from diloco_protocol import BackendError, ForbiddenError, ReplicaStatus
 
-from ._cluster import Cluster
-from ._errors import warn
-from ._events import STUCK_SECONDS, Event, explained, read_events
+from .._client._cluster import Cluster
+from .._client._errors import warn
+from .._state._events import STUCK_SECONDS, Event, explained, read_events
 
 _MOST = 1000
 

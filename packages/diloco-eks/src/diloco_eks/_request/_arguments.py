@@ -12,19 +12,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from diloco_protocol import InvalidRequestError, UnavailableError, retry, spec_to_environment
+from diloco_protocol import InvalidRequestError, spec_to_environment
 from diloco_protocol.backend import redact_spec, spec_sha256
 
 from . import _names as names
-from ._errors import ConflictError, MissingError
-from ._kubeconfig import DEFAULT
-from ._reading import mappings
 
 if TYPE_CHECKING:
-    from diloco_protocol import Backoff, RunRequest
+    from diloco_protocol import RunRequest
 
-    from ._cluster import Cluster
-    from ._facts import JobFacts
     from ._options import EKSOptions
 
 # Up to this many encoded bytes, the arguments are in the Job itself. Each pod repeats them: 600 kB
@@ -92,50 +87,9 @@ def arguments_map(
         "kind": "ConfigMap",
         "metadata": {
             "name": map_name(request.run_id, digest),
-            "namespace": options.namespace or DEFAULT,
+            "namespace": options.namespace or names.DEFAULT,
             "labels": {names.MANAGED_BY: names.MANAGER, names.RUN: request.run_id},
         },
         "immutable": True,
         "data": pieces,
     }
-
-
-def put_arguments(
-    cluster: Cluster, body: Mapping[str, Any], job: JobFacts, backoff: Backoff, patience: float
-) -> None:
-    """Create the ConfigMap of a Job, which owns it, so that it is removed with the Job.
-
-    The pods wait for the ConfigMap. Repeatable.
-
-    Raises:
-        BackendError: The ConfigMap was not created.
-    """
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job.name, "uid": job.uid}
-    owned = {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
-    space, name = body["metadata"]["namespace"], body["metadata"]["name"]
-
-    def once() -> None:
-        try:
-            cluster.create_config_map(owned)
-        except ConflictError as error:
-            if not has_arguments(cluster, body, job):
-                # The cluster is about to remove the ConfigMap of an earlier run; or it is a
-                # stranger's.
-                raise UnavailableError(
-                    f"cannot create ConfigMap {space}/{name}, since there is one that is not this "
-                    f"run's: {error}"
-                ) from error
-
-    retry(once, backoff, timeout=patience)
-
-
-def has_arguments(cluster: Cluster, body: Mapping[str, Any], job: JobFacts) -> bool:
-    """Return whether a Job has its ConfigMap."""
-    metadata = body["metadata"]
-    try:
-        known = cluster.read_config_map(metadata["namespace"], metadata["name"])
-    except MissingError:
-        return False
-    owners = mappings(known["metadata"].get("ownerReferences"))
-    is_owned = any(owner.get("uid") == job.uid for owner in owners)
-    return is_owned and known.get("data") == body["data"]

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import FINAL_CODE, is_reserved
 
+from ..__about__ import __version__
 from . import _names as names
-from .__about__ import __version__
 from ._arguments import encoded_spec, spec_entries
 from ._environment import container_environment, runner_arguments
 from ._gpus import PlacedGpus, node_affinity, place_gpus
-from ._kubeconfig import DEFAULT
 from ._options import RUNNER
 from ._overlay import apply_overlay
 from ._pod import shape_pod
@@ -104,7 +103,7 @@ def job_manifest(
         "kind": "Job",
         "metadata": {
             "name": name,
-            "namespace": options.namespace or DEFAULT,
+            "namespace": options.namespace or names.DEFAULT,
             "labels": {**labels, **({names.QUEUE: options.queue} if options.queue else {})},
             "annotations": annotations,
         },

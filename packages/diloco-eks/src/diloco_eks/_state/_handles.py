@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
+from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle
 from diloco_protocol.backend import read_whole, redact_text, shown
 
-from ._cluster import Cluster
-from ._errors import MissingError
+from .._request._names import check_dns_label
 from ._facts import JobFacts
-from ._names import RUN, check_dns_label
-from ._reading import read_job
 
 
 def make_handles(
@@ -97,11 +94,12 @@ def same_run(handle: ReplicaHandle, facts: JobFacts) -> bool:
     else:  # a run's Job always has a fingerprint, so without one it cannot be identified
         same, unchanged = True, False
     if same and not unchanged:
-        raise _changed(place["namespace"], place["job_name"])
+        raise changed(place["namespace"], place["job_name"])
     return same
 
 
-def _changed(namespace: str, run_id: str) -> BackendError:
+def changed(namespace: str, run_id: str) -> BackendError:
+    """Return the error for a Job that no longer says that diloco launched it."""
     return BackendError(
         f"the Job {namespace}/{run_id} is there, but what says that it is the run {run_id!r} of "
         "diloco was changed (its labels, annotations, completions or completionMode): put that "
@@ -133,26 +131,3 @@ def index_of(handle: ReplicaHandle, facts: JobFacts) -> int:
             "changed"
         )
     return index
-
-
-def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
-    """Return the Job of a run.
-
-    Raises:
-        ReplicaNotFoundError: There is no such Job.
-        BackendError: Another program has changed the Job, so that it no longer says that diloco
-            launched it.
-    """
-    try:
-        facts = read_job(cluster.read_job(namespace, run_id))
-    except MissingError as error:
-        if left := cluster.list_orphans(namespace, f"{RUN}={run_id}"):
-            raise orphaned(f"{namespace}/{run_id}", left, namespace, f"{RUN}={run_id}") from error
-        raise ReplicaNotFoundError(
-            f"there is no run {run_id!r} in the namespace {namespace!r}: {error}"
-        ) from error
-    if facts.run_id != run_id and facts.fingerprint:
-        raise _changed(namespace, run_id)
-    if facts.run_id != run_id:
-        raise ReplicaNotFoundError(f"the Job {namespace}/{run_id} was not launched by diloco")
-    return facts

@@ -14,13 +14,12 @@ from urllib.parse import quote, unquote, urlsplit
 from diloco_protocol import AuthError, InvalidRequestError
 from diloco_protocol.backend import redact_and_cut, shown
 
+from .._request._names import DEFAULT, check_dns_label
+from .._state._reading import mapping
 from ._errors import printable
 from ._kubeconfig_file import read_file, refused
-from ._names import check_dns_label
 from ._no_proxy import needs_no_proxy
-from ._reading import mapping
 
-DEFAULT = "default"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _SHOWN = 500  # characters of a plugin's output
 _CREDENTIALS = ("exec", "auth-provider", "token", "tokenFile", "username")

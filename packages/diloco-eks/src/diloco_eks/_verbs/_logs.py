@@ -23,12 +23,12 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import check_whole
 
-from ._client import pieces
-from ._cluster import Cluster
-from ._errors import BadRequestError, MissingError, NoLogError, SilentError
-from ._facts import PodFacts, log_is_gone, pods_by_index
+from .._client._client import pieces
+from .._client._cluster import Cluster
+from .._client._errors import BadRequestError, MissingError, NoLogError, SilentError
+from .._state._facts import PodFacts, log_is_gone, pods_by_index
+from .._state._verdict import read_message
 from ._lines import Line, Place, lines_of, written
-from ._verdict import read_message
 
 T = TypeVar("T")
 

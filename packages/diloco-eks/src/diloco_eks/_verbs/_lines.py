@@ -11,8 +11,8 @@ from itertools import islice
 from diloco_protocol import UnavailableError
 from diloco_protocol.backend import redact_and_cut, split_lines
 
-from ._errors import MissingError, NoLogError
-from ._facts import parse_time
+from .._client._errors import MissingError, NoLogError
+from .._state._facts import parse_time
 
 _SHOWN = 500
 # Text that the kubelet sends in place of a log, with status 200; see pkg/kubelet/kuberuntime, and

@@ -23,7 +23,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import in_time, read_bounded, redact_and_cut
 
-from .__about__ import __version__
+from ..__about__ import __version__
 from ._errors import SilentError, UnreachedError, read_answer, read_warnings, to_error, warn
 from ._kubeconfig import (
     ACCOUNT,

@@ -10,6 +10,7 @@ from diloco_protocol.backend import shown
 
 CONTAINER = "replica"
 MANAGER = "diloco-eks"
+DEFAULT = "default"  # the namespace where none is named
 
 # Our labels, to find runs by.
 MANAGED_BY = "app.kubernetes.io/managed-by"

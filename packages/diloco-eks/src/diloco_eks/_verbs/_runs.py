@@ -19,19 +19,19 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import read_whole, shown
 
-from ._arguments import map_name
+from .._client._client import Client
+from .._client._cluster import Cluster
+from .._client._errors import MissingError, NoLogError
+from .._request._arguments import map_name
+from .._request._names import CONTAINER, CONTROLLER_UID, RUN, is_label_value
+from .._state._events import is_stuck
+from .._state._facts import JobFacts, PodFacts, pods_by_index
+from .._state._handles import changed, handles_of, index_of, orphaned, same_run
+from .._state._memory import Memory
+from .._state._reading import mapping, mappings, read_job
+from .._state._states import map_states
 from ._cancel import cancel_job, purge_job
-from ._client import Client
-from ._cluster import Cluster
-from ._errors import MissingError, NoLogError
-from ._events import is_stuck
-from ._facts import JobFacts, PodFacts, pods_by_index
-from ._handles import handles_of, index_of, orphaned, same_run
-from ._memory import Memory
-from ._names import CONTAINER, CONTROLLER_UID, RUN, is_label_value
-from ._reading import mapping, mappings, read_job
 from ._results import read_result
-from ._states import map_states
 from ._warnings import Warnings
 
 
@@ -210,6 +210,29 @@ class Runs:
             f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its "
             "TTL is over. How it ended is known only to a journal"
         )
+
+
+def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
+    """Return the Job of a run.
+
+    Raises:
+        ReplicaNotFoundError: There is no such Job.
+        BackendError: Another program has changed the Job, so that it no longer says that diloco
+            launched it.
+    """
+    try:
+        facts = read_job(cluster.read_job(namespace, run_id))
+    except MissingError as error:
+        if left := cluster.list_orphans(namespace, f"{RUN}={run_id}"):
+            raise orphaned(f"{namespace}/{run_id}", left, namespace, f"{RUN}={run_id}") from error
+        raise ReplicaNotFoundError(
+            f"there is no run {run_id!r} in the namespace {namespace!r}: {error}"
+        ) from error
+    if facts.run_id != run_id and facts.fingerprint:
+        raise changed(namespace, run_id)
+    if facts.run_id != run_id:
+        raise ReplicaNotFoundError(f"the Job {namespace}/{run_id} was not launched by diloco")
+    return facts
 
 
 def _order(version: str) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 from diloco_protocol import UnavailableError
 from diloco_protocol.backend import shown
 
+from .._state._reading import mapping
 from ._errors import MissingError
-from ._reading import mapping
 
 Json = dict[str, Any]
 _LOOK = "look at what stands between, such as a proxy"

@@ -1,0 +1,1 @@
+"""Calls over the network, with credentials, connections and errors."""

@@ -1,0 +1,1 @@
+"""Facts, states and ends: pure functions that read what the cluster answered."""

@@ -1,0 +1,1 @@
+"""The parts of the executor's methods: launch, watch, log, cancel, check."""
