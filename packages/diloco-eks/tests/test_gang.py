@@ -2,8 +2,8 @@
 
 import pytest
 
+from diloco_eks._state._observation import Observation
 from diloco_eks._state._reading import read_job, read_pod
-from diloco_eks._state._seen import Seen
 from diloco_eks._state._states import map_states
 from diloco_protocol import Reason, ReplicaState
 
@@ -149,6 +149,6 @@ def test_a_container_of_which_only_the_status_was_lost_has_run(a_job, a_pod, wor
         "message": f"The container could not be located when the pod was terminated{words}",
     }
     pod = read_pod(a_pod(0, "Pending", {"terminated": lost}, deleting=True))
-    seen = {0: Seen(ReplicaState(before), 1)} if before else {}
+    seen = {0: Observation(ReplicaState(before), 1)} if before else {}
     status, _ = map_states(read_job(a_job(1, cancelled=True)), [pod], range(1), seen)[0]
     assert (status.state, status.stopping) == (state, True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_eks._state._observation import Observation
 from diloco_eks._state._reading import read_job, read_pod
-from diloco_eks._state._seen import Seen
 from diloco_eks._state._states import map_states
 from diloco_eks._state._verdict import interrupted
 from diloco_protocol import BackendError, Reason, ReplicaState
@@ -195,7 +195,7 @@ def test_an_eviction_is_a_new_attempt(a_job, a_pod):
 def test_a_pod_that_vanishes_is_not_decided_in_one_look(a_job, a_pod):
     """The Job is read first: a pod gone a moment later may have been counted as failed since."""
     running = a_job(1, {"active": 1})
-    seen = {0: Seen(ReplicaState.RUNNING, 1)}
+    seen = {0: Observation(ReplicaState.RUNNING, 1)}
     ((status, remembered),) = map_states(read_job(running), [], [0], seen).values()
     assert (status.state, status.attempt) == (ReplicaState.RUNNING, 1)
     failed = a_job(1, {"failedIndexes": "0", "conditions": [FAILURE_TARGET]})
@@ -388,7 +388,7 @@ POD = st.builds(
 SEEN = st.dictionaries(
     st.integers(0, 2),
     st.builds(
-        Seen,
+        Observation,
         st.sampled_from(["pending", "running"]).map(ReplicaState),
         st.integers(1, 4),
         st.booleans(),

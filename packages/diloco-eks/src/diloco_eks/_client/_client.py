@@ -38,7 +38,7 @@ from ._kubeconfig import (
 _ANSWER_BYTES = 256 * 1024 * 1024
 _REFUSAL_BYTES = 1024 * 1024
 # A whole answer may take this many times the pause that is allowed between two of its pieces.
-_WHOLE = 10
+_PAUSES = 10
 _PACKED = "the answer is compressed, although the request did not ask for that: it is not read"
 
 
@@ -175,7 +175,7 @@ class Client:
 
     def time_up(self) -> float:
         """Return the ``time.monotonic`` deadline of an answer or of all pages of a list."""
-        return time.monotonic() + min(_WHOLE * self._timeout, self._limit.left())
+        return time.monotonic() + min(_PAUSES * self._timeout, self._limit.left())
 
     @contextlib.contextmanager
     def until(

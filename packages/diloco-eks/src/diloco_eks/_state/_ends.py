@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+from diloco_protocol.backend import redact_and_cut
 
-from ._departure import how_deleted, why_gone
+from ._cause import deleted_by_others, ended_by_itself
+from ._deletion import how_deleted, why_gone
 from ._facts import JobFacts, PodFacts
 from ._indexes import compress_ranks
 from ._native import native, native_end
-from ._own_end import own_end, uncounted_success
-from ._seen import Seen, evidence
-from ._verdict import Verdict, hides_failure, interrupted, judge
-from ._whose_end import deleted_by_others, ended_by_itself
+from ._observation import Observation, evidence
+from ._verdict import Verdict, hides_failure, interrupted, judge, read_message
+
+_SHOWN = 500
 
 
 class Ends:
@@ -29,14 +33,14 @@ class Ends:
         self,
         job: JobFacts,
         by_index: Mapping[int, list[PodFacts]],
-        seen: Mapping[int, Seen],
+        seen: Mapping[int, Observation],
     ) -> None:
         self.job = job
         self.by_index = by_index
         self.seen = seen
         self._culprits: str | None = None
 
-    def succeeded(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
+    def succeeded(self, pods: list[PodFacts], before: Observation | None) -> ReplicaStatus:
         """Return the status of an index that the Job lists as completed."""
         pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
         last = before.pod if pod is None and before else pod
@@ -58,7 +62,7 @@ class Ends:
             native=native_end(pod),
         )
 
-    def failed(self, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
+    def failed(self, pods: list[PodFacts], before: Observation | None) -> ReplicaStatus:
         """Return the status of an index that the Job lists as failed."""
         last = _last_seen(pods, before)
         if last is not None and self._is_deleted(last):
@@ -108,7 +112,7 @@ class Ends:
             native=native_end(pod),
         )
 
-    def ended_with_the_job(self, pod: PodFacts | None, before: Seen | None) -> ReplicaStatus:
+    def ended_with_the_job(self, pod: PodFacts | None, before: Observation | None) -> ReplicaStatus:
         """Return the status of an index that the Job does not list, once the Job is over."""
         job = self.job
         last = evidence(pod, before, job)
@@ -145,7 +149,7 @@ class Ends:
             "PodFailurePolicy",
             "MaxFailedIndexesExceeded",
         }:
-            verdict = own_end(last, job)
+            verdict = uncounted_failure(last, job)
             if last is not None and verdict is not None:
                 return self._from_verdict(verdict, last)
             if last is not None and deleted_by_others(last, job.decided_at):
@@ -186,8 +190,59 @@ class Ends:
         return self._culprits
 
 
-def _last_seen(pods: list[PodFacts], before: Seen | None) -> PodFacts | None:
+def _last_seen(pods: list[PodFacts], before: Observation | None) -> PodFacts | None:
     """Return the pod of an index that the Job lists as failed, or what was last seen of it."""
     if pods:
         return next((pod for pod in reversed(pods) if pod.phase == "Failed"), pods[-1])
     return None if before is None else before.pod
+
+
+def uncounted_failure(pod: PodFacts | None, job: JobFacts) -> Verdict | None:
+    """Return a replica's own failure, which the controller did not count.
+
+    The controller was ending the run already.
+
+    Args:
+        pod: The replica's last pod, as it was last seen.
+        job: The replica's Job, which has failed.
+
+    Returns:
+        The failure, or None if the replica had not failed by itself, or if that is not known.
+    """
+    if pod is None or pod.disrupted:
+        return None
+    verdict = judge(pod) if pod.terminated is not None else None
+    if verdict is not None and verdict.reason is Reason.TIMEOUT:
+        return verdict
+    started, decided = pod.started_at, job.decided_at
+    if ended_by_itself(pod, decided) and verdict is not None:
+        return verdict if verdict.exit_code else None
+    if job.timeout is None or started is None or decided is None:
+        return None
+    base = verdict or Verdict(Reason.TIMEOUT, None, None, "", started, decided)
+    ended = decided if base.finished_at is None else min(decided, base.finished_at)
+    if started + job.timeout > ended:
+        return None
+    message = (
+        f"it ran for longer than its timeout of {job.timeout:g} s; the end of another rank came "
+        "before its own was counted"
+    )
+    return replace(base, reason=Reason.TIMEOUT, message=message)
+
+
+def uncounted_success(pod: PodFacts | None, job: JobFacts) -> str:
+    """Return text for the message of a replica that succeeded too late to be counted.
+
+    It is empty for all others.
+    """
+    if pod is None or pod.terminated is None or not ended_by_itself(pod, job.decided_at):
+        return ""
+    report = read_message(pod)
+    if pod.terminated.get("exitCode") != 0 or report is None or report.outcome.exit_code != 0:
+        return ""
+    text = (
+        "; its own program had ended with exit code 0 before, which the cluster had not counted yet"
+    )
+    if report.result_lines:
+        return f"{text}, and its result went with its log"
+    return f"{text}, and returned {redact_and_cut(json.dumps(report.outcome.result), _SHOWN)}"

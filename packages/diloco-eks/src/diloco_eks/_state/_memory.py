@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from diloco_protocol import ReplicaState
 
 from ._facts import PodFacts
-from ._seen import Seen
+from ._observation import Observation
 
 if TYPE_CHECKING:
     from diloco_protocol import ReplicaHandle, ReplicaStatus
@@ -26,13 +26,13 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[ReplicaHandle, tuple[Seen, ReplicaStatus, int]] = {}
+        self._seen: dict[ReplicaHandle, tuple[Observation, ReplicaStatus, int]] = {}
         self._ends: dict[ReplicaHandle, ReplicaStatus] = {}
         self._succeeded: dict[ReplicaHandle, PodFacts] = {}
         self._forgotten: dict[ReplicaHandle, bool] = {}
         self._without_log: dict[ReplicaHandle, float] = {}
 
-    def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
+    def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Observation]:
         """Return what was last seen of some replicas, by index."""
         with self._lock:
             return {
@@ -45,7 +45,7 @@ class Memory:
         self,
         handle: ReplicaHandle,
         status: ReplicaStatus,
-        seen: Seen,
+        seen: Observation,
         succeeded: PodFacts | None,
         version: int,
     ) -> ReplicaStatus:
@@ -122,5 +122,5 @@ class Memory:
             self._without_log.pop(handle, None)
 
 
-def _is_live(seen: Seen) -> bool:
+def _is_live(seen: Observation) -> bool:
     return not seen.podless and seen.pod is not None and seen.pod.live

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
 from .._request._arguments import map_name
-from ._departure import clock, why_going, why_gone
+from ._deletion import clock, why_deleting, why_gone
 from ._ends import Ends
 from ._facts import JobFacts, PodFacts, pods_by_index
 from ._native import native
-from ._seen import Seen, began, evidence, in_order, told_first
+from ._observation import Observation, began, evidence, in_order, keep_told_to_end
 from ._verdict import judge, taken_away
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
@@ -36,8 +36,8 @@ def map_states(
     job: JobFacts,
     pods: list[PodFacts],
     indexes: Iterable[int],
-    seen: Mapping[int, Seen] | None = None,
-) -> dict[int, tuple[ReplicaStatus, Seen]]:
+    seen: Mapping[int, Observation] | None = None,
+) -> dict[int, tuple[ReplicaStatus, Observation]]:
     """Return the status of some indexes, and what to remember of each.
 
     The Job's lists decide which indexes have succeeded or failed. A pod that has ended and is in
@@ -52,7 +52,7 @@ def map_states(
     """
     known = seen or {}
     by_index = {
-        index: [*rest, told_first(newest, known.get(index))]
+        index: [*rest, keep_told_to_end(newest, known.get(index))]
         for index, (*rest, newest) in pods_by_index(pods).items()
     }
     ends = Ends(job, by_index, known)
@@ -63,7 +63,7 @@ def map_states(
         index_pods = by_index.get(index, [])
         status = in_order(view.status(index, index_pods, before), before)
         pod = evidence(index_pods[-1] if index_pods else None, before, job)
-        last = Seen(status.state, status.attempt, podless=not index_pods, pod=pod)
+        last = Observation(status.state, status.attempt, podless=not index_pods, pod=pod)
         statuses[index] = (status, last)
     return statuses
 
@@ -76,7 +76,7 @@ class _View:
         self.ends = ends
         self.live = live
 
-    def status(self, index: int, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
+    def status(self, index: int, pods: list[PodFacts], before: Observation | None) -> ReplicaStatus:
         """Return the status of one index; its pods are given with the newest last."""
         job = self.job
         newest = pods[-1] if pods else None
@@ -90,7 +90,7 @@ class _View:
             return self._without_pod(before)
         return self._alive(newest, before)
 
-    def _without_pod(self, before: Seen | None) -> ReplicaStatus:
+    def _without_pod(self, before: Observation | None) -> ReplicaStatus:
         job = self.job
         words = native(job, None)
         if job.decided or job.deleting or (job.cancelled and not job.suspended):
@@ -128,12 +128,12 @@ class _View:
             text += f": the Job's spec.parallelism was set to {job.parallelism}"
         return ReplicaStatus(PENDING, reason=reason, message=text, native=words)
 
-    def _alive(self, pod: PodFacts, before: Seen | None) -> ReplicaStatus:
+    def _alive(self, pod: PodFacts, before: Observation | None) -> ReplicaStatus:
         job = self.job
         reason, message = self._why_stopping()
         if pod.deleting and not message:
             is_suspended = "Suspended" in job.conditions
-            message = self._why_suspended() if is_suspended else why_going(pod)
+            message = self._why_suspended() if is_suspended else why_deleting(pod)
         stopping = pod.deleting or job.decided or job.deleting or job.cancelled
         attempt, state = pod.attempt, RUNNING
         started = pod.started_at

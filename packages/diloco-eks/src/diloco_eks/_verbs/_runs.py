@@ -55,9 +55,9 @@ class Runs:
             BackendError: The Job was deleted, and its pods were not; or another program has changed
                 it.
         """
-        return read_job(self._whole(handle))
+        return read_job(self._raw_job(handle))
 
-    def _whole(self, handle: ReplicaHandle) -> Mapping[str, Any]:
+    def _raw_job(self, handle: ReplicaHandle) -> Mapping[str, Any]:
         place = handle.metadata
         try:
             job = self._cluster.read_job(place["namespace"], place["job_name"])
@@ -72,7 +72,7 @@ class Runs:
 
         If the spec is in a ConfigMap, only the one counts whose digest the Job names.
         """
-        job = self._whole(handle)
+        job = self._raw_job(handle)
         index_of(handle, read_job(job))  # refuses a rank that the Job does not have
         containers = mappings(job["spec"]["template"]["spec"].get("containers"))
         container = next((item for item in containers if item.get("name") == CONTAINER), {})

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from diloco_protocol import ReplicaState, ReplicaStatus
 
+from ._cause import ended_by_itself
 from ._facts import JobFacts, PodFacts
-from ._whose_end import ended_by_itself
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """A record of what an observer last saw of a replica.
 
     It keeps one observer's reports in order; states are right without it.
@@ -30,7 +30,7 @@ class Seen:
     pod: PodFacts | None = None
 
 
-def evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFacts | None:
+def evidence(pod: PodFacts | None, before: Observation | None, job: JobFacts) -> PodFacts | None:
     """Return the pod to remember.
 
     It is the pod as it is now, unless it was seen to end by itself before it was told to.
@@ -42,7 +42,7 @@ def evidence(pod: PodFacts | None, before: Seen | None, job: JobFacts) -> PodFac
     return last if same and ended_by_itself(last, job.decided_at) else pod
 
 
-def told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
+def keep_told_to_end(pod: PodFacts, before: Observation | None) -> PodFacts:
     """Return a pod with the time when it was first seen to be told to end."""
     last = None if before is None else before.pod
     if last is None or last.name != pod.name or last.told_to_end is None:
@@ -50,12 +50,12 @@ def told_first(pod: PodFacts, before: Seen | None) -> PodFacts:
     return replace(pod, told_to_end=last.told_to_end)
 
 
-def began(before: Seen | None) -> float | None:
+def began(before: Observation | None) -> float | None:
     """Return when a replica whose pod is gone had started, if that was seen."""
     return before.pod.started_at if before is not None and before.pod is not None else None
 
 
-def in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
+def in_order(status: ReplicaStatus, before: Observation | None) -> ReplicaStatus:
     """Return a status whose attempt is not lower than before.
 
     A replica that was running can only be pending for its next attempt.

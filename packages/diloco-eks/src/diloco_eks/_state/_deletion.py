@@ -11,7 +11,7 @@ _KILLED = 128 + 9  # the exit code after SIGKILL
 _NO_REASON = "by hand, with its namespace, or by something that gave no reason"
 
 
-def why_going(pod: PodFacts) -> str:
+def why_deleting(pod: PodFacts) -> str:
     """Return why a pod is being deleted, where its own Job did not delete it."""
     when = "" if pod.told_to_end is None else f" since {clock(pod.told_to_end)}"
     if pod.disruption is None:

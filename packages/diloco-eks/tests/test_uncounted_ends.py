@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from diloco_eks._state._own_end import own_end, uncounted_success
+from diloco_eks._state._ends import uncounted_failure, uncounted_success
 from diloco_eks._state._reading import read_job, read_pod
 from diloco_eks._state._states import map_states
 from diloco_protocol import Reason
@@ -41,13 +41,13 @@ def pod_that_ended(a_pod, code=0, message="", told=None, at="04:30:30", grace=5,
 
 def test_a_pod_that_was_taken_away_did_not_time_out(job, a_pod):
     late = {"running": {"startedAt": "2026-11-21T04:30:00Z"}}
-    assert own_end(read_pod(a_pod(1, "Running", late)), job).reason is Reason.TIMEOUT
-    assert own_end(read_pod(a_pod(1, "Running", late, conditions=[EVICTED])), job) is None
+    assert uncounted_failure(read_pod(a_pod(1, "Running", late)), job).reason is Reason.TIMEOUT
+    assert uncounted_failure(read_pod(a_pod(1, "Running", late, conditions=[EVICTED])), job) is None
 
 
 def test_what_it_reported_wins_over_the_clock(job, a_pod, report):
     message = report(exit_code=124, error="its own words", reason=Reason.TIMEOUT)[0]
-    verdict = own_end(pod_that_ended(a_pod, 124, message, told="04:30:10"), job)
+    verdict = uncounted_failure(pod_that_ended(a_pod, 124, message, told="04:30:10"), job)
     assert (verdict.reason, verdict.message) == (Reason.TIMEOUT, "its own words")
 
 
