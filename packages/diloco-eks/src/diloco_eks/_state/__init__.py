@@ -1,1 +1,1 @@
-"""Facts, states and ends: pure functions that read what the cluster answered."""
+"""Facts, states and ends, read from what the cluster answered, without a call."""
