@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from diloco_eks._state import _handles as eks
 from diloco_local import _runs as local
-from diloco_modal import _handles as modal
+from diloco_modal._state import _handles as modal
 from diloco_protocol import ReplicaResult
 from diloco_sagemaker import _handles as sagemaker
 

@@ -42,7 +42,8 @@ import signal
 import sys
 import threading
 
-from diloco_modal import ModalSpawnExecutor, _client, _many
+from diloco_modal import ModalSpawnExecutor
+from diloco_modal._client import _client, _many
 
 when, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 options = json.loads(sys.argv[4])

@@ -15,7 +15,7 @@ from modal_truth import Record, Texts, entries_of, resources_of, truth_of
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_localcloud import ModalStandIn
 from diloco_modal import ModalSpawnExecutor
-from diloco_modal._lives import new_life
+from diloco_modal._client._lives import new_life
 from diloco_modal._wrapper import claim
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaSpec, environment
 

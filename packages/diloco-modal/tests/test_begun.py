@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from diloco_modal._client import Client
+from diloco_modal._client._client import Client
 from diloco_protocol import BackendError, ReplicaNotFoundError, RunConflictError
 
 

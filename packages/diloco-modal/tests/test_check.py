@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_modal._client import Client
+from diloco_modal._client._client import Client
 from diloco_protocol import Backoff, InvalidRequestError, Reason
 
 URI = "s3://bucket/run-1"

@@ -7,9 +7,9 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from modal import exception as modal_errors
 from modal._utils import http_utils
 
-import diloco_modal
-from diloco_modal._errors import DenseLogError, MissingError, bounded, meant
-from diloco_modal._import import import_modal
+from diloco_modal import _client
+from diloco_modal._client._errors import DenseLogError, MissingError, bounded, meant
+from diloco_modal._client._import import import_modal
 from diloco_protocol import (
     AuthError,
     BackendError,
@@ -74,8 +74,8 @@ def test_a_call_has_the_time_that_it_is_given():
 
 
 def test_a_client_in_which_something_has_moved_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "diloco_modal._wire")
-    monkeypatch.delattr(diloco_modal, "_wire")
+    monkeypatch.delitem(sys.modules, "diloco_modal._client._wire")
+    monkeypatch.delattr(_client, "_wire")
     monkeypatch.delattr(http_utils, "ClientSessionRegistry")
     with pytest.raises(
         MissingDependencyError, match=r"ClientSessionRegistry.*pip install 'modal>=1\.5\.5,<1\.7'"

@@ -11,9 +11,9 @@ import pytest
 from modal_truth import told
 
 from diloco_localcloud._server._http import CutError
-from diloco_modal import _ends
-from diloco_modal._client import Client
-from diloco_modal._errors import MissingError
+from diloco_modal._client._client import Client
+from diloco_modal._client._errors import MissingError
+from diloco_modal._state import _ends
 from diloco_modal._wrapper import kept
 from diloco_protocol import (
     BackendError,

@@ -4,7 +4,7 @@ import modal
 import pytest
 from modal_truth import told
 
-from diloco_modal._client import Client
+from diloco_modal._client._client import Client
 from diloco_protocol import (
     BackendError,
     FolderJournal,

@@ -6,7 +6,7 @@ import signal
 import pytest
 from modal_truth import told
 
-from diloco_modal._client import Client
+from diloco_modal._client._client import Client
 from diloco_protocol import (
     BackendError,
     ForbiddenError,

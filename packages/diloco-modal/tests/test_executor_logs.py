@@ -5,8 +5,8 @@ import time
 import pytest
 
 from diloco_localcloud import ModalStandIn
-from diloco_modal import _entries, _logs
-from diloco_modal._errors import DenseLogError
+from diloco_modal._client._errors import DenseLogError
+from diloco_modal._verbs import _entries, _logs
 from diloco_protocol import (
     Backoff,
     ForbiddenError,

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from diloco_modal import _many as many
-from diloco_modal._client import Client
+from diloco_modal._client import _many as many
+from diloco_modal._client._client import Client
 from diloco_protocol import (
     BackendError,
     ForbiddenError,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_modal import _entries, _logs
-from diloco_modal._entries import Entries
-from diloco_modal._errors import DenseLogError
-from diloco_modal._logs import Lines, read_log
+from diloco_modal._client._errors import DenseLogError
+from diloco_modal._verbs import _entries, _logs
+from diloco_modal._verbs._entries import Entries
+from diloco_modal._verbs._logs import Lines, read_log
 from diloco_protocol import Backoff, LogQuery
 
 START = 1_700_000_000.0

@@ -96,7 +96,7 @@ def test_a_preempted_replica_is_the_next_attempt(place):
 LAUNCHER = """
     import os, signal, sys
     from diloco_modal import ModalSpawnExecutor
-    from diloco_modal._client import Client
+    from diloco_modal._client._client import Client
 
     when, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     plain = Client.spawn

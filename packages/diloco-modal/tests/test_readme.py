@@ -11,7 +11,7 @@ import modal
 import pytest
 
 from diloco_modal import ModalOptions
-from diloco_modal._client import Client
+from diloco_modal._client._client import Client
 from diloco_protocol.backend import options_table
 
 README = Path(__file__).parents[1] / "README.md"

@@ -8,9 +8,9 @@ import modal
 import pytest
 from modal_truth import told
 
-from diloco_modal import _records
-from diloco_modal._client import Client
-from diloco_modal._record import (
+from diloco_modal._client import _records
+from diloco_modal._client._client import Client
+from diloco_modal._state._record import (
     DamagedRecordError,
     call_of,
     entry,

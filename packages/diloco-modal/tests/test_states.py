@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_modal._record import DamagedRecordError
-from diloco_modal._states import Lost, Trace, died, ended, living, stopped, with_damage
-from diloco_modal._states import trace_of as trace_of_texts
-from diloco_modal._wire import End
+from diloco_modal._state._record import DamagedRecordError
+from diloco_modal._state._states import End, Lost, Trace, died, ended, living, stopped, with_damage
+from diloco_modal._state._states import trace_of as trace_of_texts
 from diloco_protocol import Outcome, Reason, ReplicaState
 
 URL = "https://modal.com/id/fc-1"

@@ -16,9 +16,9 @@ from modal.exception import InvalidError, PermissionDeniedError
 from modal_proto import api_pb2
 
 from diloco_localcloud._modal._workspace._call import Payload, Result, Status
-from diloco_modal import _wire
-from diloco_modal._record import DamagedRecordError
-from diloco_modal._text import text_in_cbor, text_in_pickle
+from diloco_modal._client import _wire
+from diloco_modal._state._record import DamagedRecordError
+from diloco_modal._state._text import text_in_cbor, text_in_pickle
 from diloco_modal._wrapper import kept
 from diloco_protocol import (
     BackendError,

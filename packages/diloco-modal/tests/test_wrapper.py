@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wrapper_lab import PATIENCE, Held, get_entry, outcome, payload, texts
 
-from diloco_modal import _lives, _wire, _wrapper, run_replica
-from diloco_modal._lives import Life, Record, new_life
-from diloco_modal._states import living, trace_of
+from diloco_modal import _wrapper, run_replica
+from diloco_modal._client import _lives, _wire
+from diloco_modal._client._lives import Life, Record, new_life
+from diloco_modal._state._states import living, trace_of
 from diloco_modal._wrapper import (
     _end,
     _last_word,

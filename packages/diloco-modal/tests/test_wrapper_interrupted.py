@@ -11,8 +11,8 @@ import pytest
 from wrapper_lab import outcome, payload, say_status, texts
 
 from diloco_modal import run_replica
-from diloco_modal._lives import Life, Record, new_life, was_cancelled
-from diloco_modal._states import trace_of
+from diloco_modal._client._lives import Life, Record, new_life, was_cancelled
+from diloco_modal._state._states import trace_of
 from diloco_protocol import Outcome, UnavailableError
 
 

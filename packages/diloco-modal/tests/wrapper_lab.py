@@ -7,8 +7,9 @@ import time
 
 import modal
 
-from diloco_modal import ModalOptions, _wire, run_replica
-from diloco_modal._payload import payloads
+from diloco_modal import ModalOptions, run_replica
+from diloco_modal._client import _wire
+from diloco_modal._request._payload import payloads
 from diloco_protocol import Outcome, make_request
 
 PATIENCE = 600.0

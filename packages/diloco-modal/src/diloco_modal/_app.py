@@ -7,8 +7,8 @@ from typing import Any
 
 from diloco_protocol import InvalidRequestError
 
-from ._import import import_modal
-from ._options import check_function
+from ._client._import import import_modal
+from ._request._options import check_function
 from ._wrapper import run_replica
 
 

@@ -32,17 +32,9 @@ from diloco_protocol.backend import (
     try_rendezvous,
 )
 
-from . import _states as states
-from ._cancels import Cancels
-from ._check import check_launch, seen_by_a_call
-from ._client import Client
-from ._entries import CLOCKS
-from ._handles import check_handle, link, make_handle
-from ._launch import Launcher, bound_options
-from ._logs import read_log
-from ._looks import Looks, is_of, other_call, other_launch
-from ._options import DAY, ModalOptions
-from ._payload import (
+from ._client._client import Client
+from ._request._options import DAY, ModalOptions
+from ._request._payload import (
     LONGEST_CALL,
     MARGIN,
     MAX_RESULT_BYTES,
@@ -50,13 +42,21 @@ from ._payload import (
     check_labels,
     payloads,
 )
-from ._record import (
+from ._state import _states as states
+from ._state._handles import check_handle, link, make_handle
+from ._state._record import (
     DamagedRecordError,
     calls_of,
     check_time,
     launch_of,
     readable_calls,
 )
+from ._verbs._cancels import Cancels
+from ._verbs._check import check_launch, seen_by_a_call
+from ._verbs._entries import CLOCKS
+from ._verbs._launch import Launcher, bound_options
+from ._verbs._logs import read_log
+from ._verbs._looks import Looks, is_of, other_call, other_launch
 
 T = TypeVar("T")
 _WARNINGS = 10

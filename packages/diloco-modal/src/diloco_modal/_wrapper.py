@@ -19,8 +19,8 @@ from diloco_protocol import DilocoError, Outcome, Reason
 from diloco_protocol.backend import OUTCOME_BYTES, read_bounded
 
 from .__about__ import __version__
-from ._lives import Record, comes_again, entry_of, new_life, was_cancelled
-from ._record import parsed
+from ._client._lives import Record, comes_again, entry_of, new_life, was_cancelled
+from ._state._record import parsed
 
 _VERSION = 2
 _START_FAILED = 2

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_protocol import (
     AuthError,
@@ -19,15 +19,15 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_run_id
 
-from . import _many as many
-from . import _states as states
-from ._client import Client
-from ._ends import Ends
-from ._entries import CLOCKS
-from ._errors import MissingError
-from ._handles import check_handle, launched_at, link, make_handle
-from ._options import DAY, ModalOptions
-from ._record import (
+from .._client import _many as many
+from .._client._client import Client
+from .._client._errors import MissingError
+from .._client._records import PREFIX
+from .._request._options import DAY, ModalOptions
+from .._state import _states as states
+from .._state._ends import Ends
+from .._state._handles import check_handle, launched_at, link, make_handle
+from .._state._record import (
     DamagedRecordError,
     Numbers,
     call_of,
@@ -37,10 +37,8 @@ from ._record import (
     numbers_of,
     stray,
 )
-from ._records import PREFIX
-
-if TYPE_CHECKING:
-    from ._wire import End
+from .._state._states import End
+from ._entries import CLOCKS
 
 _KEPT_BY_MODAL = 7.0 * DAY
 """Seconds for which Modal knows a call after it has ended."""
@@ -288,8 +286,6 @@ class Looks:
 
     async def _end(self, handle: ReplicaHandle, trace: states.Trace) -> End | BackendError | None:
         """Return how a call has ended; also returns an error that concerns its rank alone."""
-        from ._wire import End
-
         call = handle.metadata["function_call_id"]
         try:
             return await self._client.end(call)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
 from ._record import DamagedRecordError, Numbers, cancel_of, check_whole, entry, numbers_of
-
-if TYPE_CHECKING:
-    from ._wire import End
 
 INTERRUPT_SECONDS = 30.0
 """Seconds that Modal leaves a container between SIGINT and its end."""
@@ -20,6 +17,25 @@ INTERRUPT_SECONDS = 30.0
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|(?<![a-z])oom(?![a-z])|(?<![a-z])oom_?kill", re.IGNORECASE
 )
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a call.
+
+    Attributes:
+        status: Modal's word, such as ``"SUCCESS"``, ``"TERMINATED"`` or ``"KERNEL_OOM_KILL"``.
+        text: The text that it returned, if that was asked for, and is one text.
+        message: Modal's message about an end without success; or why there is no text.
+        raised: Whether it raised an error, which is not decoded; Modal's message shows it.
+        late: Whether there may be a text later, since it only could not be fetched now.
+    """
+
+    status: str
+    text: str = ""
+    message: str = ""
+    raised: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

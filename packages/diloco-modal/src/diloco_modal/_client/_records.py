@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from .._request._options import ModalOptions
+from .._request._payload import record_name
+from .._state._record import DamagedRecordError, checked, numbers_of, written
 from . import _many as many
 from ._connection import Connection
 from ._errors import MissingError
 from ._import import import_modal
-from ._options import ModalOptions
-from ._payload import record_name
-from ._record import DamagedRecordError, checked, numbers_of, written
 
 PREFIX = "diloco-"
 _KEPT_SECONDS = 60.0

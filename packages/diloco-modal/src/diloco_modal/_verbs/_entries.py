@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from ._errors import DenseLogError
-from ._record import LATEST
+from .._client._errors import DenseLogError
+from .._state._record import LATEST
 
 Fetch = Callable[[Callable[[Any], Any], int], list[Any]]
 """A function that returns entries of a call's log.

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from diloco_protocol import AuthError, BackendError, InvalidRequestError
 
+from .._request._options import ModalOptions
 from . import _many as many
 from ._import import import_modal
-from ._options import ModalOptions
 
 T = TypeVar("T")
 _SENT = (

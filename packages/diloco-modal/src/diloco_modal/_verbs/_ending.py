@@ -9,8 +9,8 @@ from typing import Any
 
 from diloco_protocol import BackendError
 
-from ._client import Client
-from ._record import DamagedRecordError
+from .._client._client import Client
+from .._state._record import DamagedRecordError
 
 
 class Ending:

@@ -14,12 +14,12 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import cancel_all, shown
 
-from . import _many as many
-from ._client import Client
+from .._client import _many as many
+from .._client._client import Client
+from .._request._options import ModalOptions
+from .._state._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
 from ._ending import Ending
 from ._looks import Looks, other_call, other_launch
-from ._options import ModalOptions
-from ._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
 
 
 class Cancels:

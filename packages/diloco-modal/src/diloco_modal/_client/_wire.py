@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from modal._utils.async_utils import synchronize_api
@@ -22,9 +21,10 @@ from modal_proto import api_pb2
 from diloco_protocol import InvalidRequestError, UnavailableError
 from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES, check_size
 
+from .._state._record import damaged
+from .._state._states import End
+from .._state._text import text_in_cbor, text_in_pickle
 from ._errors import MissingError
-from ._record import damaged
-from ._text import text_in_cbor, text_in_pickle
 
 _AROUND = 64
 """More bytes than a pickle adds to a text."""
@@ -35,25 +35,6 @@ _DICT_BYTES = 8 * RECORD_BYTES
 _RAISED = {"FAILURE", "INIT_FAILURE"}
 _MESSAGE = 4000
 """Characters that are kept of what Modal says about an end."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a call.
-
-    Attributes:
-        status: Modal's word, such as ``"SUCCESS"``, ``"TERMINATED"`` or ``"KERNEL_OOM_KILL"``.
-        text: The text that it returned, if that was asked for, and is one text.
-        message: Modal's message about an end without success; or why there is no text.
-        raised: Whether it raised an error, which is not decoded; Modal's message shows it.
-        late: Whether there may be a text later, since it only could not be fetched now.
-    """
-
-    status: str
-    text: str = ""
-    message: str = ""
-    raised: bool = False
-    late: bool = False
 
 
 async def _get_end(client: Any, call_id: str, *, value: bool = True) -> End | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome
 
+from .._state._record import checked, damaged, parsed, written
 from ._errors import bounded
-from ._record import checked, damaged, parsed, written
 
 _ASK_SECONDS = 2.0
 _RECORD_SECONDS = 20.0

@@ -9,11 +9,11 @@ from typing import Any
 
 from diloco_protocol import BackendError, Backoff, ReplicaHandle, RunRequest, retry
 
-from . import _many as many
-from ._client import Client
+from .._client import _many as many
+from .._client._client import Client
+from .._request._options import ModalOptions
+from .._state._handles import make_handle
 from ._ending import Ending
-from ._handles import make_handle
-from ._options import ModalOptions
 
 
 class Withdrawal:

@@ -23,15 +23,15 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_text
 
-from . import _many as many
-from ._client import Client
-from ._errors import MissingError
-from ._handles import make_handle
-from ._options import DAY, ModalOptions
-from ._payload import call_timeout, payloads, record_name
-from ._record import DamagedRecordError, call_of, calls_of, launch_of, written
-from ._resources import cores, mebibytes, modal_gpu
-from ._states import Trace, ended
+from .._client import _many as many
+from .._client._client import Client
+from .._client._errors import MissingError
+from .._request._options import DAY, ModalOptions
+from .._request._payload import call_timeout, payloads, record_name
+from .._request._resources import cores, mebibytes, modal_gpu
+from .._state._handles import make_handle
+from .._state._record import DamagedRecordError, call_of, calls_of, launch_of, written
+from .._state._states import Trace, ended
 from ._withdraw import Withdrawal
 
 # Launches with the same options share these containers. With fewer, the replicas of one launch

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diloco_protocol import InvalidRequestError
 
+from .._request._options import ModalOptions
+from .._request._payload import deploy_command
+from .._state._handles import link
+from .._state._record import damaged
+from .._state._states import End
 from . import _many as many
 from ._errors import DenseLogError, MissingError
-from ._handles import link
 from ._import import import_modal
-from ._options import ModalOptions
-from ._payload import deploy_command
-from ._record import damaged
 from ._records import Records
 from ._secrets import secrets_of
-
-if TYPE_CHECKING:
-    from ._wire import End
 
 _LOG_ENTRY_BYTES = 200
 """Bytes that an entry of a log takes besides its text."""

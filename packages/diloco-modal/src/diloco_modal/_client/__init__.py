@@ -1,0 +1,1 @@
+"""Calls to Modal: its client, the connection, records of runs, errors."""

@@ -1,0 +1,1 @@
+"""Options, names and pure builders of what is sent to Modal."""

@@ -1,0 +1,1 @@
+"""Pure functions that read what Modal and the record of a run say; handles, states, ends."""

@@ -1,0 +1,1 @@
+"""The executor's verbs: launch, look, cancel, logs, check."""
