@@ -43,13 +43,13 @@ import sys
 import threading
 
 from diloco_modal import ModalSpawnExecutor
-from diloco_modal._client import _client, _many
+from diloco_modal._client import _client, _event_loop
 
 when, number, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 options = json.loads(sys.argv[4])
 spawn, hold = _client.Client.spawn, _client.Client.hold
 # So that the ranks before this one have their calls, and those after it have none.
-_many.AT_ONCE = 1
+_event_loop.AT_ONCE = 1
 
 
 def dies():

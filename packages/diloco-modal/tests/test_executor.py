@@ -55,10 +55,10 @@ def test_of_many_ends_the_latest_are_remembered(lab, monkeypatch, most, name):
         lab.finish(handle, "x" * 1000)
     results = executor.collect(handles, timeout=5)
     assert [each["result"] for each in results] == ["x" * 1000] * 4
-    assert len(executor._call_looks._ends) == 2
+    assert len(executor._observer._ends) == 2
     assert [executor.poll(handle) for handle in handles] == ["succeeded"] * 4
     executor.purge(handles[0])
-    assert (len(executor._call_looks._ends), executor._call_looks._ends._bytes) == (0, 0)
+    assert (len(executor._observer._ends), executor._observer._ends._bytes) == (0, 0)
 
 
 def test_a_handle_says_where_and_when_its_replica_was_launched(lab):

@@ -6,7 +6,7 @@ import pytest
 
 from diloco_localcloud import ModalStandIn
 from diloco_modal._client._errors import DenseLogError
-from diloco_modal._verbs import _entries, _logs
+from diloco_modal._verbs import _log_entries, _logs
 from diloco_protocol import (
     Backoff,
     ForbiddenError,
@@ -171,7 +171,7 @@ def test_of_a_dense_stretch_no_more_is_read_than_may_be_held(lab, monkeypatch):
     for number in range(200):
         lab.call(handle).log(f"{number}\n")
         lab.world.advance(1)
-    monkeypatch.setattr(_entries, "MOST_BYTES", 5000)
+    monkeypatch.setattr(_log_entries, "MOST_BYTES", 5000)
     lines = lab.executor().log_iter(handle)
     assert next(lines) == "0"
     before = len(lab.stand_in.calls.requests())
@@ -181,7 +181,7 @@ def test_of_a_dense_stretch_no_more_is_read_than_may_be_held(lab, monkeypatch):
 
 
 def test_what_is_too_much_at_one_time_is_named_and_the_rest_is_read(lab, monkeypatch):
-    monkeypatch.setattr(_entries, "MOST_BYTES", 1000)
+    monkeypatch.setattr(_log_entries, "MOST_BYTES", 1000)
     (handle,) = lab.launch(1)
     lab.begin(handle)
     for text, count in (("before\n", 1), ("dense\n", 30), ("after\n", 1)):

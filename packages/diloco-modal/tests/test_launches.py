@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from diloco_modal._client import _many as many
+from diloco_modal._client import _event_loop as loop
 from diloco_modal._client._client import Client
 from diloco_protocol import (
     BackendError,
@@ -94,7 +94,7 @@ def test_a_launcher_that_wakes_up_late_leaves_the_next_run_of_its_name_alone(lab
 def test_a_launch_that_fails_keeps_the_record_of_what_another_launcher_has_started(
     lab, monkeypatch
 ):
-    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
     theirs = []
     meanwhile(monkeypatch, 0, lambda: theirs.extend(lab.launch(2)))
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=3, times=None)
@@ -108,7 +108,7 @@ def test_a_launch_that_fails_keeps_the_record_of_what_another_launcher_has_start
 
 def test_what_another_launcher_has_returned_is_not_taken_back(lab, monkeypatch):
     """It found the calls of this one, which fails later."""
-    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
     theirs = []
     meanwhile(monkeypatch, 2, lambda: theirs.extend(lab.launch(4)))
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=5, times=None)
@@ -135,7 +135,7 @@ def test_what_was_taken_back_meanwhile_is_not_returned(lab, monkeypatch):
 def test_what_a_killed_launcher_has_started_is_named_when_its_launch_fails_again(
     lab, monkeypatch, rank, error
 ):
-    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
     first = lab.launch(4)[:2]
     for number in (2, 3):
         lab.record().pop(f"call-{number}")
@@ -316,7 +316,7 @@ def test_a_call_that_modal_says_not_to_know_when_it_is_taken_back_is_named(lab, 
         lab.stand_in._workspace.calls._calls.pop(call)
         return call
 
-    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
     monkeypatch.setattr(Client, "spawn", spawn)
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=1, times=None)
     with pytest.raises(LaunchError, match="1 calls of this launch may be running") as caught:
@@ -331,7 +331,7 @@ def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
         tried.append(call_id)
         raise UnavailableError("away")
 
-    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
     monkeypatch.setattr(Client, "cancel", cancel)
     lab.stand_in.faults.add("forbidden", verb="FunctionMap", after=4, times=None)
     before = lab.world.now()
@@ -344,7 +344,7 @@ def test_the_time_to_try_again_is_that_of_all_calls_together(lab, monkeypatch):
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
-    monkeypatch.setattr(many, "AT_ONCE", 1)
+    monkeypatch.setattr(loop, "AT_ONCE", 1)
     plain, cancel, calls = Client.spawn, Client.cancel, []
 
     async def spawn(self, function, payload):
@@ -371,7 +371,7 @@ def test_a_second_ctrl_c_names_what_is_left(lab, monkeypatch):
 
 def test_a_second_ctrl_c_leaves_no_call_that_was_being_started(lab, monkeypatch):
     """It does not wait for what is under way, which learns that the launch was taken back."""
-    plain, delete, at_once = Client.spawn, Client.delete_record, many.at_once
+    plain, delete, at_once = Client.spawn, Client.delete_record, loop.at_once
     taken_back, threads = threading.Event(), []
 
     async def spawn(self, function, payload):
@@ -395,7 +395,7 @@ def test_a_second_ctrl_c_leaves_no_call_that_was_being_started(lab, monkeypatch)
 
     monkeypatch.setattr(Client, "spawn", spawn)
     monkeypatch.setattr(Client, "delete_record", delete_record)
-    monkeypatch.setattr(many, "at_once", not_waited_for)
+    monkeypatch.setattr(loop, "at_once", not_waited_for)
     with pytest.raises(KeyboardInterrupt):
         lab.launch(4)
     threads[0].join()

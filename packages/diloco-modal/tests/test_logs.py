@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_modal._client._errors import DenseLogError
-from diloco_modal._verbs import _entries, _logs
-from diloco_modal._verbs._entries import Entries
+from diloco_modal._verbs import _log_entries, _logs
+from diloco_modal._verbs._log_entries import Entries
 from diloco_modal._verbs._logs import Lines, read_log
 from diloco_protocol import Backoff, LogQuery
 
@@ -307,7 +307,7 @@ def test_a_long_log_is_not_held_as_a_whole(monkeypatch):
     count = 20_000
     log = Log((START + n / 10, entry(START + n / 10, f"{n} {'x' * 90}\n")) for n in range(count))
     log.now = START + count
-    monkeypatch.setattr(_entries, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(_log_entries, "MOST_BYTES", 50_000)
     lines = log.lines()
     first = next(lines)
     assert first.startswith("0 ")
@@ -323,7 +323,7 @@ def test_a_long_log_is_not_held_as_a_whole(monkeypatch):
 
 def test_too_much_at_one_time_does_not_fill_memory(monkeypatch):
     log = Log((START, entry(START + 1, "x" * 100)) for _ in range(100))
-    monkeypatch.setattr(_entries, "MOST_BYTES", 2000)
+    monkeypatch.setattr(_log_entries, "MOST_BYTES", 2000)
     (line,) = log.lines()
     assert line.endswith("lines are missing here ...]")
     assert not log.held

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_localcloud._modal._workspace._dicts import Dict
 from diloco_localcloud._modal._workspace._refused import RefusedError
-from diloco_modal._client._many import AT_ONCE, ask, at_once, patiently
+from diloco_modal._client._event_loop import AT_ONCE, ask, at_once, patiently
 from diloco_protocol import (
     BackendError,
     Backoff,

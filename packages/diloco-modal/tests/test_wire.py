@@ -17,8 +17,8 @@ from modal_proto import api_pb2
 
 from diloco_localcloud._modal._workspace._call import Payload, Result, Status
 from diloco_modal._client import _wire
+from diloco_modal._state._decode import text_in_cbor, text_in_pickle
 from diloco_modal._state._record import DamagedRecordError
-from diloco_modal._state._text import text_in_cbor, text_in_pickle
 from diloco_modal._wrapper import kept
 from diloco_protocol import (
     BackendError,

@@ -42,8 +42,9 @@ from ._request._payload import (
     check_labels,
     payloads,
 )
+from ._request._resources import bound_options
 from ._state import _states as states
-from ._state._handles import check_handle, link, make_handle
+from ._state._handles import check_handle, is_of, link, make_handle, other_call, other_launch
 from ._state._record import (
     DamagedRecordError,
     calls_of,
@@ -51,12 +52,12 @@ from ._state._record import (
     launch_of,
     readable_calls,
 )
-from ._verbs._cancels import Cancels
+from ._verbs._cancel import Canceller
 from ._verbs._check import check_launch, seen_by_a_call
-from ._verbs._entries import CLOCKS
-from ._verbs._launch import Launcher, bound_options
+from ._verbs._launch import Launcher
+from ._verbs._log_entries import CLOCKS
 from ._verbs._logs import read_log
-from ._verbs._looks import Looks, is_of, other_call, other_launch
+from ._verbs._observe import Observer
 
 T = TypeVar("T")
 _WARNINGS = 10
@@ -106,8 +107,8 @@ class ModalSpawnExecutor(BaseExecutor):
         self.capabilities = replace(type(self).capabilities, max_timeout=longest)
         self._client = Client(chosen)
         self._launcher = Launcher(self._client, chosen, self._backoff)
-        self._call_looks = Looks(self._client, chosen)
-        self._cancels = Cancels(self._client, chosen, self._call_looks, self._patiently)
+        self._observer = Observer(self._client, chosen)
+        self._canceller = Canceller(self._client, chosen, self._observer, self._patiently)
 
     @classmethod
     def options(cls) -> list[Option]:
@@ -215,14 +216,14 @@ class ModalSpawnExecutor(BaseExecutor):
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        return self._call_looks.at(handles)[1]
+        return self._observer.observe(handles)[1]
 
     def _result(self, handle: ReplicaHandle) -> Any:
-        ended = self._call_looks.ended(handle)
+        ended = self._observer.ended(handle)
         if ended is None or (isinstance(ended[1], states.Lost) and ended[1].late):
-            self._call_looks.forget([handle])
+            self._observer.forget([handle])
             self._observe_run([handle])
-            ended = self._call_looks.ended(handle)
+            ended = self._observer.ended(handle)
         if ended is None:
             raise ResultLostError(
                 f"rank {handle.rank} of run {handle.run_id!r} succeeded, and Modal has kept its "
@@ -236,8 +237,8 @@ class ModalSpawnExecutor(BaseExecutor):
 
     def _launch_of(self, handle: ReplicaHandle) -> Mapping[str, Any]:
         """Return the entry of a handle's launch; ReplicaNotFoundError if there is none any more."""
-        self._patiently(lambda: self._call_looks.check_place([handle]))
-        _, entries = self._patiently(lambda: self._call_looks.of(handle))
+        self._patiently(lambda: self._observer.check_place([handle]))
+        _, entries = self._patiently(lambda: self._observer.read_for(handle))
         launch = launch_of(entries)
         if not is_of(handle, launch, entries):
             raise ReplicaNotFoundError(
@@ -271,7 +272,7 @@ class ModalSpawnExecutor(BaseExecutor):
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._cancels.cancel(handle)
+        self._canceller.cancel(handle)
 
     def cancel_run(self, run_id: str) -> None:
         """End all replicas of a run; see :meth:`BaseExecutor.cancel_run`.
@@ -279,7 +280,7 @@ class ModalSpawnExecutor(BaseExecutor):
         Ranks without a call are not started any more. If no rank has a call, the record is removed,
         and the name is free again.
         """
-        self._cancels.cancel_run(run_id, self.attach, self.cancel)
+        self._canceller.cancel_run(run_id, self.attach, self.cancel)
 
     def purge(self, handle: ReplicaHandle) -> None:
         """Remove the record of a run; see :meth:`BaseExecutor.purge`.
@@ -290,20 +291,20 @@ class ModalSpawnExecutor(BaseExecutor):
         self._patiently(lambda: ask(handle))
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        self._patiently(lambda: self._call_looks.check_place([handle]))
+        self._patiently(lambda: self._observer.check_place([handle]))
         while True:
             try:
-                record, entries = self._patiently(lambda: self._call_looks.of(handle))
+                record, entries = self._patiently(lambda: self._observer.read_for(handle))
             except ReplicaNotFoundError as error:
                 why = str(error)
-                self._patiently(lambda why=why: self._call_looks.check_over(handle, why))  # type: ignore[misc]
+                self._patiently(lambda why=why: self._observer.check_over(handle, why))  # type: ignore[misc]
                 return
             try:
                 launch = launch_of(entries)
                 if not is_of(handle, launch, entries):
                     if calls_of(entries).get(handle.rank) == handle.metadata["function_call_id"]:
                         raise InvalidRequestError(f"{other_launch(handle)}; nothing is removed")
-                    self._patiently(lambda: self._call_looks.check_over(handle, other_call(handle)))
+                    self._patiently(lambda: self._observer.check_over(handle, other_call(handle)))
                     return
                 run_id = str(handle.run_id)  # read() refuses None
                 handles = _handles_of(run_id, launch, calls_of(entries))
@@ -329,16 +330,16 @@ class ModalSpawnExecutor(BaseExecutor):
                 )
             # A call that claims a rank before the record is gone would train, and nothing could
             # find it any more.
-            if not self._cancels.void(record, entries):
+            if not self._canceller.void(record, entries):
                 break
         self._patiently(lambda: self._client.delete_record(handle.run_id, record))
-        self._call_looks.forget(handles)
+        self._observer.forget(handles)
 
     def _list_runs(self) -> list[str]:
-        return self._call_looks.runs(self._backoff)
+        return self._observer.runs(self._backoff)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        _, entries = self._patiently(lambda: self._call_looks.read(run_id))
+        _, entries = self._patiently(lambda: self._observer.read(run_id))
         launch, (calls, damage) = launch_of(entries), readable_calls(entries)
         handles = _handles_of(run_id, launch, calls)
         if damage and not handles:
@@ -360,7 +361,7 @@ class ModalSpawnExecutor(BaseExecutor):
         """
         check_text("run_id", run_id)
         with contextlib.suppress(ReplicaNotFoundError):
-            self._patiently(lambda: self._call_looks.read(run_id))
+            self._patiently(lambda: self._observer.read(run_id))
             return True
         return False
 

@@ -14,7 +14,7 @@ from .._request._payload import deploy_command
 from .._state._handles import link
 from .._state._record import damaged
 from .._state._states import End
-from . import _many as many
+from . import _event_loop as loop
 from ._errors import DenseLogError, MissingError
 from ._import import import_modal
 from ._records import Records
@@ -66,7 +66,7 @@ class Client(Records):
 
     async def spawn(self, function: Any, payload: Mapping[str, Any]) -> str:
         """Start a call, and return its id."""
-        call = await many.asked(
+        call = await loop.asked(
             function.spawn.aio(payload),
             self._options.request_timeout,
             f"starting rank {payload['rank']}",
@@ -95,12 +95,12 @@ class Client(Records):
 
         try:
             theirs = _wire.get_app.aio(client, call_id)
-            app_id = await many.asked(theirs, seconds, f"looking for the app of the call {call_id}")
+            app_id = await loop.asked(theirs, seconds, f"looking for the app of the call {call_id}")
         except MissingError:  # the call is gone
             return
         if app_id != self._apps.get(place):  # the app may have been stopped and deployed anew
             find = _wire.find_app.aio(client, app, function, self.environment())
-            self._apps[place] = await many.asked(find, seconds, f"looking for the app {app!r}")
+            self._apps[place] = await loop.asked(find, seconds, f"looking for the app {app!r}")
         if app_id != self._apps[place]:
             raise damaged(
                 f"the run's record on Modal names the call {call_id}, which is none of the app "
@@ -119,7 +119,7 @@ class Client(Records):
 
         asked_for = _wire.get_end.aio(client, call_id, value=value)
         what = f"looking at the call {call_id}"
-        return await many.asked(asked_for, self._options.request_timeout, what)
+        return await loop.asked(asked_for, self._options.request_timeout, what)
 
     def call(self, call_id: str) -> Any:
         """Return a call of Modal's client by its id."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from diloco_protocol import AuthError, BackendError, InvalidRequestError
 
 from .._request._options import ModalOptions
-from . import _many as many
+from . import _event_loop as loop
 from ._import import import_modal
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Connection:
         return self.known_environment
 
     def _ask(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        return many.ask(call, self._options.request_timeout, what)
+        return loop.ask(call, self._options.request_timeout, what)
 
     @property
     def _where(self) -> dict[str, Any]:

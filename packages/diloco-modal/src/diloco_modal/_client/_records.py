@@ -10,7 +10,7 @@ from typing import Any
 from .._request._options import ModalOptions
 from .._request._payload import record_name
 from .._state._record import DamagedRecordError, checked, numbers_of, written
-from . import _many as many
+from . import _event_loop as loop
 from ._connection import Connection
 from ._errors import MissingError
 from ._import import import_modal
@@ -86,10 +86,10 @@ class Records(Connection):
 
         seconds = self._options.request_timeout
         put = record.put.aio(key, written(value), skip_if_exists=True)
-        if await many.asked(put, seconds, f"writing {key} to the record"):
+        if await loop.asked(put, seconds, f"writing {key} to the record"):
             return value
         look = _wire.get_entry.aio(record, key)
-        text = await many.asked(look, seconds, f"reading {key} from the record")
+        text = await loop.asked(look, seconds, f"reading {key} from the record")
         return checked(key, text or "")
 
     def get(self, record: Any, key: str) -> Mapping[str, Any] | None:
@@ -203,7 +203,7 @@ class Records(Connection):
         what = f"looking at the Dict {name!r}"
         try:
             return bool(
-                await many.asked(record.contains.aio("launch"), self._options.request_timeout, what)
+                await loop.asked(record.contains.aio("launch"), self._options.request_timeout, what)
             )
         except MissingError:  # removed meanwhile
             return False

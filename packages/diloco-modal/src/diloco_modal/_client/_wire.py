@@ -21,9 +21,9 @@ from modal_proto import api_pb2
 from diloco_protocol import InvalidRequestError, UnavailableError
 from diloco_protocol.backend import OUTCOME_BYTES, RECORD_BYTES, check_size
 
+from .._state._decode import text_in_cbor, text_in_pickle
 from .._state._record import damaged
 from .._state._states import End
-from .._state._text import text_in_cbor, text_in_pickle
 from ._errors import MissingError
 
 _AROUND = 64

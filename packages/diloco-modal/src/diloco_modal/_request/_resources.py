@@ -1,11 +1,15 @@
-"""GPUs, memory and CPUs in the form that Modal takes."""
+"""Arguments of ``with_options`` of a launch: GPUs, memory and CPUs in the form that Modal takes."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from diloco_protocol import InvalidRequestError
+from diloco_protocol import InvalidRequestError, RunRequest
 from diloco_protocol.backend import parse_gpu, shown
+
+from ._options import ModalOptions
+from ._payload import call_timeout
 
 # The client does not check names, and a launch with a wrong one would wait for ever.
 _GPUS = {
@@ -19,6 +23,26 @@ _MOST_MEMORY = 16.0 * 1024 * 1024
 _MOST = {"A10": 4, "A10G": 4}
 _UNITS = {"": 1 / 2**20, "M": 1e6 / 2**20, "Mi": 1.0, "G": 1e9 / 2**20, "Gi": 1024.0}
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)(|M|Mi|G|Gi)", re.ASCII)
+# Launches with the same options share these containers. With fewer, the replicas of one launch
+# would wait for those of another to end. It is always set, since an app may declare fewer.
+_CONTAINERS = 1000
+
+
+def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
+    """Return the arguments of ``with_options``.
+
+    They are the same for all ranks; otherwise each rank would have its own pool of containers.
+    """
+    chosen: dict[str, Any] = {
+        "timeout": int(call_timeout(request, options.grace)),
+        "max_containers": max(len(request.ranks), _CONTAINERS),
+        "gpu": None if request.gpu is None else modal_gpu(request.gpu),
+        "cpu": None if request.cpu is None else cores(request.cpu),
+        "memory": None if request.memory is None else mebibytes(request.memory),
+        "region": options.region,
+        "cloud": options.cloud,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def modal_gpu(text: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from diloco_protocol import InvalidRequestError, ReplicaHandle
 from diloco_protocol.backend import shown
 
+from ._record import call_of, stray
+
 _KEYS = frozenset({"app", "function", "environment", "launch", "launched_at", "function_call_id"})
 
 
@@ -59,3 +61,43 @@ def launched_at(handle: ReplicaHandle) -> float:
 def link(call_id: str) -> str:
     """Return the address of Modal's page of a call."""
     return f"https://modal.com/id/{call_id}"
+
+
+def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, str]) -> bool:
+    """Return whether a record is the handle's, and not that of a later launch of the same name.
+
+    Raises:
+        DamagedRecordError: The entry of its call is damaged, or the launch leaves its rank out.
+    """
+    call = call_of(entries, handle.rank)
+    if not call:
+        return False
+    if handle.rank not in launch["ranks"]:
+        raise stray(entries, handle.rank)
+    return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
+
+
+def other_call(handle: ReplicaHandle) -> str:
+    """Explain that a record does not name the call of a handle."""
+    return (
+        f"the record of the run {handle.run_id!r} on Modal names another call of rank "
+        f"{handle.rank}, or none"
+    )
+
+
+def other_launch(handle: ReplicaHandle) -> str:
+    """Explain that a record names the call of a handle, but for another launch."""
+    return (
+        f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says "
+        "otherwise of its launch (app, function, time, number of replicas; "
+        f"attach({handle.run_id!r}) gives the true handles)"
+    )
+
+
+def is_of_launch(handle: ReplicaHandle, launch: Mapping[str, Any]) -> bool:
+    """Return whether a handle and a record agree about the launch, whatever the call is."""
+    call = handle.metadata["function_call_id"]
+    true = make_handle(launch, handle.rank, call, handle.run_id)
+    return handle.world_size == true.world_size and all(
+        handle.metadata[key] == value for key, value in true.metadata.items()
+    )

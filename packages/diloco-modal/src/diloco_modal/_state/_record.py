@@ -38,7 +38,7 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < LATEST
 
 
-def _whole(value: object) -> bool:
+def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
@@ -47,7 +47,7 @@ def _grace(value: object) -> bool:
 
 
 def _positive(value: object) -> bool:
-    return _whole(value) and value != 0
+    return _count(value) and value != 0
 
 
 def _world_size(value: object) -> bool:
@@ -58,7 +58,7 @@ def _ranks(value: object) -> bool:
     return (
         isinstance(value, list)
         and 0 < len(value) <= MAX_REPLICAS
-        and all(_whole(rank) and rank < MAX_REPLICAS for rank in value)
+        and all(_count(rank) and rank < MAX_REPLICAS for rank in value)
         and len(value) == len(set(value))
     )
 
@@ -89,7 +89,7 @@ _SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     "life": {"attempt": _positive, "at": _number},
     "attempt": {"at": _number},
     "end": {
-        "started": _whole, "failed": _whole, "at": _number, "again": _maybe, "outcome": _outcome,
+        "started": _count, "failed": _count, "at": _number, "again": _maybe, "outcome": _outcome,
     },
     "over": {"at": _number},
     "kept": {"kept": _flag},
@@ -262,7 +262,7 @@ def cancel_of(rank: int, numbers: Numbers) -> str:
     return f"cancel-{rank}" if number is None else f"cancel-{rank}-{number}"
 
 
-def check_whole(rank: int, lives: int, attempt: int, highest: Mapping[str, int]) -> None:
+def check_complete(rank: int, lives: int, attempt: int, highest: Mapping[str, int]) -> None:
     """Refuse a record in which an entry of a rank is missing.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus
 
-from ._record import DamagedRecordError, Numbers, cancel_of, check_whole, entry, numbers_of
+from ._record import DamagedRecordError, Numbers, cancel_of, check_complete, entry, numbers_of
 
 INTERRUPT_SECONDS = 30.0
 """Seconds that Modal leaves a container between SIGINT and its end."""
@@ -123,7 +123,7 @@ def trace_of(
     cancel, over = read(cancel_of(rank, numbers)), read(f"over-{rank}")
     over_at = None if over is None else over["at"]
     if not lives:
-        check_whole(rank, 0, 0, highest)
+        check_complete(rank, 0, 0, highest)
         return Trace(cancel=cancel, ended_at=over_at, damage=damage)
     life = read(f"life-{rank}-{lives}") or {"attempt": lives, "at": None}
     end = read(f"end-{rank}-{lives}")
@@ -132,7 +132,7 @@ def trace_of(
         attempt, started = attempt + 1, again["at"]
     if end is not None:
         attempt = max(attempt, end["started"])
-    check_whole(rank, lives, attempt, highest)
+    check_complete(rank, lives, attempt, highest)
     if end is None:
         return Trace(attempt, started, True, lives, over_at, cancel, damage=damage)
     # An app that was deployed with an earlier version does not say whether the call will run again.

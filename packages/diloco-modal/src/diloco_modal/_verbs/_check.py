@@ -10,7 +10,7 @@ from diloco_protocol import BackendError, Finding, RunRequest
 from .._client._client import Client
 from .._request._options import ModalOptions
 from .._request._payload import PAYLOAD_VERSION
-from ._launch import bound_options
+from .._request._resources import bound_options
 
 T = TypeVar("T")
 

@@ -23,40 +23,20 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import redact_text
 
-from .._client import _many as many
+from .._client import _event_loop as loop
 from .._client._client import Client
 from .._client._errors import MissingError
 from .._request._options import DAY, ModalOptions
-from .._request._payload import call_timeout, payloads, record_name
-from .._request._resources import cores, mebibytes, modal_gpu
+from .._request._payload import payloads, record_name
+from .._request._resources import bound_options
 from .._state._handles import make_handle
 from .._state._record import DamagedRecordError, call_of, calls_of, launch_of, written
 from .._state._states import Trace, ended
 from ._withdraw import Withdrawal
 
-# Launches with the same options share these containers. With fewer, the replicas of one launch
-# would wait for those of another to end. It is always set, since an app may declare fewer.
-_CONTAINERS = 1000
 _AGREED = ("ranks", "world_size", "app", "function", "environment", "grace")
 _FADING = 6.0 * DAY
 """Age from which entries may be missing: Modal removes each entry 7 days after its last use."""
-
-
-def bound_options(request: RunRequest, options: ModalOptions) -> dict[str, Any]:
-    """Return the arguments of ``with_options``.
-
-    They are the same for all ranks; otherwise each rank would have its own pool of containers.
-    """
-    chosen: dict[str, Any] = {
-        "timeout": int(call_timeout(request, options.grace)),
-        "max_containers": max(len(request.ranks), _CONTAINERS),
-        "gpu": None if request.gpu is None else modal_gpu(request.gpu),
-        "cpu": None if request.cpu is None else cores(request.cpu),
-        "memory": None if request.memory is None else mebibytes(request.memory),
-        "region": options.region,
-        "cloud": options.cloud,
-    }
-    return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _fingerprint(request: RunRequest, options: ModalOptions) -> str:
@@ -158,7 +138,7 @@ class Launcher:
                     del made[rank]
                     await self._drop(call)
 
-            many.at_once(start, [payload for payload in sent if payload["rank"] in missing])
+            loop.at_once(start, [payload for payload in sent if payload["rank"] in missing])
             voided = [rank for rank in request.ranks if not holders[rank]]
             if voided:
                 how = "choose another run_id" if any(holders.values()) else _freed(request.run_id)
@@ -167,7 +147,7 @@ class Launcher:
                     f"started: {how}"
                 )
             theirs = [str(call) for rank, call in holders.items() if made.get(rank) != call]
-            many.at_once(self._check_app, theirs)
+            loop.at_once(self._check_app, theirs)
             if theirs:
                 self._keep(record, request.run_id)
             # So the first look need not read what was written here.
@@ -194,7 +174,7 @@ class Launcher:
                 withdrawal.run(mine=self._is_mine(record, wanted) if mine is None else mine)
                 if isinstance(error, Exception):  # an interrupt must not wait for that
                     calls = list(withdrawal.others.items())
-                    lives = many.at_once(self._may_live, calls)
+                    lives = loop.at_once(self._may_live, calls)
                     withdrawal.others = dict(itertools.compress(calls, lives))
             except BaseException as again:  # a second Ctrl-C
                 left = (
@@ -313,7 +293,7 @@ class Launcher:
             RunConflictError: A rank was ended or has failed.
         """
         calls = [(rank, call) for rank, call in holders.items() if call]
-        fallen = list(itertools.compress(calls, many.at_once(self._has_fallen, calls)))
+        fallen = list(itertools.compress(calls, loop.at_once(self._has_fallen, calls)))
         if fallen:
             raise RunConflictError(
                 f"rank {fallen[0][0]} of an earlier try of this launch has ended, and rank "
@@ -342,4 +322,4 @@ class Launcher:
         return retry(call, self._backoff, timeout=self._options.retry_timeout)
 
     async def _soon(self, call: Any) -> Any:
-        return await many.patiently(call, self._backoff, self._options.retry_timeout)
+        return await loop.patiently(call, self._backoff, self._options.retry_timeout)

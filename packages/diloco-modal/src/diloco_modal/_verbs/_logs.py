@@ -13,7 +13,7 @@ from diloco_protocol import Backoff, LogQuery
 from diloco_protocol.backend import LineSplitter
 
 from .._client._errors import DenseLogError
-from ._entries import CLOCKS, MOST_BYTES, Entries, Fetch
+from ._log_entries import CLOCKS, MOST_BYTES, Entries, Fetch
 
 _QUIET_LOOKS = 3
 """How many looks after the end must find nothing new before a followed log counts as complete.

@@ -9,11 +9,11 @@ from typing import Any
 
 from diloco_protocol import BackendError, Backoff, ReplicaHandle, RunRequest, retry
 
-from .._client import _many as many
+from .._client import _event_loop as loop
 from .._client._client import Client
 from .._request._options import ModalOptions
 from .._state._handles import make_handle
-from ._ending import Ending
+from ._end_call import Ending
 
 
 class Withdrawal:
@@ -69,15 +69,15 @@ class Withdrawal:
             with contextlib.suppress(BackendError):  # after an error they are ended all the same
                 self.kept = retry(settle, self._backoff, timeout=self._patience())
         if self.kept:
-            many.at_once(self._void, list(self._request.ranks))  # shows which calls hold them
+            loop.at_once(self._void, list(self._request.ranks))  # shows which calls hold them
             self.left = {}
             return
         if mine:
             # The first step, so that a call whose answer was lost trains nothing.
-            many.at_once(
+            loop.at_once(
                 self._void, [rank for rank in self._request.ranks if rank not in self.left]
             )
-        many.at_once(self._end, sorted(self.left.items()))
+        loop.at_once(self._end, sorted(self.left.items()))
         if mine and not (self.left or self.others or self._unsure):
             # Without the record, a call that is left over trains nothing. The name is free again.
             with contextlib.suppress(BackendError):
@@ -101,7 +101,7 @@ class Withdrawal:
     async def _void(self, rank: int) -> None:
         entry = f"call-{rank}", {"call": ""}
         try:
-            holder = await many.patiently(
+            holder = await loop.patiently(
                 lambda: self._client.hold(self._record, *entry), self._backoff, self._patience()
             )
         except BackendError:  # if the record is gone, no call can claim the rank either

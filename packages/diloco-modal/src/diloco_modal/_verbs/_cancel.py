@@ -14,21 +14,22 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import cancel_all, shown
 
-from .._client import _many as many
+from .._client import _event_loop as loop
 from .._client._client import Client
 from .._request._options import ModalOptions
+from .._state._handles import other_call, other_launch
 from .._state._record import DamagedRecordError, Numbers, calls_of, held_calls, numbers_of
-from ._ending import Ending
-from ._looks import Looks, other_call, other_launch
+from ._end_call import Ending
+from ._observe import Observer
 
 
-class Cancels:
+class Canceller:
     """Ends the calls that have not ended, and no others. Safe to share between threads.
 
     Args:
         client: Makes the calls to Modal.
         options: The options of the executor.
-        looks: Knows which replicas have ended.
+        observer: Knows which replicas have ended.
         patiently: Makes a call, and repeats it for a while if Modal throttles or fails.
     """
 
@@ -36,10 +37,10 @@ class Cancels:
         self,
         client: Client,
         options: ModalOptions,
-        looks: Looks,
+        observer: Observer,
         patiently: Callable[[Callable[[], Any]], Any],
     ) -> None:
-        self._client, self._options, self._looks = client, options, looks
+        self._client, self._options, self._observer = client, options, observer
         self._patiently = patiently
 
     def cancel(self, handle: ReplicaHandle) -> None:
@@ -60,10 +61,10 @@ class Cancels:
         A replica that is alive by the record has written no end, so its call is not looked at
         first: if it has ended nevertheless, Modal keeps its result.
         """
-        trace = self._looks.known([handle], entries, numbers).get(handle)
+        trace = self._observer.known([handle], entries, numbers).get(handle)
         if trace is None or trace.damage or trace.ended_at is not None:
             return False
-        if self._looks.ended(handle) is None:
+        if self._observer.ended(handle) is None:
             ending = self._ending(handle.rank, handle.metadata["function_call_id"])
             self._patiently(lambda: self._end(handle, record, ending))
         return True
@@ -94,7 +95,7 @@ class Cancels:
             self.end_known(run_id, damage)
             return
         try:
-            record, entries = self._patiently(lambda: self._looks.read(run_id))
+            record, entries = self._patiently(lambda: self._observer.read(run_id))
         except ReplicaNotFoundError:  # only the journal knows it
             cancel_all(handles, cancel)
             return
@@ -112,9 +113,9 @@ class Cancels:
         Returns:
             Whether the record was removed.
         """
-        record, entries = self._patiently(lambda: self._looks.read(run_id))
+        record, entries = self._patiently(lambda: self._observer.read(run_id))
         if self.void(record, entries):
-            _, entries = self._patiently(lambda: self._looks.read(run_id))
+            _, entries = self._patiently(lambda: self._observer.read(run_id))
         if any(call != "" for call in calls_of(entries).values()):
             return False
         self._patiently(lambda: self._client.delete_record(run_id, record))
@@ -126,7 +127,7 @@ class Cancels:
         Raises:
             DamagedRecordError: Always; says what the damage is, and which calls may be left.
         """
-        record, entries = self._patiently(lambda: self._looks.read(run_id))
+        record, entries = self._patiently(lambda: self._observer.read(run_id))
         left = []
 
         def end(rank: int, call: str) -> None:
@@ -152,20 +153,20 @@ class Cancels:
             with contextlib.suppress(DamagedRecordError):  # reported when the record is read again
                 await self._client.hold(record, f"call-{rank}", {"call": ""})
 
-        self._patiently(lambda: many.at_once(claim, unclaimed))
+        self._patiently(lambda: loop.at_once(claim, unclaimed))
         return bool(unclaimed)
 
     def _cancel(self, handle: ReplicaHandle, ending: Ending) -> None:
-        if self._looks.ended(handle) is not None:
+        if self._observer.ended(handle) is not None:
             return
-        self._looks.check_place([handle])
+        self._observer.check_place([handle])
         call, record = handle.metadata["function_call_id"], None
         why = other_call(handle)
         in_launch, trace = False, None
         try:
-            record, entries = self._looks.read(handle.run_id)
+            record, entries = self._observer.read(handle.run_id)
             in_launch = (handle.rank, call) in held_calls(entries)
-            trace = self._looks.known([handle], entries, numbers_of(entries)).get(handle)
+            trace = self._observer.known([handle], entries, numbers_of(entries)).get(handle)
             if in_launch and trace is None:
                 in_launch, why = False, other_launch(handle)
             elif trace is not None and trace.damage:
@@ -175,10 +176,10 @@ class Cancels:
         except DamagedRecordError as damage:  # it may be running nevertheless
             why = str(damage)
         if not in_launch:
-            self._looks.check_over(handle, why)
+            self._observer.check_over(handle, why)
             return
-        word = self._looks.word(handle)
-        unknown = word == "MISSING" and self._looks.unknown(handle, trace) is not None
+        word = self._observer.word(handle)
+        unknown = word == "MISSING" and self._observer.unknown(handle, trace) is not None
         # A call that an earlier try has terminated still needs its mark if the answer was lost.
         if word is None or unknown or (word == "TERMINATED" and ending.tried):
             self._end(handle, record, ending)
@@ -186,7 +187,7 @@ class Cancels:
     def _check_app(self, call: str) -> None:
         """Refuse a call that does not belong to the executor's own app, whatever a record says."""
         app, function = self._options.app, self._options.function
-        many.at_once(lambda each: self._client.check_app(each, app, function), [call])
+        loop.at_once(lambda each: self._client.check_app(each, app, function), [call])
 
     def _ending(self, rank: int, call: str) -> Ending:
         return Ending(self._client, self._options.clock, rank, call)
@@ -206,7 +207,7 @@ class Cancels:
             ending.attempt(record)
         except BackendError as error:
             # It is not documented how Modal answers if the call has just ended.
-            if error.retryable or (word := self._looks.word(handle)) is None:
+            if error.retryable or (word := self._observer.word(handle)) is None:
                 raise
-            if word == "MISSING" and (unknown := self._looks.unknown(handle)) is not None:
+            if word == "MISSING" and (unknown := self._observer.unknown(handle)) is not None:
                 raise unknown from error

@@ -19,32 +19,30 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import is_run_id
 
-from .._client import _many as many
+from .._client import _event_loop as loop
 from .._client._client import Client
 from .._client._errors import MissingError
 from .._client._records import PREFIX
 from .._request._options import DAY, ModalOptions
 from .._state import _states as states
 from .._state._ends import Ends
-from .._state._handles import check_handle, launched_at, link, make_handle
+from .._state._handles import check_handle, is_of, is_of_launch, launched_at, link
 from .._state._record import (
     DamagedRecordError,
     Numbers,
-    call_of,
     cancel_of,
     check_time,
     launch_of,
     numbers_of,
-    stray,
 )
 from .._state._states import End
-from ._entries import CLOCKS
+from ._log_entries import CLOCKS
 
 _KEPT_BY_MODAL = 7.0 * DAY
 """Seconds for which Modal knows a call after it has ended."""
 
 
-class Looks:
+class Observer:
     """Looks at replicas, whose ends are remembered and not asked for again. Thread-safe.
 
     Args:
@@ -67,7 +65,7 @@ class Looks:
         """Forget the ends of replicas, since their record was removed."""
         self._ends.forget(handles)
 
-    def at(
+    def observe(
         self, handles: Sequence[ReplicaHandle]
     ) -> tuple[Any, Mapping[ReplicaHandle, ReplicaStatus]]:
         """Look at replicas of one run.
@@ -87,14 +85,14 @@ class Looks:
         statuses: dict[ReplicaHandle, ReplicaStatus] = {}
         if open_handles:
             self.check_place(open_handles)
-            record, entries = self.of(open_handles[0])
+            record, entries = self.read_for(open_handles[0])
             known = self.known(open_handles, entries, numbers_of(entries))
             if any(trace.damage for trace in known.values()):
                 # While entries are read, a new one may be among them although an older one is not.
                 record, entries = self.read(handles[0].run_id)
                 known = self.known(open_handles, entries, numbers_of(entries))
             grace = float(launch_of(entries)["grace"])
-            looks = many.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
+            looks = loop.at_once(lambda each: self._look(*each, record, grace), list(known.items()))
             seen = {
                 handle: look for handle, look in zip(known, looks, strict=True) if look is not None
             }
@@ -160,7 +158,7 @@ class Looks:
             raise ReplicaNotFoundError(f"the record of the run {run_id!r} is empty")
         return record, entries
 
-    def of(self, handle: ReplicaHandle) -> tuple[Any, Mapping[str, str]]:
+    def read_for(self, handle: ReplicaHandle) -> tuple[Any, Mapping[str, str]]:
         """As :meth:`read`, for the run of a handle.
 
         Raises:
@@ -184,7 +182,7 @@ class Looks:
                 return "MISSING"
             return None if end is None else end.status
 
-        return many.at_once(look, [handle.metadata["function_call_id"]])[0]
+        return loop.at_once(look, [handle.metadata["function_call_id"]])[0]
 
     def word_without_record(self, handle: ReplicaHandle, why: str) -> str | None:
         """Return :meth:`word` for a handle that no record names.
@@ -249,8 +247,8 @@ class Looks:
         names = retry(self._client.record_names, backoff, timeout=self._options.retry_timeout)
         runs = [run_id for name in names if is_run_id(run_id := name.removeprefix(PREFIX))]
         # A Dict with such a name may belong to another program, or its entries may have faded.
-        answers = many.at_once(
-            lambda run_id: many.patiently(lambda: self._client.is_record(run_id), *patience), runs
+        answers = loop.at_once(
+            lambda run_id: loop.patiently(lambda: self._client.is_record(run_id), *patience), runs
         )
         return [run_id for run_id, is_run in zip(runs, answers, strict=True) if is_run]
 
@@ -363,43 +361,3 @@ class Looks:
         environment = self._client.environment()
         for handle in handles:
             check_handle(handle, environment)
-
-
-def is_of(handle: ReplicaHandle, launch: Mapping[str, Any], entries: Mapping[str, str]) -> bool:
-    """Return whether a record is the handle's, and not that of a later launch of the same name.
-
-    Raises:
-        DamagedRecordError: The entry of its call is damaged, or the launch leaves its rank out.
-    """
-    call = call_of(entries, handle.rank)
-    if not call:
-        return False
-    if handle.rank not in launch["ranks"]:
-        raise stray(entries, handle.rank)
-    return call == handle.metadata["function_call_id"] and is_of_launch(handle, launch)
-
-
-def other_call(handle: ReplicaHandle) -> str:
-    """Explain that a record does not name the call of a handle."""
-    return (
-        f"the record of the run {handle.run_id!r} on Modal names another call of rank "
-        f"{handle.rank}, or none"
-    )
-
-
-def other_launch(handle: ReplicaHandle) -> str:
-    """Explain that a record names the call of a handle, but for another launch."""
-    return (
-        f"the record of the run {handle.run_id!r} on Modal names the call of this handle, but says "
-        "otherwise of its launch (app, function, time, number of replicas; "
-        f"attach({handle.run_id!r}) gives the true handles)"
-    )
-
-
-def is_of_launch(handle: ReplicaHandle, launch: Mapping[str, Any]) -> bool:
-    """Return whether a handle and a record agree about the launch, whatever the call is."""
-    call = handle.metadata["function_call_id"]
-    true = make_handle(launch, handle.rank, call, handle.run_id)
-    return handle.world_size == true.world_size and all(
-        handle.metadata[key] == value for key, value in true.metadata.items()
-    )
