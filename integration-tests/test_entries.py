@@ -9,7 +9,7 @@ from diloco_eks._state import _handles as eks
 from diloco_local import _runs as local
 from diloco_modal._state import _handles as modal
 from diloco_protocol import ReplicaResult
-from diloco_sagemaker import _handles as sagemaker
+from diloco_sagemaker._state import _handles as sagemaker
 
 PAGE = Path(__file__).parents[1] / "packages" / "diloco-protocol" / "docs" / "executors.md"
 _RECORD = SimpleNamespace(host="host", uid="uid", ranks=[0], run_id="run", world_size=1)

@@ -11,7 +11,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     UnavailableError,
 )
-from diloco_sagemaker._errors import MissingError
+from diloco_sagemaker._client._errors import MissingError
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_pages_that_have_no_end_are_an_error(
 ):
     if events and circle is None:
         return  # that is a long log
-    monkeypatch.setattr("diloco_sagemaker._logs._MOST_EMPTY", 20, raising=False)
+    monkeypatch.setattr("diloco_sagemaker._verbs._logs._MOST_EMPTY", 20, raising=False)
     write(aws, handle, "works")
     aws.move(name(handle), "Completed", "Completed")
     tokens = itertools.cycle(range(circle)) if circle else itertools.count()
@@ -161,7 +161,7 @@ def test_a_list_of_streams_is_not_kept_whole(aws, executor, handle, monkeypatch)
         return {"logStreams": answer, **({"nextToken": str(number)} if number < 30 else {})}
 
     aws.DescribeLogStreams = streams
-    monkeypatch.setattr("diloco_sagemaker._logs.MOST_STREAMS", 50, raising=False)
+    monkeypatch.setattr("diloco_sagemaker._verbs._logs.MOST_STREAMS", 50, raising=False)
     for read in READINGS.values():
         with pytest.raises(BackendError, match=r"more than 50 log streams. The log is at https"):
             read(executor(), handle)
@@ -175,7 +175,7 @@ def test_a_stream_with_a_name_that_can_be_none_is_refused(aws, executor, handle)
 
 
 def test_a_purge_deletes_all_streams_a_part_at_a_time(aws, executor, handle, monkeypatch):
-    monkeypatch.setattr("diloco_sagemaker._runs.MOST_STREAMS", 10, raising=False)
+    monkeypatch.setattr("diloco_sagemaker._verbs._runs.MOST_STREAMS", 10, raising=False)
     for number in range(25):
         aws.logs[f"{name(handle)}/algo-1-{number}"] = []
     aws.logs["others/algo-1"] = []

@@ -9,7 +9,7 @@ import pytest
 
 import diloco_sagemaker
 from diloco_protocol import MissingDependencyError, ServerlessExecutor
-from diloco_sagemaker import _model
+from diloco_sagemaker._request import _model
 
 
 def test_all_is_sorted_and_complete():

@@ -7,7 +7,7 @@ import pytest
 
 from diloco_protocol import InvalidRequestError, spec_from_environment
 from diloco_protocol.backend import REDACTED, variables_from_strings
-from diloco_sagemaker._model import _shapes, check_request, to_python
+from diloco_sagemaker._request._model import _shapes, check_request, to_python
 
 
 def plan(executor, n=2, **options):

@@ -2,6 +2,6 @@
 
 from .__about__ import __version__
 from ._executor import SageMakerExecutor
-from ._options import SageMakerOptions
+from ._request._options import SageMakerOptions
 
 __all__ = ["SageMakerExecutor", "SageMakerOptions", "__version__"]

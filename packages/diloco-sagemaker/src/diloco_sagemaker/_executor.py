@@ -32,20 +32,20 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import cancel_all, check_seconds, options_of, takes, try_rendezvous
 
-from ._check import check_launch
-from ._client import Client
-from ._errors import MissingError
-from ._facts import Summary
-from ._gpus import has_local_storage
-from ._handles import LAUNCH_ID, check_handle, make_handle, unseen
-from ._launch import FailedLaunchError, Launch, Launcher, Made
-from ._logs import JobLog
-from ._names import LAUNCH, job_prefix
-from ._options import SageMakerOptions
-from ._request import MAX_RESULT_BYTES, job_requests, longest_timeout
-from ._runs import Runs
-from ._shown import secret_names, shown_job
-from ._sweep import Jobs
+from ._client._client import Client
+from ._client._errors import MissingError
+from ._client._sweep import Jobs
+from ._request._gpus import has_local_storage
+from ._request._names import LAUNCH, job_prefix
+from ._request._options import SageMakerOptions
+from ._request._request import MAX_RESULT_BYTES, job_requests, longest_timeout
+from ._request._shown import secret_names, shown_job
+from ._state._facts import Summary
+from ._state._handles import LAUNCH_ID, check_handle, make_handle, unseen
+from ._verbs._check import check_launch
+from ._verbs._launch import FailedLaunchError, Launch, Launcher, Made
+from ._verbs._logs import JobLog
+from ._verbs._runs import Runs
 
 T = TypeVar("T")
 

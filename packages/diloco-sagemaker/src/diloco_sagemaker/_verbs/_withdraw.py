@@ -17,10 +17,10 @@ from diloco_protocol import (
     retry,
 )
 
-from ._client import Client
-from ._errors import EndedError, MissingError, TakenError
-from ._facts import ENDED
-from ._many import outcomes
+from .._client._client import Client
+from .._client._errors import EndedError, MissingError, TakenError
+from .._client._many import outcomes
+from .._state._facts import ENDED
 from ._results import remove_checkpoints
 
 _SECONDS_TO_END = 600.0

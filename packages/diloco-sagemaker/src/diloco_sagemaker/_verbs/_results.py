@@ -14,11 +14,11 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import OUTCOME_BYTES
 
-from . import _names as names
-from ._client import Client
-from ._errors import MissingError
-from ._facts import JobFacts
-from ._many import at_once
+from .._client._client import Client
+from .._client._errors import MissingError
+from .._client._many import at_once
+from .._request import _names as names
+from .._state._facts import JobFacts
 
 _SLACK = 60.0  # seconds by which the clocks of S3 and of SageMaker may differ
 

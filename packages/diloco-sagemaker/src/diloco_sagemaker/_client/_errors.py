@@ -12,7 +12,6 @@ from diloco_protocol import (
     DilocoError,
     ForbiddenError,
     InvalidRequestError,
-    MissingDependencyError,
     QuotaExceededError,
     ReplicaNotFoundError,
     ThrottledError,
@@ -185,11 +184,6 @@ def not_made(error: Exception, what: str) -> DilocoError:
     return InvalidRequestError(
         f"cannot {what}: {redact_and_cut(str(error), _LONGEST).rstrip('.')}. {LOOK}"
     )
-
-
-def missing_boto3(error: ImportError) -> MissingDependencyError:
-    """Return the error for an installation without boto3."""
-    return MissingDependencyError(f"{error}: run `pip install boto3`")
 
 
 def quota_in(text: str) -> Mapping[str, str] | None:

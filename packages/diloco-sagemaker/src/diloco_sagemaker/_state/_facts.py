@@ -14,7 +14,7 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import MAX_REPLICAS, read_whole
 
-from . import _names as names
+from .._request import _names as names
 
 #: Statuses of SageMaker that end a job. No other status does, not even a new one.
 ENDED = frozenset({"Completed", "Failed", "Stopped"})

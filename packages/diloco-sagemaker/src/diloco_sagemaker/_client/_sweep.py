@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from . import _names as names
+from .._request import _names as names
+from .._state._facts import JobFacts, Summary, same_life
 from ._client import Client
 from ._errors import MissingError
-from ._facts import JobFacts, Summary, same_life
 from ._many import at_once
 from ._recent import Recent
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar
 
 from diloco_protocol import BackendError, Finding
 
-from . import _names as names
+from .._client._client import Client
+from .._request import _names as names
 from ._check_account import check_bucket, check_image, check_pass_role, check_quota
-from ._client import Client
 
 T = TypeVar("T")
 

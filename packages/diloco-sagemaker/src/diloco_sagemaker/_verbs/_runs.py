@@ -25,18 +25,18 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import shown
 
-from . import _names as names
-from ._client import Client
-from ._errors import EndedError, MissingError, TakenError, UnreachedError, UnseenError
-from ._facts import ENDED, JobFacts, Summary
-from ._handles import created_of, is_of, make_handle, may_be_of, may_be_sibling
+from .._client._client import Client
+from .._client._errors import EndedError, MissingError, TakenError, UnreachedError, UnseenError
+from .._client._many import at_once, outcomes
+from .._client._recent import Recent
+from .._client._sweep import Jobs
+from .._request import _names as names
+from .._request._options import SageMakerOptions
+from .._state._facts import ENDED, JobFacts, Summary
+from .._state._handles import created_of, is_of, make_handle, may_be_of, may_be_sibling
+from .._state._states import UnknownWordError, attempt_in, status_of
 from ._logs import MOST_STREAMS
-from ._many import at_once, outcomes
-from ._options import SageMakerOptions
-from ._recent import Recent
 from ._results import place_of, read_outcome, read_result, remove_checkpoints
-from ._states import UnknownWordError, attempt_in, status_of
-from ._sweep import Jobs
 
 _FEW = 2
 """The most replicas that are described one by one; for more, the jobs of their run are listed."""

@@ -16,14 +16,15 @@ from typing import Any, TypeVar
 from diloco_protocol import Backoff, DilocoError, InvalidRequestError, UnavailableError
 from diloco_protocol.backend import check_size, read_bounded, shown
 
-from . import _names as names
-from .__about__ import __version__
+from ..__about__ import __version__
+from .._request import _names as names
+from .._request._model import missing_boto3
+from .._request._options import SageMakerOptions, check_endpoint
+from .._state._facts import JobFacts, Summary, read_job, read_summary
 from ._answers import check_answers, tries
 from ._bounded import bound_answers, bound_clients
 from ._credentials import check_credentials
-from ._errors import NOT_ITS_OWN, MissingError, missing_boto3, not_made, to_error
-from ._facts import JobFacts, Summary, read_job, read_summary
-from ._options import SageMakerOptions, check_endpoint
+from ._errors import NOT_ITS_OWN, MissingError, not_made, to_error
 from ._pace import wait_for_turn
 from ._region import check_region, check_region_of_logs
 

@@ -11,10 +11,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from diloco_protocol import InvalidRequestError
+from diloco_protocol import InvalidRequestError, MissingDependencyError
 from diloco_protocol.backend import redact_json
-
-from ._errors import missing_boto3
 
 _SHOWN = 60
 _LISTED = 40  # names that a message lists
@@ -73,6 +71,11 @@ def to_python(pattern: str) -> str:
     for java, python in _JAVA.items():
         pattern = pattern.replace(java, python)
     return pattern
+
+
+def missing_boto3(error: ImportError) -> MissingDependencyError:
+    """Return the error for an installation without boto3."""
+    return MissingDependencyError(f"{error}: run `pip install boto3`")
 
 
 @cache

@@ -19,13 +19,13 @@ from diloco_protocol import (
     retry,
 )
 
-from . import _names as names
-from ._answers import tries
-from ._client import Client
-from ._errors import MissingError, TakenError, UnreachedError
-from ._facts import ENDED, JobFacts, Summary, same_life
-from ._many import AT_ONCE
-from ._sweep import Jobs
+from .._client._answers import tries
+from .._client._client import Client
+from .._client._errors import MissingError, TakenError, UnreachedError
+from .._client._many import AT_ONCE
+from .._client._sweep import Jobs
+from .._request import _names as names
+from .._state._facts import ENDED, JobFacts, Summary, same_life
 from ._withdraw import Withdrawal, withdraw
 
 T = TypeVar("T")

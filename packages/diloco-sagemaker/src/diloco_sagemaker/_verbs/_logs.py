@@ -21,10 +21,10 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import shown, split_lines
 
-from ._client import Client
-from ._errors import NOT_ITS_OWN, MissingError
-from ._facts import ENDED, JobFacts
-from ._names import log_url
+from .._client._client import Client
+from .._client._errors import NOT_ITS_OWN, MissingError
+from .._request._names import log_url
+from .._state._facts import ENDED, JobFacts
 
 T = TypeVar("T")
 _SLACK = 120_000  # milliseconds by which a stream may be older than its job

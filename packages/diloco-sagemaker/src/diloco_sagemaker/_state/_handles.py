@@ -7,7 +7,7 @@ import re
 from diloco_protocol import InvalidRequestError, ReplicaHandle
 from diloco_protocol.backend import read_whole
 
-from . import _names as names
+from .._request import _names as names
 from ._facts import JobFacts, Summary, same_life
 
 _LAUNCH = "launch-"

@@ -12,8 +12,8 @@ from typing import Any
 
 from diloco_protocol import BackendError, Finding
 
-from ._client import Client
-from ._errors import MissingError
+from .._client._client import Client
+from .._client._errors import MissingError
 
 _ROLE_SESSION = re.compile(
     r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d{12}):assumed-role/(?P<role>[^/]+)/.+"

@@ -10,7 +10,7 @@ from typing import Any
 from diloco_protocol import InvalidRequestError
 from diloco_protocol.backend import shown
 
-from ._options import check_region_name
+from .._request._options import check_region_name
 
 
 def check_region(session: Any, client: Any, region: str | None) -> None:

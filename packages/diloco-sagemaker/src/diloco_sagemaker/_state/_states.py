@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, UnavailableError
 from diloco_protocol.backend import shown
 
-from . import _names as names
+from .._request import _names as names
+from .._request._gpus import other_types
 from ._facts import ALIVE, ENDED, JobFacts, Transition
 from ._failure import outcome_in, outcome_without
-from ._gpus import other_types
 
 # The last three are no longer used, but may still be in old records.
 _IMAGE = frozenset({"Downloading", "DownloadingTrainingImage"})

@@ -1,0 +1,1 @@
+"""Calls to AWS: clients, credentials, checked answers, errors, and jobs as they were last seen."""

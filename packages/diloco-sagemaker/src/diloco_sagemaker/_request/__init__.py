@@ -1,0 +1,1 @@
+"""Options, names, and the requests that are made of them: pure functions."""

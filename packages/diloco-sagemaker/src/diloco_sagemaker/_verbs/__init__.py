@@ -1,0 +1,1 @@
+"""What an executor does with jobs: launch, cancel, logs, runs, results, check."""
