@@ -393,7 +393,7 @@ def test_collect_waits_for_no_answer_past_its_time(aws, executor, monkeypatch, d
     for handle in handles:
         aws.move(handle.metadata["job_name"], "Completed", "Completed")
     ours = executor(backoff=real_time())
-    monkeypatch.setattr("diloco_sagemaker._client._client._LAST_LOOK", 0.2)
+    monkeypatch.setattr("diloco_sagemaker._client._calls._LAST_LOOK", 0.2)
     monkeypatch.setattr(aws.server.RequestHandlerClass, verb, lambda self: drip(self))
     begin = time.monotonic()
     with pytest.raises(UnavailableError):
@@ -411,7 +411,7 @@ def endless_list(aws, monkeypatch):
 
 def test_a_list_has_an_end(aws, executor, monkeypatch):
     endless_list(aws, monkeypatch)
-    monkeypatch.setattr("diloco_sagemaker._client._client._MOST_PAGES", 20)
+    monkeypatch.setattr("diloco_sagemaker._client._calls._MOST_PAGES", 20)
     with pytest.raises(UnavailableError, match="no end after 20 pages"):
         executor(retry_timeout=0).list_runs()
     assert aws.count("ListTrainingJobs") == 20
@@ -487,7 +487,7 @@ def test_tags_are_read_up_to_the_one_that_is_looked_for(aws, executor, monkeypat
     """None is kept: there may be 10,000 pages of them, each as large as an answer can be."""
     (handle,) = executor().launch_replicas(1, "trainer:train", run_id="run-1")
     aws.move("diloco-run-1-00000", "Stopped", "Stopped")
-    monkeypatch.setattr("diloco_sagemaker._client._client._MOST_PAGES", 20)
+    monkeypatch.setattr("diloco_sagemaker._client._calls._MOST_PAGES", 20)
     pages = []
 
     def endless(body):
@@ -516,6 +516,6 @@ def test_lists_that_say_more_than_any_are_not_kept(aws, executor, monkeypatch):
     executor().launch_replicas(4, "trainer:train", run_id="run-1")
     for job in aws.jobs.values():
         job["SecondaryStatus"] = "x" * 100_000
-    monkeypatch.setattr("diloco_sagemaker._client._client._KEPT_OF_LIST", 300_000)
+    monkeypatch.setattr("diloco_sagemaker._client._calls._KEPT_OF_LIST", 300_000)
     with pytest.raises(UnavailableError, match="it says more than 300000 characters"):
         executor(retry_timeout=0).list_runs()

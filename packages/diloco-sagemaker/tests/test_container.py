@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from diloco_protocol import Outcome, Reason
-from diloco_sagemaker._state._failure import outcome_in
+from diloco_sagemaker._state._states import outcome_in
 
 PROGRAM = """
 def main(kind, text):

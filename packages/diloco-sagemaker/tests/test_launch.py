@@ -21,7 +21,7 @@ from diloco_protocol import (
     ThrottledError,
     UnavailableError,
 )
-from diloco_sagemaker._client._client import Client
+from diloco_sagemaker._client._calls import Client
 
 QUOTA = (
     "The account-level service limit 'ml.g5.2xlarge for training job usage' is 2 Instances, with "

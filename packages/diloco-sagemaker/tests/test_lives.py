@@ -17,7 +17,7 @@ from diloco_protocol import (
     UnavailableError,
     outcome_to_message,
 )
-from diloco_sagemaker._client._client import Client
+from diloco_sagemaker._client._calls import Client
 
 PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
 SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED

@@ -17,7 +17,7 @@ from diloco_protocol import (
     outcome_to_message,
 )
 from diloco_protocol.backend import OUTCOME_BYTES
-from diloco_sagemaker._client._recent import Recent
+from diloco_sagemaker._client._jobs import Recent
 
 MEGABYTE = 1 << 20
 

@@ -32,14 +32,14 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import cancel_all, check_seconds, options_of, takes, try_rendezvous
 
-from ._client._client import Client
+from ._client._calls import Client
 from ._client._errors import MissingError
-from ._client._sweep import Jobs
+from ._client._jobs import Jobs
 from ._request._gpus import has_local_storage
+from ._request._job_requests import MAX_RESULT_BYTES, job_requests, longest_timeout
 from ._request._names import LAUNCH, job_prefix
 from ._request._options import SageMakerOptions
-from ._request._request import MAX_RESULT_BYTES, job_requests, longest_timeout
-from ._request._shown import secret_names, shown_job
+from ._request._redacted import redacted_job, secret_names
 from ._state._facts import Summary
 from ._state._handles import LAUNCH_ID, check_handle, make_handle, unseen
 from ._verbs._check import check_launch
@@ -141,7 +141,7 @@ class SageMakerExecutor(BaseExecutor):
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         specs = request.specs(grace=self._options.grace)
         jobs = job_requests(request, self._options)
-        return [shown_job(job, spec) for job, spec in zip(jobs, specs, strict=True)]
+        return [redacted_job(job, spec) for job, spec in zip(jobs, specs, strict=True)]
 
     def _findings(self, request: RunRequest) -> list[Finding]:
         jobs = job_requests(request, self._options)

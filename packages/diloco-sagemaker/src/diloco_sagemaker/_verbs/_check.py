@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from diloco_protocol import BackendError, Finding
 
-from .._client._client import Client
+from .._client._calls import Client
 from .._request import _names as names
 from ._check_account import check_bucket, check_image, check_pass_role, check_quota
 
@@ -40,7 +40,7 @@ def check_launch(
     except BackendError as error:
         return [Finding("credentials", False, str(error))]
     job = jobs[0]
-    looks = {
+    checks = {
         "training jobs": lambda: _jobs(client, run_id),
         "pass role": lambda: check_pass_role(client, who, job["RoleArn"]),
         "quota": lambda: check_quota(client, job, len(jobs)),
@@ -50,19 +50,19 @@ def check_launch(
         ),
     }
     findings = []
-    for subject, look in looks.items():
-        findings += _found(subject, look, patiently)
+    for subject, check in checks.items():
+        findings += _found(subject, check, patiently)
     # Only now: the settings are read when the first client is made that was not handed in.
     settings = [Finding("settings", None, text) for text in client.not_obeyed()]
     return [Finding("credentials", True, f"{who} in {region}"), *settings, *findings]
 
 
 def _found(
-    subject: str, look: Callable[[], Iterator[Finding]], patiently: Patiently
+    subject: str, check: Callable[[], Iterator[Finding]], patiently: Patiently
 ) -> list[Finding]:
     """Return what a check has found; if AWS does not answer, return that the result is unknown."""
     try:
-        return patiently(lambda: list(look()))
+        return patiently(lambda: list(check()))
     except BackendError as error:
         # Without the permission to list jobs, a run cannot be followed either. The other checks
         # only make messages better.

@@ -12,7 +12,7 @@ from typing import Any
 
 from diloco_protocol import BackendError, Finding
 
-from .._client._client import Client
+from .._client._calls import Client
 from .._client._errors import MissingError
 
 _ROLE_SESSION = re.compile(

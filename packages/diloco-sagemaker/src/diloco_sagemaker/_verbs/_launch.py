@@ -20,10 +20,10 @@ from diloco_protocol import (
 )
 
 from .._client._answers import tries
-from .._client._client import Client
+from .._client._calls import Client
 from .._client._errors import MissingError, TakenError, UnreachedError
-from .._client._many import AT_ONCE
-from .._client._sweep import Jobs
+from .._client._jobs import Jobs
+from .._client._parallel import AT_ONCE
 from .._request import _names as names
 from .._state._facts import ENDED, JobFacts, Summary, same_life
 from ._withdraw import Withdrawal, withdraw

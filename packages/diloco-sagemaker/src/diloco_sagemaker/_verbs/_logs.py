@@ -21,7 +21,7 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import shown, split_lines
 
-from .._client._client import Client
+from .._client._calls import Client
 from .._client._errors import NOT_ITS_OWN, MissingError
 from .._request._names import log_url
 from .._state._facts import ENDED, JobFacts

@@ -14,9 +14,9 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import OUTCOME_BYTES
 
-from .._client._client import Client
+from .._client._calls import Client
 from .._client._errors import MissingError
-from .._client._many import at_once
+from .._client._parallel import at_once
 from .._request import _names as names
 from .._state._facts import JobFacts
 

@@ -25,11 +25,10 @@ from diloco_protocol import (
 )
 from diloco_protocol.backend import shown
 
-from .._client._client import Client
+from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError, UnreachedError, UnseenError
-from .._client._many import at_once, outcomes
-from .._client._recent import Recent
-from .._client._sweep import Jobs
+from .._client._jobs import Jobs, Recent
+from .._client._parallel import at_once, outcomes
 from .._request import _names as names
 from .._request._options import SageMakerOptions
 from .._state._facts import ENDED, JobFacts, Summary
@@ -92,7 +91,7 @@ class Runs:
         """Return where a replica meets the others, by its job; raises as :meth:`job`."""
         created = self.job(handle).created
         try:
-            job, strings = self._client.describe_whole(handle.metadata["job_name"])
+            job, strings = self._client.describe_with_hyperparameters(handle.metadata["job_name"])
         except MissingError as error:
             raise _gone(handle) from error
         if job.created != created:
@@ -130,29 +129,29 @@ class Runs:
             for handle in handles
             if (job := jobs.get(handle.metadata["job_name"])) is not None and is_of(handle, job)
         }
-        looks = dict(zip(known, outcomes(self._status, list(known.values())), strict=True))
+        states = dict(zip(known, outcomes(self._status, list(known.values())), strict=True))
         # A job may be deleted while its run is observed: that says nothing about the others.
-        lacking += [handle for handle, look in looks.items() if isinstance(look, MissingError)]
+        lacking += [handle for handle, state in states.items() if isinstance(state, MissingError)]
         for handle in lacking:
-            looks.pop(handle, None)
+            states.pop(handle, None)
             if (unseen := self._unseen(handle)) is not None:
-                looks[handle] = unseen
-        odd = [look for look in looks.values() if isinstance(look, BaseException)]
-        for error in odd:
+                states[handle] = unseen
+        errors = [state for state in states.values() if isinstance(state, BaseException)]
+        for error in errors:
             # An unknown status, or a job that is not visible yet, concerns a single rank. It is
             # raised only if there is no rank without an error.
-            if not isinstance(error, (UnknownWordError, UnseenError)) or len(odd) == len(looks):
+            if not isinstance(error, (UnknownWordError, UnseenError)) or len(errors) == len(states):
                 raise error
 
-        def shown_as(handle: ReplicaHandle, look: ReplicaStatus | BaseException) -> ReplicaStatus:
-            if isinstance(look, UnseenError):
-                return ReplicaStatus(ReplicaState.PENDING, message=str(look))
-            if isinstance(look, BaseException):
+        def shown_as(handle: ReplicaHandle, state: ReplicaStatus | BaseException) -> ReplicaStatus:
+            if isinstance(state, UnseenError):
+                return ReplicaStatus(ReplicaState.PENDING, message=str(state))
+            if isinstance(state, BaseException):
                 attempt = attempt_in(known[handle])
-                return ReplicaStatus(ReplicaState.RUNNING, attempt, message=str(look))
-            return look
+                return ReplicaStatus(ReplicaState.RUNNING, attempt, message=str(state))
+            return state
 
-        return {handle: shown_as(handle, look) for handle, look in looks.items()}
+        return {handle: shown_as(handle, state) for handle, state in states.items()}
 
     def _unseen(self, handle: ReplicaHandle) -> UnseenError | None:
         """Return the error for a job that is not found, if it may not be visible yet.

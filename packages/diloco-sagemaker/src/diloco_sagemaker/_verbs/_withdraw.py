@@ -17,9 +17,9 @@ from diloco_protocol import (
     retry,
 )
 
-from .._client._client import Client
+from .._client._calls import Client
 from .._client._errors import EndedError, MissingError, TakenError
-from .._client._many import outcomes
+from .._client._parallel import outcomes
 from .._state._facts import ENDED
 from ._results import remove_checkpoints
 

@@ -22,10 +22,10 @@ from .._request._model import missing_boto3
 from .._request._options import SageMakerOptions, check_endpoint
 from .._state._facts import JobFacts, Summary, read_job, read_summary
 from ._answers import check_answers, tries
-from ._bounded import bound_answers, bound_clients
 from ._credentials import check_credentials
 from ._errors import NOT_ITS_OWN, MissingError, not_made, to_error
-from ._pace import wait_for_turn
+from ._limits import bound_answers, bound_clients
+from ._list_rate import wait_for_turn
 from ._region import check_region, check_region_of_logs
 
 T = TypeVar("T")
@@ -158,9 +158,9 @@ class Client:
 
     def describe(self, name: str) -> JobFacts:
         """Return the facts about a training job; MissingError if there is no such job."""
-        return self.describe_whole(name)[0]
+        return self.describe_with_hyperparameters(name)[0]
 
-    def describe_whole(self, name: str) -> tuple[JobFacts, Mapping[str, str]]:
+    def describe_with_hyperparameters(self, name: str) -> tuple[JobFacts, Mapping[str, str]]:
         """Do the same as :meth:`describe`, and also return all hyperparameters of the job."""
         what = f"describe the training job {name}"
         answer = self._call("sagemaker", "describe_training_job", what, TrainingJobName=name)
@@ -202,7 +202,7 @@ class Client:
         """
         what = f"list the training jobs of {contains!r}"
         pages = self._pages(
-            "list_training_jobs", what, paced=True,
+            "list_training_jobs", what, rate_limited=True,
             NameContains=contains, MaxResults=_PAGE, SortBy="CreationTime", SortOrder="Ascending",
             **filters,
         )  # fmt: skip
@@ -238,13 +238,13 @@ class Client:
         """
         name = f"s3://{bucket}/{key}"
 
-        def whole(client: Any) -> tuple[bytes, float]:
+        def read(client: Any) -> tuple[bytes, float]:
             answer = client.get_object(Bucket=bucket, Key=key)
             with closing(answer["Body"]) as body:  # as a context manager it gives what it wraps
                 check_size(name, answer.get("ContentLength", 0), most)
                 return read_bounded(body, most, name), answer["LastModified"].timestamp()
 
-        return self._with("s3", f"read {name}", whole)
+        return self._with("s3", f"read {name}", read)
 
     def object_keys(self, bucket: str, prefix: str) -> Iterator[Sequence[str]]:
         """Yield the keys of the objects below a prefix, page by page.
@@ -327,7 +327,7 @@ class Client:
         service: str = "sagemaker",
         *,
         tokens: tuple[str, str] = ("NextToken", "NextToken"),
-        paced: bool = False,
+        rate_limited: bool = False,
         **arguments: Any,
     ) -> Iterator[dict[str, Any]]:
         """Yield the pages of a list; UnavailableError if it does not end, or not in time.
@@ -338,7 +338,7 @@ class Client:
             service: The service of the operation.
             tokens: The field of the request that takes the token, and that of the answer that has
                 it.
-            paced: Whether to keep to the pace of lists.
+            rate_limited: Whether to wait for the turn of this process to list.
             **arguments: Further arguments of the call.
         """
         request_field, answer_field = tokens
@@ -346,7 +346,7 @@ class Client:
         number, up = 0, self._backoff.clock() + _left.get()()
         while number < _MOST_PAGES and self._backoff.clock() <= up:
             number += 1
-            if paced:
+            if rate_limited:
                 wait_for_turn(self._backoff)
             page = self._call(service, operation, what, **arguments, **more)
             yield page

@@ -17,7 +17,7 @@ from diloco_protocol.backend import (
 _PIECE = 2500
 
 
-def shown_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
+def redacted_job(job: Mapping[str, Any], spec: ReplicaSpec) -> dict[str, Any]:
     """Return a request without the secrets in its spec and its long variables.
 
     Both are encoded in its hyperparameters. ``plan`` itself removes the secrets from the rest.
