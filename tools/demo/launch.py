@@ -176,6 +176,7 @@ def _demo(settings: Settings, output: Path) -> None:
                 lines[name] = alone.lines
         except BaseException:
             _end_all(executor)
+            print(f"\nWhat was done so far is in {folder}", flush=True)
             raise
     report.write(folder, settings, report.Outcome(lines, losses, seconds))
     page = folder / "report.html"

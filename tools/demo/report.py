@@ -98,6 +98,8 @@ class Progress:
             )
         elif step % (4 * period) and step + period <= steps:
             return
+        elif step < steps:
+            text += f"   about {line['at'] / step * (steps - step):.0f} s to go"
         print(text, flush=True)
 
 

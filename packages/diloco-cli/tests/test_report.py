@@ -126,7 +126,9 @@ class TestFacts:
         ends = [(each["rank"], each["epoch"], each["ended"]) for each in summary["incarnations"]]
         assert ends == [(0, 1, None), (0, 3, "left"), (1, 1, "left")]
         assert "Rank 0: the end of an earlier incarnation was not told." in summary["missing"]
-        assert "Rank 0: earlier incarnations have left nothing to read." in summary["missing"]
+        told = _page._failures({**summary, "backend": None})
+        assert "Rank 0: incarnation 2 ended without a word, as if it was killed, and 3" in told
+        assert "it left nothing to read" in told
         assert [each["counted"] for each in summary["syncs"][4:]] == [[0, 1], [0], [0]]
 
     def test_clocks_that_disagree_by_hours(self):

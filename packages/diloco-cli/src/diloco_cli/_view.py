@@ -187,7 +187,7 @@ def screenful(view: View, columns: int, height: int, blocks: str = BLOCKS) -> li
 
 
 def _phase(facts: Facts, now: float) -> Cell:
-    if facts["time"] is None:
+    if facts["time"] is None or facts["state"] == "cancelled":  # then it may call itself failed
         return Cell("" if facts["state"] else "has told nothing")
     if facts["silent_since"]:
         words = f"silent {duration(now - facts['silent_since'])}, was {facts['phase']}"

@@ -187,7 +187,7 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
         if isinstance(error, SyntaxError):
-            why = str(error)
+            why = f"SyntaxError: {error}: {(error.text or '').strip()}"
         elif isinstance(error, ModuleNotFoundError):
             # Missing is the trainer itself, or what it imports.
             is_trainer = f"{module}.".startswith(f"{error.name}.")

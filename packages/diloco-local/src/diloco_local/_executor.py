@@ -153,8 +153,8 @@ class LocalProcessExecutor(BaseExecutor):
         known = _runs.known_launch(self._root, request.run_id, digest)
         if known is not None:
             logging.getLogger("diloco_local").warning(
-                "run %r was launched before, in the same way: nothing is started, and its replicas "
-                "are returned. A new run needs another run_id",
+                "run %r was launched before, in the same way: its replicas are returned. Nothing "
+                "is started, even if the trainer has changed. A new run needs another run_id",
                 request.run_id,
             )
             return _runs.handles_of(self._root, known)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from string import Template
@@ -202,7 +201,8 @@ def _head(summary: Facts) -> str:
         f"First sign {moment(first)}, last sign {moment(last)}" if lives else "",
         f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}",
     ]
-    tiles = [f"<div><dt>{escape(name)}<dd>{escape(text)}</div>" for name, text in facts.items()]
+    known = facts if lives else {"ranks": facts["ranks"]}
+    tiles = [f"<div><dt>{escape(name)}<dd>{escape(text)}</div>" for name, text in known.items()]
     return f"{_soft(lines)}<dl>{''.join(tiles)}</dl>"
 
 
@@ -257,11 +257,15 @@ def _failures(summary: Facts) -> str:
         for life in summary["incarnations"]
         if life["ended"] == "failed"
     ]
-    for life, after in pairwise(summary["incarnations"]):
-        if life["rank"] == after["rank"] and life["ended"] is None:
-            text = f"incarnation {life['epoch']} ended without a word, as if it was killed"
-            when = f"its last line is of {moment(life['last'])}; a minute of it may be lost"
-            failures.append((life["rank"], f"{text}, and {after['epoch']} came after it", [when]))
+    lives = {(life["rank"], life["epoch"]): life for life in summary["incarnations"]}
+    for rank, epoch in lives:
+        before = lives.get((rank, epoch - 1))
+        if epoch > 1 and (before is None or before["ended"] is None):
+            text = f"incarnation {epoch - 1} ended without a word, as if it was killed"
+            when = "it left nothing to read"
+            if before is not None:
+                when = f"its last line is of {moment(before['last'])}; a minute of it may be lost"
+            failures.append((rank, f"{text}, and {epoch} came after it", [when]))
     for row in summary["backend"]["replicas"] if summary["backend"] else ():
         if row["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{row['state']}, {row['reason'] or 'no reason'}: {row['message'] or ''}"
@@ -272,7 +276,8 @@ def _failures(summary: Facts) -> str:
     ]
     if len(failures) > _MOST_FAILURES:
         parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
-    return "".join(parts) or "<p>No replica has failed, as far as they have told.</p>"
+    told = "the replicas have told" if summary["uri"] else "the backend says"
+    return "".join(parts) or f"<p>No replica has failed, as far as {told}.</p>"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

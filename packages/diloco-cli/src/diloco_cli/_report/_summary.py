@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median, median_low
@@ -245,16 +245,13 @@ def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str)
     """Say what is missing or odd."""
     low, high = span(incarnations)
     newest = {life["rank"]: life for life in incarnations}
-    lives = Counter(life["rank"] for life in incarnations)
     odd: dict[str, set[int]] = {"nothing was told": set(facts["silent"])}
     for life in incarnations:
         is_last = life is newest[life["rank"]]
-        has_gap = is_last and life["epoch"] > lives[life["rank"]]
         off = life["last"] < (low or 0.0) or life["first"] > (high or 0.0)
         for text, applies in (
             ("the end of the last incarnation was not told", is_last and life["ended"] is None),
             ("the end of an earlier incarnation was not told", not (is_last or life["ended"])),
-            ("earlier incarnations have left nothing to read", has_gap),
             ("lines of the history are missing", life["lines_missing"] > 0),
             ("losses are NaN, infinite or too large to draw", life["losses_wrong"] > 0),
             ("the clock cannot be compared, and is outside of the time shown here", off),
@@ -270,8 +267,7 @@ def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str)
         yield f"Lines that are torn, or not of a history: {torn}."
     if not loss:
         yield "No metric with “loss” in its name was logged, or there is no history yet."
-    yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
-    yield "They tell neither their settings nor the versions of their programs."
+    yield "Replicas tell neither their settings and versions nor their requests (`diloco plan`)."
 
 
 def read_prices(data: bytes) -> Prices:
