@@ -16,7 +16,7 @@ from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 from diloco_protocol.telemetry import HistoryKey, Live, SyncLine, Told, live_key
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-DATA = {"metrics", "place", "result", "states"}  # whose names depend on the run
+DATA = {"setup", "metrics", "place", "result", "states"}  # whose names depend on the run
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 pytestmark = pytest.mark.processes

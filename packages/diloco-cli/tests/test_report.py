@@ -128,7 +128,7 @@ class TestFacts:
         assert "Rank 0: the end of an earlier incarnation was not told." in summary["missing"]
         told = _page._failures({**summary, "backend": None})
         assert "Rank 0: incarnation 2 ended without a word, as if it was killed, and 3" in told
-        assert "it left nothing to read" in told
+        assert "it left no line" in told
         assert [each["counted"] for each in summary["syncs"][4:]] == [[0, 1], [0], [0]]
 
     def test_clocks_that_disagree_by_hours(self):
@@ -231,6 +231,11 @@ class TestCost:
 
 
 class TestPage:
+    def test_it_says_what_ran(self):
+        setup = {"torch": "2.13.0", "codec": "<int8>"}
+        text = page(of([live(0, setup=setup), live(1)]))
+        assert "torch 2.13.0, codec &lt;int8&gt;" in text
+
     def test_it_needs_neither_a_network_nor_a_script(self):
         text = page(of([live(0), live(1)], {(0, 1): five(), (1, 1): five()}))
         assert "script" not in Page(text).tags
@@ -434,7 +439,7 @@ class TestVerb:
         world = World("eks", {"tuesday": [DONE]})
         given = {"file": None, "force": False, "prices": None}
         made = command(world, as_json=True)
-        with pytest.raises(InvalidRequestError, match=r"is not that of run tuesday.*'monday'"):
+        with pytest.raises(InvalidRequestError, match=r"is that of \['monday'\], not of tuesday"):
             report(made.session, "tuesday", store=uri, **given)
 
     def test_a_run_by_name_without_its_store(self):

@@ -28,6 +28,7 @@ from diloco_core import (
 )
 from diloco_core import _connect as connecting
 from diloco_core._exchange import _telemetry
+from diloco_core._exchange._base import Schema
 from diloco_core._exchange._telemetry import Doing, Telemetry
 from diloco_core._store._open import open_store
 from diloco_protocol.telemetry import (
@@ -35,6 +36,7 @@ from diloco_protocol.telemetry import (
     HistoryKey,
     Live,
     Phase,
+    check_metrics,
     history_seconds,
     live_key,
     live_seconds,
@@ -302,6 +304,21 @@ class TestWhileItRuns:
         assert len(store.list("history/")) == 6  # a new one every ten minutes; none is left over
         assert len(Told("memory://promised").lines(0)) == 120
 
+    def test_it_says_what_runs(self, timing):
+        (exchange,) = connected("memory://setup", 1, timing=timing)
+        train(exchange, 6, sync_every=3, codec="int8")
+        live = Told("memory://setup").live(0)
+        assert live.setup["torch"] == str(torch.__version__)
+        assert live.setup["sync_every"] == "3"
+        assert live.setup["codec"] == "int8"
+        assert live.setup["model"].startswith("sha256:")
+
+    def test_of_many_and_long_settings_it_says_what_fits(self):
+        settings = {f"setting{number}": "x" * 500 for number in range(100)} | {"n" * 65: "y"}
+        setup = _telemetry._setup(Schema({}, settings))
+        assert len(setup) == 32
+        assert check_metrics(setup) == setup
+
     @pytest.mark.parametrize("replicas", [40, 300])
     def test_many_replicas_send_as_few_together(self, replicas):
         """A sync every two minutes of each; the beginning, in which all write at once, apart."""
@@ -310,7 +327,7 @@ class TestWhileItRuns:
         timing = Timing(clock=clock, repeat=ticks)
         told = [Telemetry(sent, rank, replicas, "", timing, {}, clock) for rank in range(replicas)]
         for each in told:
-            each.begin(1, Doing())
+            each.begin(1, Doing(), Schema({}, {}))
         ticks.tick()
         assert sent.requests == replicas
         minutes = []

@@ -80,9 +80,7 @@ def report(
     backend = _backend_facts(session, run_id, recorded)
     named = sorted({live.run for live in telemetry.live.values()})
     if run_id and named and run_id not in named:
-        raise InvalidRequestError(
-            f"--store {uri} is not that of run {run_id}: its replicas tell of {shown(named)}"
-        )
+        raise InvalidRequestError(f"--store {uri} is that of {shown(named)}, not of {run_id}")
     if recorded is not None and recorded.ends and not named:
         run_id = run_id or next(iter(recorded.ends)).run_id
     facts = summarise(telemetry, table, uri=uri, run_id=run_id, backend=backend)
@@ -198,6 +196,7 @@ def _head(summary: Facts) -> str:
         f"Store: {summary['uri']}" if summary["uri"] else "",
         f"Backend: {summary['backend']['name']}" if summary["backend"] else "",
         f"Ran on {', '.join(where[:10])}" if where else "",
+        ", ".join(f"{name} {value}" for name, value in summary["setup"].items()),
         f"First sign {moment(first)}, last sign {moment(last)}" if lives else "",
         f"Made on {moment(summary['made_at'])} by diloco-cli {summary['made_by']}",
     ]
@@ -262,10 +261,9 @@ def _failures(summary: Facts) -> str:
         before = lives.get((rank, epoch - 1))
         if epoch > 1 and (before is None or before["ended"] is None):
             text = f"incarnation {epoch - 1} ended without a word, as if it was killed"
-            when = "it left nothing to read"
-            if before is not None:
-                when = f"its last line is of {moment(before['last'])}; a minute of it may be lost"
-            failures.append((rank, f"{text}, and {epoch} came after it", [when]))
+            when = f"its last line is of {moment(before['last'])}" if before else "it left no line"
+            told = f"{when}; up to a minute of it may be lost"
+            failures.append((rank, f"{text}, and {epoch} came after it", [told]))
     for row in summary["backend"]["replicas"] if summary["backend"] else ():
         if row["state"] in {"failed", "cancelled", "unknown"}:
             text = f"{row['state']}, {row['reason'] or 'no reason'}: {row['message'] or ''}"
@@ -276,8 +274,8 @@ def _failures(summary: Facts) -> str:
     ]
     if len(failures) > _MOST_FAILURES:
         parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
-    told = "the replicas have told" if summary["uri"] else "the backend says"
-    return "".join(parts) or f"<p>No replica has failed, as far as {told}.</p>"
+    source = "the replicas have told" if summary["uri"] else "the backend says"
+    return "".join(parts) or f"<p>No replica has failed, as far as {source}.</p>"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

@@ -198,6 +198,7 @@ def summarise(
         "last": last,
         "sync": max([facts["sync"], *(sync["sync"] for sync in syncs)]),
         "loss": clean(loss) or None,
+        "setup": next((row["setup"] for row in facts["replicas"] if row["setup"]), {}),
         "incarnations": incarnations,
         "syncs": syncs,
         "backend": backend,
@@ -267,7 +268,7 @@ def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str)
         yield f"Lines that are torn, or not of a history: {torn}."
     if not loss:
         yield "No metric with “loss” in its name was logged, or there is no history yet."
-    yield "Replicas tell neither their settings and versions nor their requests (`diloco plan`)."
+    yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
 
 
 def read_prices(data: bytes) -> Prices:

@@ -7,7 +7,9 @@ trains only notes what has happened, and another one writes that. The format is 
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import platform
 import threading
 import time
 from collections import deque
@@ -21,6 +23,8 @@ from diloco_protocol import InvalidRequestError
 from diloco_protocol.telemetry import (
     MOST_METRICS,
     MOST_RANKS,
+    NAME_CHARACTERS,
+    TEXT_CHARACTERS,
     Live,
     Metric,
     Phase,
@@ -31,10 +35,12 @@ from diloco_protocol.telemetry import (
     live_seconds,
 )
 
+from ..__about__ import __version__
 from .._errors import ConfigurationError, FencedError, RunExistsError
 from .._host import host_name
 from .._store._api import Store
 from .._timing import Timing
+from ._base import Schema
 from ._history import HistoryLines
 from ._report import SyncReport
 
@@ -96,6 +102,21 @@ class Logged:
         """Return what was logged since this was called last."""
         new, self._new = self._new, {}
         return new
+
+
+def _setup(schema: Schema) -> dict[str, Metric]:
+    """Return the versions and settings of a run, as far as a record has room for them."""
+    tensors = repr(sorted(schema.tensors.items())).encode()
+    setup = {
+        "diloco-core": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        # Of the names, shapes and dtypes of its tensors.
+        "model": f"sha256:{hashlib.sha256(tensors).hexdigest()[:16]}",
+        **schema.settings,
+    }
+    names = [name for name in setup if len(name) <= NAME_CHARACTERS][:MOST_METRICS]
+    return {name: setup[name][:TEXT_CHARACTERS] for name in names}
 
 
 def _plain(name: str, value: object) -> object:
@@ -172,14 +193,16 @@ class Telemetry:
         self._stop: Callable[[], None] | None = None
         self._fails = False
 
-    def begin(self, epoch: int, doing: Doing) -> None:
+    def begin(self, epoch: int, doing: Doing, schema: Schema) -> None:
         """Write from now on.
 
         Args:
             epoch: The incarnation.
             doing: What it does.
+            schema: What is trained, and how.
         """
-        self._said, self._doing = replace(self._said, epoch=epoch), doing
+        self._said = replace(self._said, epoch=epoch, setup=_setup(schema))
+        self._doing = doing
         self._lines = HistoryLines(self._said.rank, epoch)
         self._began = self._live_at = self._history_at = self._timing.clock()
         self._stop = self._timing.repeat(_LOOK_SECONDS, self._look)

@@ -167,7 +167,7 @@ class Member:
         reader = Incarnation.reading(store, jobs, manifest, joiner)
         self._incarnation = incarnation = _next_incarnation(reader, schema)
         if self.telemetry is not None:
-            self.telemetry.begin(incarnation.epoch, incarnation.doing)
+            self.telemetry.begin(incarnation.epoch, incarnation.doing, schema)
         self.comes_back = incarnation.epoch > 1 or self.resumes
         store.before_writing = partial(check_run, incarnation)
         standing = incarnation.standing

@@ -143,5 +143,5 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "seconds_per_step": _or_none(_number),
     "training_share": _or_none(lambda name, value: _number(name, value, 1)),
     "ended": _or_none(_text),
-    "metrics": lambda _, value: check_metrics(value),
+    **dict.fromkeys(("metrics", "setup"), lambda _, value: check_metrics(value)),
 }

@@ -99,6 +99,8 @@ class Live(_Record):
         dropped: How many lines the incarnation has left out of its history.
         ended: How it has ended (``"left"`` or ``"failed"``); None as long as it has not.
         metrics: The last value of each metric.
+        setup: The versions of its programs, and the settings of its outer loop, by name; bounded as
+            metrics are.
     """
 
     _called = "a live record"
@@ -125,6 +127,7 @@ class Live(_Record):
     dropped: int = 0
     ended: str | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    setup: Mapping[str, Metric] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
