@@ -83,6 +83,7 @@ def verbs_on(executor, handle):
         "collect": lambda: executor.collect([handle], timeout=0),
         "stream_logs": lambda: executor.stream_logs(handle),
         "log_iter": lambda: list(executor.log_iter(handle)),
+        "meets_at": lambda: executor.meets_at(handle),
         "cancel": lambda: executor.cancel(handle),
         "purge": lambda: executor.purge(handle),
     }

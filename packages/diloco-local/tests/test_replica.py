@@ -15,6 +15,7 @@ from diloco_local._oom import OomWatch
 from diloco_local._order import Order
 from diloco_local._replica import Phase, Replica, Rules
 from diloco_local._rundir import ReplicaDir
+from diloco_local._supervisor import Supervisor
 from diloco_protocol import Reason, ReplicaSpec, ReplicaState
 from diloco_protocol.backend import status_from_data
 
@@ -218,3 +219,32 @@ def test_a_clock_that_is_set_forward_ends_nothing_that_is_adopted(
     finally:
         first._popen.kill()
         first._popen.wait()
+
+
+def test_a_process_that_becomes_another_one_while_it_is_looked_for_is_not_gone(tmp_path):
+    """Nobody finds it, and only those that it was before are seen to have ended."""
+    order = Order(SPEC, ("/bin/true",), dict(os.environ), str(tmp_path))
+    ended = iter([0, 5, 5, 9, 9, 9])
+
+    def reap(pid):
+        return os.waitpid(pid, 0)[1]
+
+    replica = Replica(
+        ReplicaDir(tmp_path), "test/0", Rules(1, None, 0), order, reap, OomWatch(lambda: None),
+        lambda table: {}, lambda: next(ended),
+    )  # fmt: skip
+    replica.start()
+    os.waitid(os.P_PID, replica._pid, os.WEXITED | os.WNOWAIT)
+    replica.step()
+    replica.step()
+    assert not replica.done
+    replica.step()
+    assert replica.done
+
+
+def test_a_supervisor_counts_the_strays_that_have_ended():
+    supervisor = Supervisor.__new__(Supervisor)
+    supervisor.replicas, supervisor._statuses, supervisor._ended_strays = [], {}, 0
+    stray = os.posix_spawn("/bin/true", ["true"], os.environ)
+    os.waitid(os.P_PID, stray, os.WEXITED | os.WNOWAIT)
+    assert supervisor._count_ended_strays() == 1

@@ -214,7 +214,9 @@ class LocalProcessExecutor(BaseExecutor):
     @system_errors()
     def _rendezvous(self, handle: ReplicaHandle) -> str | None:
         run, _ = _runs.locate(handle, self._roots)
-        uri = rendezvous_of(run.replica(handle.rank).attempt(1))
+        replica = run.replica(handle.rank)
+        check_own_folder(replica.path)
+        uri = rendezvous_of(replica.attempt(1))
         _runs.locate(handle, self._roots)  # if purged meanwhile, a missing file says nothing
         return uri
 

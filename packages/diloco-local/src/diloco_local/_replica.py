@@ -65,6 +65,7 @@ class Replica:
         reap: Reads how a child process ended; None if it is not our child or has not ended.
         oom: Evidence of OOM kills.
         strays: Finds, in a table of all processes, those whose replica is not known.
+        ended_strays: Counts those that have ended.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Replica:
         reap: Callable[[int], int | None],
         oom: OomWatch,
         strays: Callable[[Mapping[int, ProcessEntry]], dict[int, ProcessEntry]],
+        ended_strays: Callable[[], int] = lambda: 0,
     ) -> None:
         self._dir = directory
         self._marker = marker
@@ -84,6 +86,7 @@ class Replica:
         self._reap = reap
         self._oom = oom
         self._strays = strays
+        self._ended_strays = ended_strays
         self._attempt = 0
         self._runner: ProcessId | None = None
         self._pid = 0  # of the runner; its identity is unknown if it died at once
@@ -279,9 +282,11 @@ class Replica:
             self._kill()
 
     def _sweep(self) -> None:
-        # Asked twice, since a process that forks while the table is read can be missed.
+        # Asked twice, since a process that forks while the table is read can be missed. One that
+        # forks and ends again and again may be missed twice, but leaves ended strays.
+        ended = self._ended_strays()
         alive = self._members() or self._members()
-        if not alive:
+        if not alive and self._ended_strays() == ended:
             self._finish()
             return
         if self._stop is None and self._wait_status is None and self.cancel_requested():

@@ -53,6 +53,7 @@ class Supervisor:
         self._run = run
         self._record = record
         self._statuses: dict[int, int] = {}
+        self._ended_strays = 0
         self._terminated = False
         rules = Rules(record.grace, record.timeout, record.max_restarts)
         by_rank = {order.rank: order for order in orders}
@@ -66,6 +67,7 @@ class Supervisor:
                 self._reap,
                 oom,
                 self._strays,
+                self._count_ended_strays,
             )
             for rank in record.ranks
         ]
@@ -137,6 +139,12 @@ class Supervisor:
                 return
             if any(replica.is_runner(pid) for replica in self.replicas):
                 self._statuses[pid] = status
+            else:
+                self._ended_strays += 1
+
+    def _count_ended_strays(self) -> int:
+        self._collect()
+        return self._ended_strays
 
     def _reap(self, pid: int) -> int | None:
         self._collect()
