@@ -52,6 +52,13 @@ FORMS = [
       f"[('password', '{SECRET}')]"),
     *(f'{{"headers": {{"Authorization": "Bearer {SECRET}"}}}}',),
     f"https://hooks.slack.com/services/T0/B0/{SECRET}",
+    # letters before quotes, colours, and addresses without a scheme
+    *(f"password={begin}'x {SECRET} y'" for begin in ("b", "f", "rb", "$")),
+    *(f"--password b'x {SECRET}'", f"['--password', b'x {SECRET}']",
+      f'{{"e": "password=b\\"{SECRET}\\""}}'),
+    *(f"\x1b[1;33mpassword\x1b[0m=\x1b[32m'x {SECRET}'\x1b[0m", f"\x1b[31mghp_{SECRET * 2}\x1b[0m",
+      f"\\x1b[31m--token {SECRET}\\x1b[0m", f"\\u001b[1mAuthorization\\u001b[0m: Basic {SECRET}"),
+    *(f"{begin}//u:{SECRET}@h/x" for begin in "[`"),
     # private keys, whole and cut off
     *(
         f"-----BEGIN {kind}-----\nlQ{SECRET}\n{end}"

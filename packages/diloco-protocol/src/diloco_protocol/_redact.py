@@ -42,6 +42,8 @@ _NAME_MEMBER, _VALUE_MEMBER = (
 )
 # Values that are too common to be secrets.
 _NOTHING = frozenset({"", "0", "1", "false", "none", "null", "true"})
+# Colours of a terminal may stand between a name and its value; also as Python and JSON write them.
+_COLOURS = re.compile(r"(?:\x1b|\\{1,7}(?:x1b|u001b|033))\[[0-9;]{0,40}m")
 _LONGEST_JSON = 1 << 20
 _KEPT = "surrogateescape"  # bytes that are not UTF-8 stay as they are
 # The number of characters behind the end of a cut text in which the form of a secret may still end:
@@ -113,6 +115,12 @@ def redact_ends(text: str, room: int) -> tuple[str, str]:
 
 
 def _redact_text(text: str, *, cut: bool) -> str:
+    plain = _COLOURS.sub("", text)
+    shown = _redact_plain(plain, cut=cut)
+    return text if shown == plain else shown
+
+
+def _redact_plain(text: str, *, cut: bool) -> str:
     text = TOKEN.sub(REDACTED, without_userinfo(text, cut=cut))
     for before, secret in forms():
         text = _without(before, secret, text)

@@ -84,7 +84,8 @@ _INSIDE_QUOTES += (
     r"(?:(?P=quote){2}(?:(?!(?P=quote))(?:\\.|.))*+)*+)?+)"
 )
 # A value that has been cut off may lack its second quote.
-_QUOTED = rf"{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
+# The letters before the first one are Python's (b'x') or a shell's ($'x').
+_QUOTED = rf"(?:[bruf$]{{1,2}}(?={_MARK}))?+{_INSIDE_QUOTES}(?:(?P=quote)|\Z)"
 # A value that reaches the end of the text, after at least this many characters.
 _CUT = r"\Z(?<=[^<>]{8192})"
 _PLAIN = r"[^\[\]{}()]{0,200}+"

@@ -22,7 +22,7 @@ _FURTHER = re.compile(r"(?:(?!://)[^@\r\n]){1,256}@(?=[\w\[])")
 # "user:password@host" without a scheme, as in the names of images, in a path, or behind slashes
 # alone; not "name:tag@sha256:...", and not "12:30:45@host", which is a time.
 _ALONE = re.compile(
-    r"(?:(?<![\w.+%\-/@:])|(?<=(?<![^\s'\"<>(=])//)|(?<=[^/\s:]/))(?!mailto:)"
+    r"(?:(?<![\w.+%\-/@:])|(?<=(?<![\w.+%\-/@:\\])//)|(?<=[^/\s:]/))(?!mailto:)"
     r"(?![\w.+%\-]{0,64}\d:\d\d:\d\d[.,\dZ]{0,10}@)"
     r"[\w.+%\-]{1,64}:(?!//|\\)[^ \t\r\n@\"'<>]{1,256}@(?!sha[0-9]{1,3}:)(?=[A-Za-z0-9\[/])"
 )
