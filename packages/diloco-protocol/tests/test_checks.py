@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_protocol import Backoff, FolderJournal, InvalidRequestError
+from diloco_protocol import Backoff, FolderJournal, InvalidRequestError, _checks
 from diloco_protocol.backend import (
     check_amount,
     check_backoff,
@@ -256,3 +256,15 @@ def test_keys_of_any_kind_and_what_contains_itself_have_a_text():
     assert shown(loop) == "{1: 'x9', 'password': <redacted>}"
     loop["loop"] = loop
     assert shown(loop) == "a dict that cannot be shown"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [["$" * 1000] * 5000, {"$" * 5_000_000: 1}, {"a": b"$" * 5_000_000}, ([[0] * 1000] * 1000,)],
+    ids=["texts", "a key", "bytes", "lists"],
+)
+def test_of_a_long_value_only_the_beginning_is_looked_at(value, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(_checks, "redact_json", lambda given: looked_at.append(given) or given)
+    assert shown(value).endswith("…")
+    assert len(repr(looked_at)) < 200_000

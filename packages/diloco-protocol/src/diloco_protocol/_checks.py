@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Literal, TypeGuard, overload
 
 from ._errors import InvalidRequestError
@@ -17,6 +18,7 @@ from ._secret_forms import REDACTED
 from ._secret_names import is_secret_name
 
 _SHOWN = 200
+_LOOKED_AT = 1 << 15  # characters and items of a value of which so many characters are shown
 
 
 @overload
@@ -323,12 +325,31 @@ def shown(value: object, name: str = "") -> str:
         return "a number of that size"
     try:
         # Redact before repr() changes how line ends and quotes are written.
-        begin = redact_and_cut(value, _SHOWN) if isinstance(value, str) else redact_json(value)
+        begin = (
+            redact_and_cut(value, _SHOWN)
+            if isinstance(value, str)
+            else redact_json(_beginning(value, [_LOOKED_AT]))
+        )
         text = repr(begin)
     # Raised for integers of thousands of digits, endless nesting, and objects of some classes
     except Exception:  # noqa: BLE001
         return f"a {type(value).__name__} that cannot be shown"
     return redact_and_cut(text, _SHOWN)
+
+
+def _beginning(value: object, left: list[int]) -> object:
+    """Return the beginning of a value, which may be megabytes of anything."""
+    left[0] -= 1
+    if isinstance(value, (str, bytes)):
+        begin = value[: max(left[0], 0)]
+        left[0] -= len(begin)
+        return begin
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    items = takewhile(lambda _: left[0] > 0, value.items() if isinstance(value, dict) else value)
+    if isinstance(value, dict):
+        return {_beginning(key, left): _beginning(inside, left) for key, inside in items}
+    return type(value)(_beginning(inside, left) for inside in items)
 
 
 def _refused(name: str, allowed: str, value: object, *, none: bool) -> InvalidRequestError:

@@ -117,12 +117,11 @@ class Outcome:
             raise InvalidRequestError(
                 f"this outcome has the fields {shown(sorted(data))} instead of {sorted(names)}"
             )
-        try:
-            reason = Reason(data["reason"])
-        except ValueError:
+        reason = next((reason for reason in Reason if reason == data["reason"]), None)
+        if reason is None:
             raise InvalidRequestError(
                 f"this outcome has the unknown reason {shown(data['reason'])}"
-            ) from None
+            )
         outcome = cls(**{**data, "reason": reason})
         _check(outcome)
         return outcome
