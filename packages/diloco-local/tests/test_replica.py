@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -242,9 +243,12 @@ def test_a_process_that_becomes_another_one_while_it_is_looked_for_is_not_gone(t
     assert replica.done
 
 
-def test_a_supervisor_counts_the_strays_that_have_ended():
+def test_a_supervisor_counts_the_strays_that_have_ended(monkeypatch):
+    """What ended and is no replica's runner has fallen to it."""
     supervisor = Supervisor.__new__(Supervisor)
-    supervisor.replicas, supervisor._statuses, supervisor._ended_strays = [], {}, 0
-    stray = os.posix_spawn("/bin/true", ["true"], os.environ)
-    os.waitid(os.P_PID, stray, os.WEXITED | os.WNOWAIT)
-    assert supervisor._count_ended_strays() == 1
+    supervisor.replicas = [SimpleNamespace(is_runner=lambda pid: pid == 7)]
+    supervisor._statuses, supervisor._ended_strays = {}, 0
+    ended = iter([(7, 0), (8, 0), (9, 0), (0, 0)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(ended))
+    assert supervisor._count_ended_strays() == 2
+    assert supervisor._statuses == {7: 0}
