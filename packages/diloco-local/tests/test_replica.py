@@ -22,6 +22,8 @@ from diloco_protocol.backend import status_from_data
 
 pytestmark = pytest.mark.processes
 
+# Workers of pytest run at the same time, and whoever ends a replica ends all that carries its marker.
+OF_TEST = f"test-{os.getpid()}/0"
 SPEC = ReplicaSpec("trainer:train", {"x": [1]}, rank=0, world_size=1, timeout=5)
 
 
@@ -42,7 +44,7 @@ def machine(tmp_path, nothing_survives, until):
 
         replica = Replica(
             directory,
-            "test/0",
+            OF_TEST,
             Rules(0.3, None, restarts),
             order,
             reap,
@@ -138,7 +140,7 @@ def test_what_the_runner_left_behind_is_ended_first(machine, tmp_path, until):
 def test_what_was_never_started_says_so(tmp_path):
     replica = Replica(
         ReplicaDir(tmp_path),
-        "test/0",
+        OF_TEST,
         Rules(1, None, 0),
         None,
         lambda pid: None,
@@ -154,7 +156,7 @@ def test_what_was_never_started_says_so(tmp_path):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.ENFILE])
 def test_an_end_that_finds_no_room_is_written_down_later(tmp_path, monkeypatch, number):
     replica = Replica(
-        ReplicaDir(tmp_path / "r"), "test/0", Rules(1, None, 0), None, lambda pid: None,
+        ReplicaDir(tmp_path / "r"), OF_TEST, Rules(1, None, 0), None, lambda pid: None,
         OomWatch(lambda: None), lambda table: {},
     )  # fmt: skip
     (tmp_path / "r").mkdir()
@@ -181,7 +183,7 @@ def test_a_program_that_cannot_be_known_is_ended_at_once(tmp_path, monkeypatch, 
     order = Order(SPEC, ("/bin/sleep", "60"), dict(os.environ), str(tmp_path))
     replica = Replica(
         ReplicaDir(tmp_path),
-        "test/0",
+        OF_TEST,
         Rules(1, None, 0),
         order,
         lambda pid: None,
@@ -203,7 +205,7 @@ def test_a_clock_that_is_set_forward_ends_nothing_that_is_adopted(
 
     def replica(order):
         return Replica(
-            ReplicaDir(tmp_path), "test/0", Rules(1, 600.0, 0), order, lambda pid: None,
+            ReplicaDir(tmp_path), OF_TEST, Rules(1, 600.0, 0), order, lambda pid: None,
             OomWatch(lambda: None), lambda table: {},
         )  # fmt: skip
 
@@ -231,7 +233,7 @@ def test_a_process_that_becomes_another_one_while_it_is_looked_for_is_not_gone(t
         return os.waitpid(pid, 0)[1]
 
     replica = Replica(
-        ReplicaDir(tmp_path), "test/0", Rules(1, None, 0), order, reap, OomWatch(lambda: None),
+        ReplicaDir(tmp_path), OF_TEST, Rules(1, None, 0), order, reap, OomWatch(lambda: None),
         lambda table: {}, lambda: next(ended),
     )  # fmt: skip
     replica.start()
