@@ -22,7 +22,7 @@ from diloco_protocol.backend import status_from_data
 
 pytestmark = pytest.mark.processes
 
-# Workers of pytest run at the same time, and whoever ends a replica ends all that carries its marker.
+# Workers of pytest run at the same time, and the end of a replica ends all that has its marker.
 OF_TEST = f"test-{os.getpid()}/0"
 SPEC = ReplicaSpec("trainer:train", {"x": [1]}, rank=0, world_size=1, timeout=5)
 
