@@ -5,6 +5,7 @@ Lightning does after a step, such as a validation, is not repeated for the step 
 """
 
 import itertools
+import math
 import signal
 
 import lightning
@@ -30,6 +31,7 @@ class DiLoCoCallback(lightning.Callback):
 
     def __init__(self, exchange, **options):
         self.exchange, self.options = exchange, options
+        self.is_open = False
 
     def on_train_start(self, trainer, module):
         schedules = {
@@ -42,9 +44,12 @@ class DiLoCoCallback(lightning.Callback):
         options = {"stateful": schedules, **self.options}
         self.outer = DiLoCo(module, optimizer, self.exchange, **options)
         self.outer.__enter__()
+        self.is_open = True
         steps = self.outer.inner_steps  # 0 unless this replica, or its run, has lived before
-        batches = steps * trainer.accumulate_grad_batches
-        epoch, in_epoch = divmod(batches, trainer.num_training_batches)
+        # The last step of an epoch may take fewer batches.
+        per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        epoch, in_epoch = divmod(steps, per_epoch)
+        in_epoch *= trainer.accumulate_grad_batches
         for config in trainer.lr_scheduler_configs:  # saved inside the last step, before they moved
             moves = steps if config.interval == "step" else epoch
             while config.scheduler.last_epoch < moves // config.frequency:
@@ -58,11 +63,20 @@ class DiLoCoCallback(lightning.Callback):
         loader.sampler.skip = in_epoch * loader.batch_size
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step >= trainer.max_steps:
-            self.outer.__exit__(None, None, None)
+        last = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if last or trainer.global_step == trainer.max_steps:
+            self.leave()
+
+    def on_train_end(self, trainer, module):  # where another callback has ended the training
+        self.leave()
 
     def on_exception(self, trainer, module, exception):
-        self.outer.__exit__(type(exception), exception, exception.__traceback__)
+        self.leave(type(exception), exception, exception.__traceback__)
+
+    def leave(self, *error):
+        if self.is_open:
+            self.is_open = False
+            self.outer.__exit__(*error or (None, None, None))
 
 
 class Model(lightning.LightningModule):

@@ -56,15 +56,24 @@ def test_an_example(tmp_path, name):
 # Epochs have 25 steps, and a sync comes every 10.
 @pytest.mark.parametrize("steps", [25, 37, 50])
 def test_a_replica_of_lightning_comes_back_in_an_epoch_and_at_its_end(tmp_path, steps):
+    check_lightning(tmp_path, killed_after=steps, expected=60)
+
+
+def test_a_replica_of_lightning_comes_back_where_the_epochs_are_counted(tmp_path):
+    check_lightning(tmp_path, killed_after=24, expected=26, BY_EPOCHS="1")
+
+
+def check_lightning(tmp_path, killed_after, expected, **variables):
     pytest.importorskip("lightning")
     file = HERE / "lightning_replica.py"
     undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
-    assert ends(*(start(file, rank, undisturbed, 60) for rank in range(2))) == [60, 60]
-    first = start(file, 0, stopped, 60)
-    killed = start(file, 1, stopped, 60, KILLED_AFTER=str(steps))
+    replicas = (start(file, rank, undisturbed, 60, **variables) for rank in range(2))
+    assert ends(*replicas) == [expected] * 2
+    first = start(file, 0, stopped, 60, **variables)
+    killed = start(file, 1, stopped, 60, KILLED_AFTER=str(killed_after), **variables)
     _, log = killed.communicate()
     assert killed.returncode == -9, log
-    assert ends(first, start(file, 1, stopped, 60)) == [60, 60]
+    assert ends(first, start(file, 1, stopped, 60, **variables)) == [expected] * 2
     values = exported(stopped)
     for name, expected in exported(undisturbed).items():
         assert torch.equal(values[name], expected), name
