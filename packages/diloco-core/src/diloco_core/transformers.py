@@ -11,11 +11,12 @@ import math
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import IterableDataset
 
 from ._connect import connect
 from ._errors import ConfigurationError
@@ -39,6 +40,11 @@ except ImportError as error:
 __all__ = ["DiLoCoCallback"]
 
 _log = logging.getLogger(__name__)
+_STORE = "the run's store"  # where a trainer expects the folder of a checkpoint
+_READ_AGAIN = (
+    "the training data is a stream, which has no position: its first %d batches are read again and "
+    "passed over; where it has fewer, it then begins anew"
+)
 _OURS = "diloco_"  # how the names of our own metrics begin
 _LOGGED = ("sync", "members", "bytes_sent", "wait_seconds", "exchange_seconds", "exposed_seconds")
 # What a Trainer knows and its optimizer does not.
@@ -127,8 +133,13 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
             )
         # The sum of the losses since then is divided by the steps since then.
         trainer._globalstep_last_logged = self._begin  # noqa: SLF001 - nothing else leads there
+        trainer._initial_global_step = self._begin  # noqa: SLF001
         self._run_whole = trainer._run_epoch  # noqa: SLF001
-        trainer._run_epoch = self._run_epoch  # noqa: SLF001
+        # Where errors of the trainer, and of what it calls, come from.
+        events = trainer.callback_handler
+        trainer._run_epoch = self._guarded(self._run_epoch)  # noqa: SLF001
+        trainer._evaluate = self._guarded(trainer._evaluate)  # noqa: SLF001 - also before the steps
+        events.on_epoch_begin = self._guarded(events.on_epoch_begin)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Refuse a trainer that has begun without this callback.
@@ -170,19 +181,32 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
     def _leave(self, error: BaseException | None = None) -> None:
         if self._is_open:
             self._is_open = False
+            for holder in (self._trainer, self._trainer.callback_handler):
+                for name in ("_run_epoch", "_evaluate", "_load_rng_state", "on_epoch_begin"):
+                    vars(holder).pop(name, None)  # the class has the trainer's own
             self.outer.__exit__(error and type(error), error, error and error.__traceback__)
+
+    def _guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that leaves the block where another one raises an error."""
+
+        def guarded(*given: Any, **named: Any) -> Any:
+            try:
+                return act(*given, **named)
+            except BaseException as error:
+                self._leave(error)
+                raise
+
+        return guarded
 
     def _run_epoch(self, **call: Any) -> None:
         """Run an epoch of the trainer, or what is left of it for this replica."""
         trainer, state = self._trainer, self._trainer.state
-        try:
-            for part in self._epochs(call):
-                self._run_whole(**part)
-            if trainer.control.should_training_stop or call["epoch"] + 1 >= state.num_train_epochs:
-                self._leave()
-        except BaseException as error:
-            self._leave(error)
-            raise
+        for part in self._epochs(call):
+            if part["resume_from_checkpoint"] != _STORE:
+                self._place.random = random_state()
+            self._run_whole(**part)
+        if trainer.control.should_training_stop or call["epoch"] + 1 >= state.num_train_epochs:
+            self._leave()
 
     def _epochs(self, call: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Return the arguments for the epochs, or parts of them, that the trainer runs now."""
@@ -209,8 +233,12 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]
                 after = random_state()
                 trainer._load_rng_state = lambda _: set_random_state(after)  # noqa: SLF001
                 batches = steps * trainer.args.gradient_accumulation_steps
+                if not trainer.args.ignore_data_skip:
+                    set_random_state(self._place.random)  # some samplers draw their order from it
+                    if _is_stream(loader):
+                        _log.warning(_READ_AGAIN, batches)
                 place = {"epochs_trained": first, "steps_trained_in_current_epoch": batches}
-                yield call | place | {"epoch": first, "resume_from_checkpoint": "the run's store"}
+                yield call | place | {"epoch": first, "resume_from_checkpoint": _STORE}
             # A checkpoint from which the trainer resumes may be of a later epoch.
             for number in range(under_way + 1, epoch + 1):
                 if not trainer.control.should_training_stop:
@@ -249,6 +277,7 @@ class _Place:
         # By how many steps the trainer is ahead of the outer loop, and of its schedule: a gradient
         # scaler may leave out a step, and a new run may begin at a checkpoint of the trainer's.
         self._ahead = self._ahead_of_schedule = 0
+        self.random = random_state()  # as the epoch under way began
         self._restored = False
 
     def note(self, inner_steps: int) -> None:
@@ -273,17 +302,19 @@ class _Place:
         return int(self._state.global_step)
 
     def try_out(self) -> None:
-        """Do nothing: these are numbers and a text."""
+        """Do nothing: these are numbers, a text, and what every replica saves."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what find() needs, and what the trainer has found out so far."""
         kept = {name: getattr(self._state, name) for name in _KEPT}
-        return {"ahead": [self._ahead, self._ahead_of_schedule], **kept}
+        ahead = [self._ahead, self._ahead_of_schedule]
+        return {"ahead": ahead, "random": self.random, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with saved numbers."""
         self._restored = True
         self._ahead, self._ahead_of_schedule = state["ahead"]
+        self.random = state["random"]
         for name in _KEPT:
             setattr(self._state, name, state[name])
 
@@ -341,8 +372,13 @@ def _pass_over(loader: Any, epoch: int) -> None:
     """Have samplers with random generators of their own draw what they drew in an earlier epoch."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
-    for _ in getattr(loader, "batch_sampler", None) or ():
+    for _ in () if _is_stream(loader) else getattr(loader, "batch_sampler", None) or ():
         pass
+
+
+def _is_stream(loader: Any) -> bool:
+    """Say whether the data of a loader are a stream; its sampler would never end."""
+    return isinstance(getattr(loader, "dataset", None), IterableDataset)
 
 
 def _calling_trainer() -> Any:

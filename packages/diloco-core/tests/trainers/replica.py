@@ -44,6 +44,16 @@ class Examples(torch.utils.data.Dataset):
         return {"input_ids": self.rows[number], "labels": labels}
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """The same without a length."""
+
+    def __init__(self, rank):
+        self.examples = Examples(rank)
+
+    def __iter__(self):
+        return map(self.examples.__getitem__, range(EXAMPLES))
+
+
 class Signalled(TrainerCallback):
     """Sends a signal to this process after some step."""
 
@@ -98,6 +108,16 @@ class Sampled(Trainer):
         return InOrderOfAGenerator(len(self.train_dataset))
 
 
+class SampledByTorch(Trainer):
+    """Takes its examples in an order that torch's generator draws, as one by length does."""
+
+    def _get_train_sampler(self, *_):
+        return torch.utils.data.WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)
+
+
+TRAINERS = {None: Trainer, "own": Sampled, "torch": SampledByTorch}
+
+
 def make_trainer(folder, rank, wanted, callbacks):
     set_seed(1)
     arguments = TrainingArguments(
@@ -111,11 +131,10 @@ def make_trainer(folder, rank, wanted, callbacks):
         **{"num_train_epochs": 3, "save_strategy": "no", **wanted.get("arguments", {})},
     )
     data = Examples(rank)
-    kind = Sampled if wanted.get("sampler") else Trainer
-    return kind(
+    return TRAINERS[wanted.get("sampler")](
         make_model(wanted.get("dropout", 0.1)),
         arguments,
-        train_dataset=data,
+        train_dataset=Stream(rank) if wanted.get("stream") else data,
         eval_dataset=data,
         callbacks=callbacks,
     )

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import TrainerCallback
 
-from diloco_core import ConfigurationError, DiLoCo, connect
+from diloco_core import ConfigurationError, DiLoCo, SyncError, connect
 from diloco_core.transformers import DiLoCoCallback
 
 pytestmark = pytest.mark.trainers
@@ -66,7 +66,8 @@ CASES = {
             "load_best_model_at_end": True,
         }
     },
-    "an own sampler": {"sampler": True},
+    "an own sampler": {"sampler": "own"},
+    "a sampler that draws from torch's generator": {"sampler": "torch"},
     "an elastic run": {"connect": {"min_replicas": 1}},
 }
 
@@ -160,6 +161,28 @@ def test_a_run_that_has_ended_is_not_trained_again(tmp_path, lone):
     assert again["step"] == first["step"]
 
 
+def test_a_replica_that_is_back_tells_the_mean_loss_of_its_own_steps(tmp_path, lone):
+    with pytest.raises(LookupError):
+        lone(tmp_path, fails=20)
+    log = lone(tmp_path)["log"]
+    losses = [each["loss"] for each in log if "loss" in each]
+    assert len(losses) < 33 - 18 + 1
+    (mean,) = [each["train_loss"] for each in log if "train_loss" in each]
+    assert mean == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+
+
+def test_a_stream_is_read_again(tmp_path, lone, caplog):
+    wanted = {"stream": True, "arguments": {"max_steps": 10}}
+    expected = lone(tmp_path / "never", **wanted)
+    with pytest.raises(LookupError):
+        lone(tmp_path / "run", fails=8, **wanted)
+    with caplog.at_level(logging.INFO):
+        assert lone(tmp_path / "run", **wanted)["digest"] == expected["digest"]
+    assert "its first 6 batches are read again" in caplog.text
+    again = lone(tmp_path / "run", connect={"resume": True}, **wanted)
+    assert (again["digest"], again["step"]) == (expected["digest"], 10)
+
+
 @pytest.mark.parametrize(("step", "every", "killed"), [(6, 3, 11), (23, 9, 24)])
 def test_the_store_counts_more_than_a_checkpoint_of_the_trainer(tmp_path, step, every, killed):
     """The second one is newer than what the store holds, and of a later epoch."""
@@ -202,6 +225,25 @@ def test_an_error_ends_the_other_replica_too(tmp_path):
     assert "LookupError: the trainer has failed" in outputs[0]
     assert "rank 0" in outputs[1]
     assert "LookupError: the trainer has failed" in outputs[1]
+
+
+class Broken(TrainerCallback):
+    def fail(self, *_, **__):
+        raise LookupError("a callback has failed")
+
+
+@pytest.mark.parametrize("event", ["on_epoch_begin", "on_evaluate"])
+def test_an_error_outside_of_the_epochs_leaves_the_block(tmp_path, event):
+    callback = DiLoCoCallback(connect(tmp_path / "run", rank=0, world_size=1), sync_every=3)
+    broken = Broken()
+    setattr(broken, event, broken.fail)
+    wanted = {"arguments": {"eval_on_start": True}}
+    trainer = replica.make_trainer(tmp_path, 0, wanted, callbacks=[callback, broken])
+    with pytest.raises(LookupError):
+        trainer.train()
+    with pytest.raises(SyncError, match="inside the block"):
+        callback.outer.log(loss=1.0)
+    assert not {"_run_epoch", "_evaluate"} & vars(trainer).keys()
 
 
 def refuse(tmp_path, match, callbacks, **wanted):
