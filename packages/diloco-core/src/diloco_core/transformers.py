@@ -41,10 +41,7 @@ __all__ = ["DiLoCoCallback"]
 
 _log = logging.getLogger(__name__)
 _STORE = "the run's store"  # where a trainer expects the folder of a checkpoint
-_READ_AGAIN = (
-    "the training data is a stream, which has no position: its first %d batches are read again and "
-    "passed over; where it has fewer, it then begins anew"
-)
+_READ_AGAIN = "the data is a stream without a position: %d batches are read again and passed over"
 _OURS = "diloco_"  # how the names of our own metrics begin
 _LOGGED = ("sync", "members", "bytes_sent", "wait_seconds", "exchange_seconds", "exposed_seconds")
 # What a Trainer knows and its optimizer does not.
@@ -307,8 +304,7 @@ class _Place:
     def state_dict(self) -> dict[str, Any]:
         """Return what find() needs, and what the trainer has found out so far."""
         kept = {name: getattr(self._state, name) for name in _KEPT}
-        ahead = [self._ahead, self._ahead_of_schedule]
-        return {"ahead": ahead, "random": self.random, **kept}
+        return {"ahead": [self._ahead, self._ahead_of_schedule], "random": self.random, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with saved numbers."""

@@ -1,5 +1,6 @@
 """Simulated replicas learn what real ones do, and settings are compared by what they would cost."""
 
+import itertools
 import json
 import random
 import signal
@@ -12,7 +13,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from training_lab import identical, values
 from warm_processes import WarmProcess
 
-from diloco_core import ConfigurationError, DiLoCo, connect, plan_exchange, simulate
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    MismatchError,
+    connect,
+    plan_exchange,
+    simulate,
+)
 
 STEPS = 10
 DELAYED = {"sync_every": 4, "fragments": 2, "delay": 1, "alpha": 0.5, "outer_lr": 0.4}
@@ -245,6 +253,20 @@ def test_too_few_batches_and_other_errors_end_all_replicas():
     with pytest.raises(ArithmeticError, match="batch of rank 0"):
         simulate(model_fn, failing, **few)
     assert not [each for each in threading.enumerate() if "simul" in each.name]
+
+
+def test_models_that_differ_are_refused():
+    shifts = itertools.count()
+
+    def another():
+        model = model_fn()
+        torch.nn.init.constant_(next(model.parameters()), next(shifts))
+        return model
+
+    settings = [{"sync_every": 5}]
+    with pytest.raises(MismatchError, match="differ in tensor") as refused:
+        simulate(another, data_fn, steps=5, settings=settings, replicas=2, loss_fn=loss_fn)
+    assert "model_fn must make the same model" in refused.value.__notes__[0]
 
 
 def test_ctrl_c_ends_all_replicas():

@@ -14,7 +14,7 @@ import fsspec
 import torch
 
 from .._checks import check_positive, whole
-from .._errors import ConfigurationError
+from .._errors import ConfigurationError, MismatchError
 from .._inner._steps import optimizers_of
 from .._loop._diloco import DiLoCo
 from .._planner._costs import StoreModel, check_amount
@@ -80,7 +80,8 @@ def simulate(
     (``params`` and what follows it); :func:`plan_exchange` estimates them.
 
     Args:
-        model_fn: Makes the model; ``torch.manual_seed(seed)`` was called before.
+        model_fn: Makes the model, the same at every call; ``torch.manual_seed(seed)`` was called
+            before.
         data_fn: Makes the batches of a rank, at least ``steps`` of them;
             ``torch.manual_seed(seed + rank)`` was called before, and the training goes on from
             there. The generators of Python and numpy begin alike on all ranks.
@@ -103,6 +104,7 @@ def simulate(
     Raises:
         ConfigurationError: An argument or a setting is not allowed, and nothing was trained; or
             there are too few batches.
+        MismatchError: ``model_fn`` makes models that differ.
         Exception: What a replica has raised first.
     """
     for name, value, least in (("replicas", replicas, 1), ("steps", steps, 1), ("seed", seed, 0)):
@@ -114,7 +116,8 @@ def simulate(
     def begin(exchange: StoreExchange, setting: Mapping[str, Any]) -> tuple[Any, list[Any], Any]:
         torch.manual_seed(seed)
         optimizers = optimizers_of(optimizer_fn(model := model_fn()))
-        return model, optimizers, DiLoCo(model, optimizers, exchange, save_inner_every=0, **setting)
+        options = {"init": "check", **setting, "save_inner_every": 0}  # or models could differ
+        return model, optimizers, DiLoCo(model, optimizers, exchange, **options)
 
     def plan(setting: Mapping[str, Any]) -> ExchangePlan:
         # Nothing public says how it was cut.
@@ -165,6 +168,9 @@ def _run(train: Callable[[Callable[[], Any], Turns], Any], replicas: int) -> lis
     opened = [partial(_exchange, place, replicas, rank, timing) for rank in range(replicas)]
     try:
         return turns.run([partial(train, each, turns) for each in opened])
+    except MismatchError as error:
+        error.add_note("model_fn must make the same model at every call, as it would on every rank")
+        raise
     finally:
         with suppress(FileNotFoundError):
             fsspec.filesystem("memory").rm(f"{_STORE}/{place}", recursive=True)
