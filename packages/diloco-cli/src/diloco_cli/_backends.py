@@ -342,4 +342,4 @@ class Backends:
         text = ". ".join(none + answers.notes("searched"))
         if answers.failed or not searched:
             raise UnavailableError(f"{text}. So it is not known whether there is a run {run_id}")
-        raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs")
+        raise ReplicaNotFoundError(f"{text}. `diloco ls` names the runs; a folder is ./{run_id}")

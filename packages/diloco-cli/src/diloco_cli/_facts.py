@@ -200,7 +200,8 @@ def replica_lines(replicas: Sequence[Facts], now: float, width: int | None) -> l
             texts.append(f"result {clean(str(facts['result']), _RESULT)}")
         for text in filter(None, texts):
             ranks_by_text.setdefault(text, []).append(facts["rank"])
-    lines = [f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
+    named = {text: ranks_in_words(ranks) for text, ranks in ranks_by_text.items()}
+    lines = [f"{name}: {text.removeprefix(f'{name} ')}" for text, name in named.items()]
     return [*table(REPLICA_COLUMNS, replicas, now, width), *([Cell(text)] for text in lines)]
 
 
