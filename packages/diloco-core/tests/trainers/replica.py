@@ -163,7 +163,8 @@ def main():
     folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
     rank = int(os.environ["REPLICA_RANK"])
     end = train(folder, rank, wanted)
-    (folder / f"end-{rank}.json").write_text(json.dumps(end))
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # its processes end with the same
+        (folder / f"end-{rank}.json").write_text(json.dumps(end))
 
 
 if __name__ == "__main__":
