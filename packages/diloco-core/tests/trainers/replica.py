@@ -165,6 +165,8 @@ def main():
     end = train(folder, rank, wanted)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # its processes end with the same
         (folder / f"end-{rank}.json").write_text(json.dumps(end))
+    if torch.distributed.is_initialized():  # the trainer leaves that to its program
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
