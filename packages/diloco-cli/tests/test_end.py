@@ -9,7 +9,8 @@ from test_journal import journal_in
 from test_told import live, run_of, write
 
 from diloco_cli import _app, _runs
-from diloco_cli._runs import _spelling, end, purge
+from diloco_cli._runs import end, purge
+from diloco_cli._told import spelling
 from diloco_protocol import (
     BackendError,
     ForbiddenError,
@@ -255,11 +256,11 @@ def test_runs_of_a_real_backend(laptop):
     ],
 )
 def test_spellings_of_a_place(one, other, same):
-    assert (_spelling(one) == _spelling(other)) is same
+    assert (spelling(one) == spelling(other)) is same
 
 
 def test_a_relative_path_is_no_place():
-    assert [_spelling(path) for path in ("run", "./run", "~/run", "", "file://host")] == [None] * 5
+    assert [spelling(path) for path in ("run", "./run", "~/run", "", "file://host")] == [None] * 5
 
 
 class TestStore:

@@ -175,7 +175,7 @@ class TestFacts:
         summary = of([live(0, ended=None, phase="training")])
         assert summary["silent"] == [1]
         assert summary["missing"][0] == "Rank 1: nothing was told."
-        assert "There is no loss to show." in page(summary)
+        assert "No metric with “loss” in its name was logged" in page(summary)
 
     def test_long_histories_are_thinned_and_keep_what_is_wrong(self):
         lines = [line(n, sync=n) for n in range(1, 20_001)]
@@ -297,7 +297,7 @@ class TestPage:
     def test_failures_show_what_was_told_last(self):
         text = Page(page(of([live(0, ended="failed"), live(1)], {(0, 1): five()}))).text
         assert "Rank 0: said so at 2027-01-15 08:01:00 UTC, on node-7" in text
-        assert "sync 5: 2 of 2, loss 2.5, 0.003 MB, waited 3 s" in text
+        assert "sync 5: 2 of 2, loss 2.5, 0.003 MB sent and received, waited 3 s" in text
         assert "sync 2: 2 of 2" not in text
 
     def test_an_incarnation_that_was_killed_is_a_failure(self):
@@ -441,6 +441,39 @@ class TestVerb:
         made = command(world, as_json=True)
         with pytest.raises(InvalidRequestError, match=r"is that of \['monday'\], not of tuesday"):
             report(made.session, "tuesday", store=uri, **given)
+
+    def test_a_run_by_name_finds_its_store(self, uri, tmp_path):
+        world = World("eks", {"monday": [DONE, FAILED]})
+        world.meets["monday"] = f"file://{uri}/"
+        file = tmp_path / "page.html"
+        made = command(world, as_json=True)
+        given = {"file": str(file), "force": False, "prices": None}
+        assert report(made.session, "monday", store=None, **given) == 0
+        facts = json.loads(made.out())
+        assert (facts["uri"], facts["backend"]["name"]) == (uri, "eks")
+        assert len(facts["incarnations"]) == 2
+        assert f"Store: {uri}" in Page(file.read_text()).text
+        assert made.err() == ""
+
+    @pytest.mark.parametrize(
+        ("meets", "said"),
+        [
+            ("runs/monday", "names the relative path 'runs/monday' to meet at"),
+            ("{}/none", "none have told nothing"),
+            ("nothing://bucket/run", "Protocol not known: nothing"),
+            ("s3://me:hunter2@bucket/run", "is not the URI of a run"),
+        ],
+    )
+    def test_a_store_that_cannot_be_read_is_named(self, tmp_path, meets, said):
+        world = World("eks", {"monday": [DONE, DONE]})
+        world.meets["monday"] = meets.format(tmp_path)
+        made = command(world, as_json=True)
+        given = {"file": None, "force": False, "prices": None}
+        assert report(made.session, "monday", store=None, **given) == 0
+        facts = json.loads(made.out())
+        assert (facts["uri"], facts["incarnations"]) == (None, [])
+        assert said in facts["missing"][0]
+        assert "hunter2" not in made.err() + made.out()
 
     def test_a_run_by_name_without_its_store(self):
         world = World("eks", {"monday": [DONE, None]}, logs={1: ReplicaNotFoundError("gone")})

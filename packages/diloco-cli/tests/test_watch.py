@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -115,10 +116,10 @@ class TestSources:
         made = command(world, Broken("b", BackendError("no route")))
         assert follow(made, told.uri, nothing, ends) == 1
         assert made.out().splitlines() == [
-            "sync 2: 2 of 2, loss 0.5, 2e-06 MB, waited 0 s",
+            "sync 2: 2 of 2, loss 0.5, 2e-06 MB sent and received, waited 0 s",
             "rank 0: running, training, attempt 1",
             "rank 1: running, waiting for 0, attempt 1",
-            "sync 3: 2 of 2, loss 0.3333, 2e-06 MB, waited 0 s",
+            "sync 3: 2 of 2, loss 0.3333, 2e-06 MB sent and received, waited 0 s",
             "rank 0: succeeded, completed, left, attempt 1",
             "rank 1: failed, error, was waiting, attempt 1",
             f"{told.uri}: 1 succeeded, 1 failed",
@@ -131,12 +132,61 @@ class TestSources:
         assert made.out().splitlines() == [
             "rank 0: running, attempt 1",
             "rank 1: running, attempt 1",
+            "the store is not read: the launch of one names no place to meet at",
             "rank 0: succeeded, completed, attempt 1",
             "rank 1: succeeded, completed, attempt 1",
             "one: 2 succeeded",
         ]
         with pytest.raises(ReplicaNotFoundError):
             follow(made, "two")
+
+    def test_a_name_finds_the_store_by_its_backend(self, told):
+        """The store's word on other launches, and on how many ranks there are, counts for less."""
+        world = World("a", {"one": [RUNNING, RUNNING], "other": [FAILED]})
+        world.meets["one"] = f"file://{told.uri}/"
+
+        def tells():
+            told.live(0, 3)
+            told.live(1, 3, run="other", phase="idle")
+            told.syncs(0, 1, 2)
+
+        made = command(world)
+        ends = partial(world.runs.update, one=[DONE, DONE])
+        assert follow(made, "one", tells, ends) == 0
+        assert made.out().splitlines() == [
+            "rank 0: running, attempt 1",
+            "rank 1: running, attempt 1",
+            "sync 1: 2 of 2, loss 1, 2e-06 MB sent and received, waited 0 s",
+            "sync 2: 2 of 2, loss 0.5, 2e-06 MB sent and received, waited 0 s",
+            "rank 0: running, training, attempt 1",
+            "rank 1: running, idle, attempt 1",
+            "rank 0: succeeded, completed, was training, attempt 1",
+            "rank 1: succeeded, completed, was idle, attempt 1",
+            "one: 2 succeeded",
+        ]
+        asked = [name for call, name in world.calls if call == "rendezvous"]
+        assert asked == ["one"]
+
+    def test_a_store_that_fails_leaves_what_the_backend_says(self, told):
+        world = World("a", {"one": [RUNNING, RUNNING]})
+        world.meets["one"] = told.uri
+        told.broken = UnavailableError("no route")
+
+        def back():
+            told.broken = None
+            told.live(0)
+            world.runs["one"] = [DONE, DONE]
+
+        made = command(world)
+        assert follow(made, "one", back) == 0
+        lines = made.out().splitlines()
+        assert lines[:2] == ["rank 0: running, attempt 1", "rank 1: running, attempt 1"]
+        assert lines[2].startswith("the store is silent since")
+        assert lines[3:] == [
+            "rank 0: succeeded, completed, was training, attempt 1",
+            "rank 1: succeeded, completed, attempt 1",
+            "one: 2 succeeded",
+        ]
 
     @pytest.mark.parametrize(
         ("ends", "code"), [(("left", "left"), 0), (("left", "failed"), 1), (("left", "odd"), 3)]
@@ -210,7 +260,7 @@ class TestSources:
         turns = (lambda: monkeypatch.setattr(world, "_observe_run", silent), KeyboardInterrupt)
         with pytest.raises(Exit):
             follow(made, "one", *turns)
-        assert made.out().splitlines()[1].startswith("rank 0: running 0s ago, attempt 1")
+        assert made.out().splitlines()[2].startswith("rank 0: running 0s ago, attempt 1")
 
     def test_a_backend_that_hangs_stops_nothing(self, told, monkeypatch):
         gate = threading.Event()

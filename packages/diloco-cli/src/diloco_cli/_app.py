@@ -143,8 +143,9 @@ def wait() -> None:
 def watch() -> None:
     """Follow a run until all replicas have ended; Ctrl-C leaves it alone.
 
-    With the URI of its store (s3://..., or a folder with a slash in it), this is what the replicas
-    tell and what their backends say, if these are installed here. With its name, only the latter.
+    This is what the replicas tell in its store, and what their backends say. With the URI of its
+    store (s3://..., or a folder with a slash in it), those that are installed here are asked; with
+    its name, its backend is, which also says where the store is.
     """
 
 
@@ -182,8 +183,8 @@ def purge() -> None:
 def report() -> None:
     """Make a page about a run: what happened, where the time went, what it cost.
 
-    RUN is its name: its backend is asked, and --store adds what the replicas tell. URI is that of
-    its store: no backend is asked.
+    RUN is its name: its backend is asked, also for the store where the replicas tell of themselves,
+    if --store does not name that. URI is that of the store: no backend is asked.
     """
 
 

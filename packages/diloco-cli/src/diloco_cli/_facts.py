@@ -211,16 +211,11 @@ def _run_state(facts: Facts, _: float) -> Cell:
     return Cell(counts_in_words(states) or "unknown", STYLES.get(only, ""))
 
 
-def _replicas(facts: Facts, _: float) -> str:
-    count, whole = facts["replicas"], facts["world_size"]
-    return str(count) if count == whole else f"{count} of {whole}"
-
-
 RUN_COLUMNS = (
     Column("RUN", lambda facts, _: facts["run_id"]),
     Column("STATE", _run_state),
     Column("BACKEND", dropped=2),
-    Column("REPLICAS", _replicas, dropped=4, right=True),
+    Column("REPLICAS", dropped=4, right=True),
     Column("STARTED", ago, dropped=3),
 )
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
 
 from diloco_protocol import (
     AuthError,
@@ -248,7 +247,7 @@ def _meeting(session: Session, opened: contextlib.ExitStack, uri: str) -> list[R
     telemetry, recorded = _told.read_run(_told.open_run(uri), history=False)
     known = {live.run for live in telemetry.live.values()} | {run.run_id for run in recorded.runs}
     names = sorted(filter(is_run_id, known))
-    place = _spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))
+    place = _told.spelling(uri if "://" in uri else str(Path(uri).expanduser().absolute()))
     backends = opened.enter_context(session.backends(session.choice))
     answers = backends.ask(lambda executor: _look(executor, names, place))
     runs = [run for some in answers.found.values() for run in some]
@@ -275,7 +274,7 @@ def _look(executor: BaseExecutor, names: list[str], place: str | None) -> list[R
         try:
             handles = executor.attach(name)
             uri = executor.meets_at(handles[0])  # as all of its launch
-            spelling = uri and _spelling(uri)
+            spelling = uri and _told.spelling(uri)
             note = f"{called} meets at {clean(uri or 'no place')}"
             notes = () if spelling and spelling == place else (note,)
         except ReplicaNotFoundError:
@@ -286,16 +285,3 @@ def _look(executor: BaseExecutor, names: list[str], place: str | None) -> list[R
             handles, notes = [], (f"{called} cannot be read: {clean(str(error))}",)
         runs.append(Run(name, executor.backend_name, executor, handles, notes))
     return runs
-
-
-def _spelling(uri: str) -> str | None:
-    """Return a place in one spelling, as diloco-core compares them; None for a relative path.
-
-    >>> _spelling("fsspec+s3://bucket/run-1/"), _spelling("file:///a/b/"), _spelling("b")
-    ('s3://bucket/run-1', '/a/b', None)
-    """
-    scheme, separator, rest = uri.partition("://")
-    if separator and scheme != "file":
-        return f"{scheme.rpartition('+')[2]}://{rest.rstrip('/')}"
-    path = Path(unquote(urlsplit(uri).path) if separator else uri)
-    return str(path) if path.is_absolute() else None

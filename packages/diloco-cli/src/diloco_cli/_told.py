@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import mode
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from diloco_protocol import (
     InvalidRequestError,
@@ -24,10 +26,11 @@ from diloco_protocol import (
     StoreJournal,
     UnavailableError,
 )
-from diloco_protocol.backend import redact_json
+from diloco_protocol.backend import redact_json, shown
 from diloco_protocol.telemetry import Live, RunReader, Told, find_runs
 
 from . import _facts
+from ._backends import Run
 from ._facts import ENDS, SUCCEEDED, Cell, exit_of_states, place_of, table
 from ._session import Screen, Session
 from ._texts import CLOCK, clean, in_ranges, ranks_in_words
@@ -39,6 +42,8 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 # What changes whenever an object is written again, by the names that drivers give it.
 _STAMPS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "created")
 _FOLDER = "journal/"
+NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0)
+"""What is told by no replica."""
 _MOST_RANKS = 100_000  # as replicas may tell
 _MOST_RUNS, _MOST_LAUNCHES = 16, 64  # that are read, and that are shown
 _UNREAD = {
@@ -127,6 +132,33 @@ class Store:
 def is_uri(run: str) -> bool:
     """Return whether what was given is the URI or folder of a run, and not its name."""
     return "/" in run or run in {".", ".."}
+
+
+def spelling(uri: str) -> str | None:
+    """Return a place in one spelling, as diloco-core compares them; None for a relative path.
+
+    >>> spelling("fsspec+s3://bucket/run-1/"), spelling("file:///a/b/"), spelling("b")
+    ('s3://bucket/run-1', '/a/b', None)
+    """
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme != "file":
+        return f"{scheme.rpartition('+')[2]}://{rest.rstrip('/')}"
+    path = Path(unquote(urlsplit(uri).path) if separator else uri)
+    return str(path) if path.is_absolute() else None
+
+
+def store_of(run: Run) -> Store:
+    """Return the store where a run meets, as its backend says.
+
+    Raises:
+        InvalidRequestError: It names none, or a path that only the launch knows.
+        BackendError: The backend could not be asked.
+    """
+    uri = run.executor.meets_at(run.handles[0])  # as all of its launch
+    if not uri or (place := spelling(uri)) is None:
+        said = f"the relative path {shown(uri)}" if uri else "no place"
+        raise InvalidRequestError(f"the launch of {run.run_id} names {said} to meet at")
+    return Store(place)
 
 
 def status(session: Session, uri: str) -> int:

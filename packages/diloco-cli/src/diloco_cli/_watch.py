@@ -13,12 +13,11 @@ from typing import Any, Generic, TypeVar
 
 from diloco_protocol import DilocoError, ReplicaStatus, UnavailableError, telemetry
 
-from . import _view
+from . import _told, _view
 from ._backends import PATIENCE, Run, in_thread
 from ._facts import Cell, Facts, exit_of_states
 from ._session import Session
 from ._texts import clean, ranks_in_words
-from ._told import Recorded, Store, check_version, is_uri, open_run, run_facts, unread
 
 T = TypeVar("T")
 Launch = tuple[str, str]  # a run_id, and the backend that has it
@@ -97,39 +96,46 @@ class Watcher:
     Args:
         session: The clock, and the backends that may be asked.
         name: The run, as it was given.
-        found: The run, if it was named by its name, or its store.
+        run: The run, if it was named by its name. Then only its backend says how it ends, and its
+            ranks tell what they do in it.
+        store: Its store, if it is known.
         every: Seconds between two looks.
         opened: Closes backends.
+        problem: Why its store is not read.
     """
 
     session: Session
     name: str
-    found: Run | Store
+    run: Run | None
+    store: _told.Store | None
     every: float
     opened: contextlib.ExitStack
+    problem: str = ""
     _launches: dict[Launch, Source[Statuses]] = field(default_factory=dict)
     _launch_of: dict[int, Launch] = field(default_factory=dict)
     _ends: dict[int, ReplicaStatus] = field(default_factory=dict)
     _seen: dict[int, _view.Seen] = field(default_factory=dict)
-    _told: Facts = field(default_factory=dict)
-    _store: Store | None = None
+    _facts: Facts = field(default_factory=dict)
     _looked: float | None = None
     _syncs_of: int | None = None
     _syncs_at: float = 0.0
     _size: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.found, Run):
-            self._size = self.found.handles[0].world_size
-            self._add((self.found.run_id, self.found.backend), self.found)
+        if self.run:
+            self._size = self.run.handles[0].world_size
+            self._add((self.run.run_id, self.run.backend), self.run)
+        if (store := self.store) is None:
             return
-        self._store = store = self.found
         live = telemetry.RunReader(store.list_keys, store.read)
         history = telemetry.RunReader(self._history_keys, store.read, most_bytes=_MOST_BYTES)
         made = partial(Source, clock=self.session.clock)
         self._live = made("the store is silent", partial(live.look, history=False))
+        self._live.value = _told.NOTHING if self.run else None
         self._syncs = made("the history in the store is silent", partial(self._read_syncs, history))
-        self._journal = made("the journal in the store is silent", partial(Recorded, store, {}))
+        self._journal = made(
+            "the journal in the store is silent", partial(_told.Recorded, store, {})
+        )
 
     def look(self) -> _view.View:
         """Look once: at what ranks tell, at the backends, and at the syncs when they are due.
@@ -138,12 +144,12 @@ class Watcher:
             UnavailableError: The store cannot be read, at the first look.
             SpecVersionError: The replicas are of another version.
         """
-        if self._store:
+        if self.store:
             self._look_at_live()
         for source in self._launches.values():
             source.ask(self.every)
         rows = self._rows()
-        rank, syncs = self._look_at_syncs(rows) if self._store else (None, [])
+        rank, syncs = self._look_at_syncs(rows) if self.store else (None, [])
         notes = list(filter(None, self._notes()))
         return _view.View(self.name, rows, syncs, rank, notes, self.session.clock())
 
@@ -172,8 +178,8 @@ class Watcher:
         return run
 
     def _history_keys(self, folder: str) -> Iterator[tuple[str, object]]:
-        if self._store and folder == "history/":
-            listed = dict(self._store.list_keys(f"history/{self._syncs_of:05}/"))
+        if self.store and folder == "history/":
+            listed = dict(self.store.list_keys(f"history/{self._syncs_of:05}/"))
             for key in telemetry.newest_keys(listed)[-_MOST_OBJECTS:]:
                 yield key.key, listed[key.key]
 
@@ -183,19 +189,20 @@ class Watcher:
         return rank, [(key.epoch, line) for key, part in history.items() for line in part.lines]
 
     def _look_at_live(self) -> None:
-        self._live.ask(PATIENCE if self._looked is None else self.every)
+        self._live.ask(self.every if self.run or self._looked is not None else PATIENCE)
         answer, error = self._live.value, self._live.error
         if answer is None:
             raise error or UnavailableError(f"{self.name} does not answer")
         if error is None:
-            if answer.live:
-                self._told = run_facts(self.name, answer)
-                self._size = self._told["world_size"]
+            if answer.live or self.run:
+                self._facts = _told.run_facts(self.name, answer)
+                self._size = self._size if self.run else self._facts["world_size"]
             self._look_at_journal(answer)
-            replicas = self._told.get("replicas", ())
+            replicas = self._facts.get("replicas", ())
             self._seen = _view.see(self._seen, replicas, self._live.since, self._looked)
             self._looked = self._live.since
-        self._launch_of |= {live.rank: (live.run, live.backend) for live in answer.live.values()}
+        for rank, live in ({} if self.run else answer.live).items():
+            self._launch_of[rank] = live.run, live.backend
         names = self.session.choice.names
         for run, backend in dict.fromkeys(self._launch_of.values()):
             if run and (backend in names if backend else names):
@@ -204,14 +211,14 @@ class Watcher:
     def _look_at_journal(self, answer: telemetry.Told) -> None:
         """Read the journal where no rank tells of itself, as often as replicas write history."""
         now = self.session.clock()
-        if answer.live:
+        if answer.live or self.run:
             self._ends = {}
         elif now >= self._syncs_at:
             self._syncs_at = now + telemetry.history_seconds(self._size)
             self._journal.ask(self.every)
             recorded = self._journal.value
             if recorded is None or not recorded.handles:
-                check_version(self.name, answer)
+                _told.check_version(self.name, answer)
                 return
             self._size = max(handle.world_size for handle in recorded.handles.values())
             for rank, handle in recorded.handles.items():
@@ -254,12 +261,13 @@ class Watcher:
 
     def _notes(self) -> Iterator[str]:
         yield from (source.note for source in self._launches.values())
-        if self._store:
+        yield self.problem
+        if self.store:
             yield self._live.note or self._syncs.note
             yield self._journal.note
         if self._ends:
             yield f"ended, as the journal in the store says: {ranks_in_words(self._ends)}"
-        yield from unread(self._told) if self._told else ()
+        yield from _told.unread(self._facts) if self._facts else ()
 
 
 def watch(
@@ -273,10 +281,17 @@ def watch(
         Exit: Ctrl-C ended the command; the run goes on.
     """
     with contextlib.ExitStack() as opened:
-        source = open_run(target) if is_uri(target) else opened.enter_context(session.run(target))
+        run = None if _told.is_uri(target) else opened.enter_context(session.run(target))
+        store, problem = None, ""
+        try:
+            store = _told.store_of(run) if run else _told.open_run(target)
+        except DilocoError as error:
+            if not run:
+                raise
+            problem = f"the store is not read: {clean(str(error))}"
         again = ["--every", f"{every:g}"]
         opened.enter_context(session.looking("watch", target, session.choice.backend, again))
-        watcher = Watcher(session, clean(target), source, every, opened)
+        watcher = Watcher(session, clean(target), run, store, every, opened, problem)
         show = opened.enter_context(_painter(session))
         while True:
             view = watcher.look()

@@ -15,31 +15,24 @@ from statistics import median
 from string import Template
 from typing import Any, BinaryIO
 
-from diloco_protocol import DilocoError, InvalidRequestError, ReplicaHandle, ReplicaNotFoundError
+from diloco_protocol import DilocoError, InvalidRequestError, ReplicaHandle
 from diloco_protocol.backend import shown
-from diloco_protocol.telemetry import Told
 
 from ..__about__ import __version__
 from .._backends import Run
 from .._facts import SUCCEEDED, Facts, place_of, replica_facts
 from .._session import Session
 from .._texts import clean, number
-from .._told import Recorded, is_uri, open_run, read_run
+from .._told import NOTHING, Recorded, is_uri, open_run, read_run, store_of
 from . import _pictures
 from ._pictures import seconds
 from ._summary import DEFAULT, MOST_BYTES, PARTS, read_prices, summarise
 
-_LINES, _MOST_LOGS = 20, 16
+_LINES, _MOST_LOGS, _MOST_FAILURES, _MOST_PARTS = 20, 16, 20, 40
 _BY_JOURNAL = "Where no backend has a record, the ends are those in the journal of the store."
-_NOTHING = Told(live={}, history={}, skipped=0, of_another_version=0, left_out=0)
-_MOST_FAILURES, _MOST_PARTS = 20, 40
+_NOT_READ = "What the replicas tell was not read (--store URI can say where they meet): {}."
 _OPEN = 16  # ranks: a longer table is folded
 _LATEST = 253_402_300_799.0  # of all calendars
-_EXPLAINED = (
-    "Exposed exchange and wait are the time in which a replica did not train because of a sync. "
-    "Where it trained beside a sync, it is the wait first that this has hidden."
-)
-_NOT_IN_IT = "Not in it: requests, storage, and the time of a replica before its first sign."
 
 
 def report(
@@ -56,7 +49,7 @@ def report(
     Args:
         session: The backends, of which only that of a run by name is asked.
         target: Its name, or the URI of its store.
-        store: Where the replicas of a run by name meet; None if only the backend is asked.
+        store: Where the replicas of a run by name meet; None for what the backend says.
         file: Where the page goes; None for no page.
         force: Whether a file that is there is replaced.
         prices: A price table; None for the one that comes with the command.
@@ -75,16 +68,28 @@ def report(
         session.ask_no_backend()
         if store is not None:
             raise InvalidRequestError(f"--store is for runs by name: {target} is that of a store")
-    uri = store if run_id else target
-    telemetry, recorded = (_NOTHING, None) if uri is None else read_run(open_run(uri))
-    backend = _backend_facts(session, run_id, recorded)
+    with contextlib.ExitStack() as opened:
+        run = opened.enter_context(session.run(run_id)) if run_id else None
+        uri, unread, telemetry, recorded = store if run else target, "", NOTHING, None
+        try:
+            place = store_of(run) if run and uri is None else open_run(uri or target)
+            telemetry, recorded = read_run(place)
+            uri = uri or place.uri
+        except DilocoError as error:
+            if uri is not None:
+                raise
+            unread = _NOT_READ.format(clean(str(error)))
+        backend = _backend_facts(run, recorded)
     named = sorted({live.run for live in telemetry.live.values()})
-    if run_id and named and run_id not in named:
+    if store and named and run_id not in named:
         raise InvalidRequestError(f"--store {uri} is that of {shown(named)}, not of {run_id}")
     if recorded is not None and recorded.ends and not named:
         run_id = run_id or next(iter(recorded.ends)).run_id
     facts = summarise(telemetry, table, uri=uri, run_id=run_id, backend=backend)
     summary = {"made_at": time.time(), "made_by": __version__, **facts}
+    if unread:
+        summary["missing"].append(unread)
+        session.screen.say(unread)
     if recorded is not None and recorded.ends:
         summary["missing"].append(_BY_JOURNAL)
     if file is not None:
@@ -94,8 +99,6 @@ def report(
                 out.write(text)
         except OSError as error:
             raise InvalidRequestError(f"-o {file} cannot be written: {error.strerror}") from None
-    for note in summary["missing"] if uri is None else ():
-        session.screen.say(note)
     if session.as_json:
         session.screen.json(summary)
     elif file is not None:
@@ -103,59 +106,53 @@ def report(
     return SUCCEEDED
 
 
-def _backend_facts(session: Session, run_id: str, recorded: Recorded | None) -> Facts | None:
-    """Return what a backend says about a run, or else the journal in its store; None if neither is.
-
-    Raises:
-        ReplicaNotFoundError: A run of that name is neither here nor in the journal.
-    """
+def _backend_facts(run: Run | None, recorded: Recorded | None) -> Facts | None:
+    """Return what a backend says about a run, or else the journal in its store; None if neither."""
     ends = {} if recorded is None else recorded.ends
-    with contextlib.ExitStack() as opened:
-        try:
-            run = opened.enter_context(session.run(run_id)) if run_id else None
-        except ReplicaNotFoundError:
-            if not ends:
-                raise
-            run = None
-        if run is None and not ends:
-            return None
-        handles = run.handles if run else list(ends)
-        seen = {**ends, **(run.executor.describe_run(handles) if run else {})}
-        rows = [{**replica_facts(handle, seen.get(handle)), "last_lines": []} for handle in handles]
-        failed = [n for n, facts in enumerate(rows) if facts["state"] == "failed"]
-        for n in failed[:_MOST_LOGS]:
-            lines = _log(run, recorded, handles[n]).splitlines()[-_LINES:]
-            rows[n]["last_lines"] = list(map(clean, lines))
-        return {
-            "name": run.backend if run else clean(handles[0].backend_name),
-            "place": place_of(handles),
-            "world_size": handles[0].world_size,
-            "replicas": rows,
-        }
+    if run is None and not ends:
+        return None
+    handles = run.handles if run else list(ends)
+    seen = {**ends, **(run.executor.describe_run(handles) if run else {})}
+    rows = [{**replica_facts(handle, seen.get(handle)), "last_lines": []} for handle in handles]
+    failed = [n for n, facts in enumerate(rows) if facts["state"] == "failed"]
+    for n in failed[:_MOST_LOGS]:
+        lines = _log(run, recorded, handles[n]).splitlines()[-_LINES:]
+        rows[n]["last_lines"] = list(map(clean, lines))
+    return {
+        "name": run.backend if run else clean(handles[0].backend_name),
+        "place": place_of(handles),
+        "world_size": handles[0].world_size,
+        "replicas": rows,
+    }
 
 
 def _log(run: Run | None, recorded: Recorded | None, handle: ReplicaHandle) -> str:
-    problem = ""
-    if run is not None:
-        try:
-            return run.executor.stream_logs(handle, n_lines=_LINES)
-        except DilocoError as error:
-            problem = f"(its log cannot be read: {error})"
-    return (recorded and recorded.log(handle)) or problem
+    kept = (recorded and recorded.log(handle)) or ""
+    try:
+        return run.executor.stream_logs(handle, n_lines=_LINES) if run else kept
+    except DilocoError as error:
+        return kept or f"(its log cannot be read: {error})"
 
 
 def page(summary: Facts) -> str:
     """Return the page, which needs neither a network nor a script."""
-    files = Path(__file__).parent
-    return Template((files / "page.html").read_text(encoding="utf-8")).substitute(
+    return _filled(
+        "page.html",
         name=escape(summary["run_id"] or "without a name"),
-        style=(files / "style.css").read_text(encoding="utf-8"),
+        style=_filled("style.css"),
         head=_head(summary),
         telemetry=_telemetry(summary) if summary["incarnations"] else "",
         failures=_failures(summary),
-        cost=_cost(summary["cost"]),
+        cost=_rows(_cost(summary["cost"])),
+        known=_money(summary["cost"]["known"]),
+        date=summary["cost"]["date"],
         missing="".join(f"<li>{escape(note)}</li>" for note in summary["missing"]),
     )
+
+
+def _filled(file: str, /, **parts: str) -> str:
+    """Return a file of this folder, with parts in the places that it names."""
+    return Template(Path(__file__).with_name(file).read_text(encoding="utf-8")).substitute(parts)
 
 
 def moment(time: float) -> str:
@@ -185,7 +182,7 @@ def _head(summary: Facts) -> str:
         "ranks": str(summary["world_size"]),
         "outer steps": str(summary["sync"]),
         "first to last sign": seconds(last - first) if lives else "unknown",
-        f"last {summary['loss'] or 'loss'}, middle": middle,
+        f"last {summary['loss'] or 'loss'}, middle of the ranks": middle,
         "time spent training": _share(_pictures.time_split(lives)),
         "sent": f"{number(sum(life['bytes']['sent'] for life in lives))}B",
         "received": f"{number(sum(life['bytes']['received'] for life in lives))}B",
@@ -211,30 +208,23 @@ def _telemetry(summary: Facts) -> str:
     shown, count = sum(map(len, ranks.values())), len(summary["incarnations"])
     rows = f"{len(ranks)} of {every} ranks have a row"
     some = f"{rows}, and {shown} of {count} incarnations are shown, the newest ones."
-    note = _soft([some] * (shown < count))
-    loss = escape(summary["loss"] or "loss")
-    lives = _table(_HEADS, [_cells(life) for lives in ranks.values() for life in lives], "lives")
-    return f"""<h2>Loss</h2>
-<h3>{loss} against inner steps</h3>{_pictures.loss_chart(summary, by_time=False)}
-<h3>{loss} against time</h3>{_pictures.loss_chart(summary, by_time=True)}
-<h2>Where the time went</h2>{note}{_pictures.split_chart(ranks)}{_soft([_EXPLAINED])}
-<h2>Incarnations</h2>{note}{_pictures.lives_chart(summary, ranks)}
-<details{" open" * (len(ranks) <= _OPEN)}><summary>All of these in a table</summary>
-{lives}</details>
-<h2>Who was in which sync</h2>{note}{_pictures.members_chart(summary, ranks)}"""
+    return _filled(
+        "telemetry.html",
+        note=_soft([some] * (shown < count)),
+        loss=escape(summary["loss"] or "loss"),
+        by_steps=_pictures.loss_chart(summary, by_time=False),
+        by_time=_pictures.loss_chart(summary, by_time=True),
+        split=_pictures.split_chart(ranks),
+        lives=_pictures.lives_chart(summary, ranks),
+        open="open" * (len(ranks) <= _OPEN),
+        table=_rows(_cells(life) for lives in ranks.values() for life in lives),
+        members=_pictures.members_chart(summary, ranks),
+    )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str) -> str:
-    """Return a table of texts; its class says how many columns at its left are not numbers."""
-    lines = ["<th>".join(["", *map(escape, heads)])]
-    lines += ["<td>".join(["", *map(escape, row)]) for row in rows]
-    return f'<div class="wide"><table class={kind}><tr>{"<tr>".join(lines)}</table></div>'
-
-
-_HEADS = (
-    "rank", "no.", "attempt", "end", "host", "first sign", "took", "steps", "syncs", "loss",
-    "training", "waited", "sent", "received",
-)  # fmt: skip
+def _rows(rows: Iterable[Sequence[str]]) -> str:
+    """Return the rows of a table of texts."""
+    return "<tr>".join("<td>".join(["", *map(escape, row)]) for row in rows)
 
 
 def _cells(life: Facts) -> list[str]:
@@ -274,18 +264,11 @@ def _failures(summary: Facts) -> str:
     ]
     if len(failures) > _MOST_FAILURES:
         parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
-    source = "the replicas have told" if summary["uri"] else "the backend says"
-    return "".join(parts) or f"<p>No replica has failed, as far as {source}.</p>"
+    return "".join(parts) or "<p>None is known of.</p>"
 
 
-def _cost(cost: Mapping[str, Any]) -> str:
-    rows = []
+def _cost(cost: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     for part in cost["parts"][:_MOST_PARTS]:
         price = "none" if part["price"] is None else f"{part['price']:g}"
         names = PARTS[part["part"]], part["name"] or "not told"
-        rows.append((*names, number(part["amount"]), price, _money(part["cost"])))
-    known = f"Known: {_money(cost['known'])}, by prices of {cost['date']}."
-    if cost["known"] is None:
-        known = "No price is known for any part: give your own (--prices)."
-    table = _table(("part", "where", "amount", "price", "cost"), rows, "cost")
-    return f"{table}{_soft([known, _NOT_IN_IT])}"
+        yield *names, number(part["amount"]), price, _money(part["cost"])

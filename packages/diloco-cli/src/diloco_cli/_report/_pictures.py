@@ -173,7 +173,7 @@ def loss_chart(summary: Facts, *, by_time: bool) -> str:
     every = [point for series in points.values() for point in series]
     values = [value for _, value in every if value is not None]
     if not values:
-        return "<p>There is no loss to show.</p>"
+        return "<p>No metric with “loss” in its name was logged, or there is no history yet.</p>"
     x, y = time_axis(summary) if by_time else Axis(at for at, _ in every), Axis(values)
     entries = [(f"c{n}", f"rank {rank}") for n, rank in enumerate(points)]
     lines: list[tuple[str, Points]] = [(f"c{n}", curve) for n, curve in enumerate(points.values())]

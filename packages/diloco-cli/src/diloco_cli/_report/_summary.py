@@ -204,7 +204,7 @@ def summarise(
         "backend": backend,
         "cost": cost_of(incarnations, uri and facts["uri"], prices),
         "silent": facts["silent"],
-        "missing": list(_missing(told, facts, incarnations, loss)) if uri else [_NOTHING_READ],
+        "missing": list(_missing(told, facts, incarnations)) if uri else [],
     }
 
 
@@ -239,10 +239,7 @@ def _syncs(history: History, incarnations: Iterable[Facts]) -> Iterable[dict[str
         }
 
 
-_NOTHING_READ = "What the replicas tell was not read: say where they meet (--store)."
-
-
-def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str) -> Iterable[str]:
+def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts]) -> Iterable[str]:
     """Say what is missing or odd."""
     low, high = span(incarnations)
     newest = {life["rank"]: life for life in incarnations}
@@ -266,9 +263,6 @@ def _missing(told: Told, facts: Facts, incarnations: Sequence[Facts], loss: str)
     yield from (f"{text.capitalize()}." for text in unread(facts))
     if torn := sum(part.skipped + part.of_another_version for part in told.history.values()):
         yield f"Lines that are torn, or not of a history: {torn}."
-    if not loss:
-        yield "No metric with “loss” in its name was logged, or there is no history yet."
-    yield "Replicas do not tell how many requests they send: `diloco plan` estimates them."
 
 
 def read_prices(data: bytes) -> Prices:
