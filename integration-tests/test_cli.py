@@ -230,10 +230,11 @@ def test_a_report_of_a_local_run(tmp_path):
     assert all(len(each["losses"]) == 3 for each in facts["incarnations"])
     assert all(each["seconds"]["compute"] > 0 for each in facts["incarnations"])
     assert "<title>Run monday</title>" in (tmp_path / "page.html").read_text()
-    words = ("report", "monday", "--store", store, "-o", "named.html")
+    words = ("report", "monday", "-o", "named.html")  # the backend knows the store
     named = diloco(tmp_path, *words, XDG_STATE_HOME=str(tmp_path / "state"))
     assert (named.returncode, named.stdout) == (0, "named.html\n"), named.stderr
     text = (tmp_path / "named.html").read_text()
+    assert f"Store: {store}<br>" in text
     assert "Rank 1: failed, error: AfterRunError: " in text
     assert "raise ValueError(&quot;no data&quot;)" in text, "the end of its log"
 

@@ -73,18 +73,27 @@ def test_the_quick_demo_whose_replica_is_killed_and_comes_back(tmp_path):
     assert max(map(len, out.partition("\nmodel ")[0].splitlines()[3:])) <= 100
     folder = tmp_path / "run-1"
     summary = json.loads((folder / "summary.json").read_text())
-    killed, lived = (row["down_seconds"] for row in summary["replicas"])
+    killed, lived = (row["untold_seconds"] for row in summary["replicas"])
     assert killed > lived == 0, "the time without a process is not counted as compute"
+    assert summary["replicas"][1]["syncs"] == 3
     losses = summary["validation_loss"]
     assert losses.keys() == {"diloco", "averaged", "lone"}
     assert all(math.isfinite(loss) and loss > 0 for loss in losses.values())
     assert summary["gain"]["nats_per_byte"] == pytest.approx(losses["lone"] - losses["diloco"])
     assert summary["sent_mb"]["averaged"] > summary["sent_mb"]["diloco"]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = json.loads((folder / "report.json").read_text())
+    ends = [life["losses"][-1] for life in told["incarnations"] if life["losses"]]
+    assert [step for step, _, _ in ends] == [60, 60]
+    mean = sum(value for _, _, value in ends) / len(ends)
+    assert mean == pytest.approx(losses["diloco"]), "the curve ends where the dot is"
+    assert summary["sent_mb"]["diloco"] == pytest.approx(
+        sum(life["bytes"]["sent"] for life in told["incarnations"]) / 2e6
+    )
+    assert [each["state"] for each in told["backend"]["replicas"]] == ["succeeded", "succeeded"]
+    lines = [json.loads(line) for line in (folder / "alone.jsonl").read_text().splitlines()]
     steps = {(line["run"], line["rank"], line["total_inner_steps"]) for line in lines}
-    assert {("diloco", rank, step) for rank in (0, 1) for step in (20, 40, 60)} < steps
     for run in ("averaged", "lone"):
-        assert {(run, 0, step) for step in (20, 40, 60)} < steps
+        assert {(run, 0, step) for step in (20, 40, 60)} <= steps
         (last,) = (line for line in lines if line["run"] == run and line["total_inner_steps"] == 60)
         assert last["valid"] == losses[run], "the curve ends where the dot is"
     models = [load_file(folder / f"{name}.safetensors").keys() for name in losses]

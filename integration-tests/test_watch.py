@@ -136,17 +136,19 @@ def local(tmp_path, monkeypatch):
 def test_a_replica_is_killed_and_comes_back_while_it_is_watched(tmp_path, local):
     environ = {**os.environ, "TERM": "xterm-256color", "HOME": str(tmp_path / "home")}
     environ = {name: text for name, text in environ.items() if name not in {"COLUMNS", "NO_COLOR"}}
-    words = [sys.executable, "-m", "diloco_cli", "watch", "./run", "--every", "1"]
+    words = [sys.executable, "-m", "diloco_cli", "watch", "--every", "1"]
     words += ["--backend", "local_process"]
-    wide = Frames(words, tmp_path, environ, 160)
-    narrow = Frames(words, tmp_path, environ, 40)
+    wide = Frames([*words, "./run"], tmp_path, environ, 160)
+    named = Frames([*words, "watched"], tmp_path, environ, 160)  # it finds the store by itself
+    narrow = Frames([*words, "./run"], tmp_path, environ, 40)
 
     def shows(frames, *rows):
         drawn = frames.rows()
         return all(re.search(row, drawn.get(str(rank), "")) for rank, row in enumerate(rows))
 
     training = r"running .*(training|waiting|contributing|adopting|updating|idle)"
-    wait_for(lambda: shows(wide, training, training), "that both run")
+    for frames in (wide, named):
+        wait_for(lambda f=frames: shows(f, training, training), "that both run")
     wait_for(lambda: shows(narrow, "running", "running"), "that both run")
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
     wait_for(lambda: shows(wide, "running", "pending|was |silent"), "the loss")
@@ -157,12 +159,13 @@ def test_a_replica_is_killed_and_comes_back_while_it_is_watched(tmp_path, local)
     frame = STYLE.sub("", narrow.text).partition("run ./run is left")[0]
     assert max(map(len, re.split("[\r\n]+", frame))) <= 41  # with what Ctrl-C itself may show
     (tmp_path / "go").touch()
-    assert wide.end() == 0
-    assert shows(wide, "succeeded +completed", "succeeded +completed +2")
-    last = STYLE.sub("", wide.text)[-2000:]
-    assert "sync 80" in last
-    assert "quorum 2 of 2" in last
-    assert "loss of rank " in last
+    for frames in (wide, named):
+        assert frames.end() == 0
+        assert shows(frames, "succeeded +completed", "succeeded +completed +2")
+        last = STYLE.sub("", frames.text)[-2000:]
+        assert "sync 80" in last
+        assert "quorum 2 of 2" in last
+        assert "loss of rank " in last
     assert wide.text.endswith("\x1b[?25h"), "the cursor is shown again"
 
 

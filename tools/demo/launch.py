@@ -168,7 +168,7 @@ def _demo(settings: Settings, output: Path) -> None:
             diloco = Cohort(executor, settings, folder, "diloco", settings.replicas)
             loss = diloco.wait(report.Progress(settings, settings.replicas))
             seconds = time.monotonic() - started
-            lines, losses = {"diloco": diloco.lines}, {"diloco": loss}
+            lines, losses = {}, {"diloco": loss}
             for name in RUNS[1:]:
                 print(report.between(settings, name), flush=True)
                 alone = Cohort(executor, settings, folder, name, 1)
@@ -178,11 +178,19 @@ def _demo(settings: Settings, output: Path) -> None:
             _end_all(executor)
             print(f"\nWhat was done so far is in {folder}", flush=True)
             raise
-    report.write(folder, settings, report.Outcome(lines, losses, seconds))
     page = folder / "report.html"
-    command = [sys.executable, "-m", "diloco_cli", "report", folder / "diloco-store", "-o", page]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    report.write(folder, settings, report.Outcome(_reported(folder, page), lines, losses, seconds))
     print(f"report   {page}")
+
+
+def _reported(folder: Path, page: Path) -> dict[str, Any]:
+    """Return what ``diloco report`` says of the run with DiLoCo, and write its page."""
+    options = ["--backend", "local_process", "--option", f"root={folder / 'processes'}"]
+    command = [sys.executable, "-m", "diloco_cli", "report", "diloco", *options, "--json"]
+    said = subprocess.run([*command, "-o", page], check=True, stdout=subprocess.PIPE).stdout
+    facts: dict[str, Any] = json.loads(said)
+    (folder / "report.json").write_bytes(said)
+    return facts
 
 
 def _end_all(executor: LocalProcessExecutor) -> None:

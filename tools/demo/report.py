@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +34,16 @@ ENOUGH_STEPS = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the runs, by their names: their lines, and the validation losses."""
+    """What came of it.
 
+    Attributes:
+        run: What ``diloco report --json`` says of the run with DiLoCo.
+        lines: What the two others have logged, by their names. They are no runs: they sync nothing.
+        losses: The validation losses of all three.
+        seconds: How long the run took.
+    """
+
+    run: dict[str, Any]
     lines: dict[str, list[Line]]
     losses: dict[str, float]
     seconds: float
@@ -115,13 +125,10 @@ def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
         sizes[name] = sum(tensor.nbytes for tensor in model.values())
         save_file(model, folder / f"{name}.safetensors")
         pickled.unlink()
-    with (folder / "metrics.jsonl").open("w") as file:
+    with (folder / "alone.jsonl").open("w") as file:
         for lines in outcome.lines.values():
             file.writelines(json.dumps(line) + "\n" for line in lines)
-    rows = [
-        _row([line for line in outcome.lines["diloco"] if line["rank"] == rank])
-        for rank in range(settings.replicas)
-    ]
+    rows = list(_rows(outcome.run))
     summary = {
         "settings": vars(settings),
         "seconds": outcome.seconds,
@@ -141,43 +148,37 @@ def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
     print(_table(rows))
     print(_verdict(settings, outcome, summary["sent_mb"]))
     print(
-        f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  "
+        f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/report.json\npicture  "
         f"{folder}/demo.png"
     )
 
 
-def _row(own: list[Line]) -> dict[str, Any]:
-    exchange, wait = (
-        sum(line[key] for line in own) for key in ("exchange_seconds", "wait_seconds")
-    )
-    processes: defaultdict[int, list[float]] = defaultdict(list)  # the times of each one's lines
-    for line in own:
-        processes[line["pid"]].append(line["at"])
-    first, last = own[0]["at"], own[-1]["at"]
-    trained = sum(times[-1] - times[0] for times in processes.values())
-    # The first report of a process came one period after its training began; before that, it
-    # started and imported torch.
-    period = trained / (len(own) - len(processes)) if len(own) > len(processes) else 0.0
-    start = max(0.0, first - period) if period else 0.0
-    # From the last report of a killed process to the training of the next one.
-    down = max(0.0, last - first - trained - period * (len(processes) - 1))
-    return {
-        "rank": own[0]["rank"],
-        "syncs": len(own),
-        "start_seconds": start,
-        "down_seconds": down,
-        "compute_seconds": last - start - exchange - wait - down,
-        "exchange_seconds": exchange,
-        "wait_seconds": wait,
-        "sent_mb": sum(line["bytes_sent"] for line in own) / MB,
-        "received_mb": sum(line["bytes_received"] for line in own) / MB,
-    }
+def _rows(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what each replica has told of its time and bytes, from its launch to its end."""
+    launched = min(replica["started_at"] for replica in run["backend"]["replicas"])
+    for rank, of_rank in groupby(run["incarnations"], lambda life: life["rank"]):
+        lives = list(of_rank)
+        start, untold = lives[0]["first"] - launched, 0.0
+        if lives[0]["epoch"] > 1:  # it was killed before it had told anything
+            start, untold = 0.0, start
+        # The last minute of a killed process, and the start of the next one.
+        untold += sum(life["first"] - before["last"] for before, life in pairwise(lives))
+        spent = {key: sum(life["seconds"][key] for life in lives) for key in lives[0]["seconds"]}
+        amounts = {way: sum(life["bytes"][way] for life in lives) for way in lives[0]["bytes"]}
+        yield {
+            "rank": rank,
+            "syncs": sum(life["syncs"] for life in lives),
+            "start_seconds": start,
+            "untold_seconds": untold,
+            **{f"{key}_seconds": seconds for key, seconds in spent.items()},
+            **{f"{way}_mb": count / MB for way, count in amounts.items()},
+        }
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
     times = {"start": "start-up", "compute": "compute", "exchange": "exchange", "wait": "wait"}
-    if any(row["down_seconds"] for row in rows):
-        times["down"] = "down"
+    if any(row["untold_seconds"] for row in rows):
+        times["untold"] = "not told"
     head = "".join(f"{name:>11}" for name in times.values())
     lines = ["", f"replica   syncs {head}        sent    received"]
     for row in rows:
@@ -241,10 +242,16 @@ def picture(path: Path, settings: Settings, outcome: Outcome, rows: list[dict[st
 def _draw_losses(axes: Axes, settings: Settings, outcome: Outcome) -> None:
     colors = {"lone": RED, "diloco": BLUE, "averaged": BLACK}
     for key, name in names_of(settings).items():
-        color, lines, final = colors[key], outcome.lines[key], outcome.losses[key]
+        color, final = colors[key], outcome.losses[key]
         # The replicas see other parts of the text than a lone one: their training losses are no
         # comparison.
-        steps, values = _curve(lines, "valid")
+        if key == "diloco":
+            lives = outcome.run["incarnations"]
+            points = [(step, value) for life in lives for step, _, value in life["losses"]]
+        else:
+            lines = [line for line in outcome.lines[key] if "valid" in line]
+            points = [(line["total_inner_steps"], line["valid"]) for line in lines]
+        steps, values = _curve(points)
         axes.plot(steps, values, color=color, linewidth=2.2, label=name)
         axes.plot(steps[-1:], [final], "o", color=color, clip_on=False)
         axes.annotate(
@@ -269,7 +276,7 @@ def _draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
         ("compute", "compute", GREEN),
         ("exchange", "exchange", BLUE),
         ("wait", "wait for others", ORANGE),
-        ("down", "killed, and started again", RED),
+        ("untold", "killed: not told", RED),
     ):
         values = [row[f"{key}_seconds"] for row in rows]
         if not any(values):
@@ -284,10 +291,9 @@ def _draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _curve(lines: list[Line], key: str) -> tuple[list[int], list[float]]:
-    """A value over the steps: the mean of the replicas that reported it."""
+def _curve(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Return steps, and at each the mean of the replicas that have a value there."""
     at = defaultdict(list)
-    for line in lines:
-        if key in line:
-            at[line["total_inner_steps"]].append(line[key])
+    for step, value in points:
+        at[step].append(value)
     return sorted(at), [statistics.fmean(at[step]) for step in sorted(at)]

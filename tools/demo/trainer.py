@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -89,14 +88,12 @@ def train(
         with torch.no_grad():
             return model(windows(held_out, share * (len(held_out) // HELD_OUT))).item()
 
-    def inner_step(step: int, log: Callable[..., None] | None = None) -> None:
+    def inner_step(step: int) -> None:
         while schedule.last_epoch < step - 1:  # several times in a replica that is started again
             schedule.step()
         loss = model(samples(step))
         loss.backward()
         losses.append(loss.item())
-        if log is not None:
-            log(loss=sum(losses) / len(losses))
         optimizer.step()  # DiLoCo counts these calls, and syncs after every sync_every of them
         optimizer.zero_grad()
 
@@ -108,8 +105,11 @@ def train(
         return {**own, **({"valid": validate()} if looks else {})}
 
     def report(sync: SyncReport) -> None:
-        step = sync.total_inner_steps
-        print(sync.to_json(pid=os.getpid(), **measured(step)), flush=True)
+        found = measured(sync.total_inner_steps)
+        print(sync.to_json(pid=os.getpid(), **found), flush=True)
+        # Replicas see other texts: their losses can be compared on the held-out one.
+        names = {"loss": "training", "valid": "loss"}
+        outer.log(**{names[name]: value for name, value in found.items()})
 
     if parts:
         for step in range(1, steps + 1):
@@ -120,7 +120,7 @@ def train(
         options = {"sync_every": sync_every, "outer_lr": outer_lr, "on_sync": report}
         with DiLoCo(model, optimizer, exchange, **options) as outer:
             while outer.inner_steps < steps:
-                inner_step(outer.inner_steps + 1, outer.log)
+                inner_step(outer.inner_steps + 1)
     if exchange.rank == 0:
         torch.save(model.state_dict(), save)
     return validate()

@@ -297,7 +297,7 @@ class TestPage:
     def test_failures_show_what_was_told_last(self):
         text = Page(page(of([live(0, ended="failed"), live(1)], {(0, 1): five()}))).text
         assert "Rank 0: said so at 2027-01-15 08:01:00 UTC, on node-7" in text
-        assert "sync 5: 2 of 2, loss 2.5, 0.003 MB sent and received, waited 3 s" in text
+        assert "sync 5: 2 of 2, loss 2.5, 3kB sent and received, waited 3 s" in text
         assert "sync 2: 2 of 2" not in text
 
     def test_an_incarnation_that_was_killed_is_a_failure(self):

@@ -290,7 +290,7 @@ class TestChanges:
     def test_a_line_for_each_sync_and_what_befalls_a_rank(self):
         first = view(*rows_of(2), syncs=[(1, line(1)), (1, line(2))], syncs_of=0)
         assert self.words(None, first) == [
-            "sync 2: 3 of 2, loss 2, 4.5 MB sent and received, waited 0.25 s",
+            "sync 2: 3 of 2, loss 2, 4.5MB sent and received, waited 0.25 s",
             "rank 0: running, training, attempt 1",
             "rank 1: running, training, attempt 1",
         ]
@@ -298,8 +298,8 @@ class TestChanges:
         rows = [rows_of(2)[0], {**rows_of(2)[1], "state": "failed", "reason": "oom", "past": True}]
         syncs = [*first.syncs, (1, line(3, committed=False)), (2, line(1, sync=3))]
         assert self.words(first, view(*rows, syncs=syncs, syncs_of=0, notes=["odd"])) == [
-            "sync 3: 3 of 2, not adopted, loss 1.333, 4.5 MB sent and received, waited 0.25 s",
-            "sync 3: 3 of 2, loss 4, 4.5 MB sent and received, waited 0.25 s",
+            "sync 3: 3 of 2, not adopted, loss 1.333, 4.5MB sent and received, waited 0.25 s",
+            "sync 3: 3 of 2, loss 4, 4.5MB sent and received, waited 0.25 s",
             "rank 1: failed, oom, was training, attempt 1",
             "odd",
         ]

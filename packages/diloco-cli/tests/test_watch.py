@@ -116,10 +116,10 @@ class TestSources:
         made = command(world, Broken("b", BackendError("no route")))
         assert follow(made, told.uri, nothing, ends) == 1
         assert made.out().splitlines() == [
-            "sync 2: 2 of 2, loss 0.5, 2e-06 MB sent and received, waited 0 s",
+            "sync 2: 2 of 2, loss 0.5, 2B sent and received, waited 0 s",
             "rank 0: running, training, attempt 1",
             "rank 1: running, waiting for 0, attempt 1",
-            "sync 3: 2 of 2, loss 0.3333, 2e-06 MB sent and received, waited 0 s",
+            "sync 3: 2 of 2, loss 0.3333, 2B sent and received, waited 0 s",
             "rank 0: succeeded, completed, left, attempt 1",
             "rank 1: failed, error, was waiting, attempt 1",
             f"{told.uri}: 1 succeeded, 1 failed",
@@ -156,8 +156,8 @@ class TestSources:
         assert made.out().splitlines() == [
             "rank 0: running, attempt 1",
             "rank 1: running, attempt 1",
-            "sync 1: 2 of 2, loss 1, 2e-06 MB sent and received, waited 0 s",
-            "sync 2: 2 of 2, loss 0.5, 2e-06 MB sent and received, waited 0 s",
+            "sync 1: 2 of 2, loss 1, 2B sent and received, waited 0 s",
+            "sync 2: 2 of 2, loss 0.5, 2B sent and received, waited 0 s",
             "rank 0: running, training, attempt 1",
             "rank 1: running, idle, attempt 1",
             "rank 0: succeeded, completed, was training, attempt 1",

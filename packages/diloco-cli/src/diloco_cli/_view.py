@@ -395,7 +395,7 @@ def sync_in_words(line: SyncLine, world_size: int) -> str:
         f"sync {line.sync}: {line.members} of {world_size}",
         "" if line.committed else "not adopted",
         clean(f"{name} {_facts.shown_value(line.metrics[name])}" if name else "", 80),
-        f"{number((line.bytes_sent + line.bytes_received) / 1e6)} MB sent and received",
+        f"{number(line.bytes_sent + line.bytes_received)}B sent and received",
         f"waited {line.wait_seconds:.3g} s",
     ]
     return ", ".join(filter(None, parts))

@@ -182,7 +182,7 @@ def _head(summary: Facts) -> str:
         "ranks": str(summary["world_size"]),
         "outer steps": str(summary["sync"]),
         "first to last sign": seconds(last - first) if lives else "unknown",
-        f"last {summary['loss'] or 'loss'}, middle of the ranks": middle,
+        f"last {summary['loss'] or 'loss'}, median": middle,
         "time spent training": _share(_pictures.time_split(lives)),
         "sent": f"{number(sum(life['bytes']['sent'] for life in lives))}B",
         "received": f"{number(sum(life['bytes']['received'] for life in lives))}B",
