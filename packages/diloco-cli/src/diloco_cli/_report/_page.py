@@ -264,7 +264,7 @@ def _failures(summary: Facts) -> str:
     ]
     if len(failures) > _MOST_FAILURES:
         parts.append(f"<p>{len(failures) - _MOST_FAILURES} more are not shown.</p>")
-    return "".join(parts) or "<p>None is known of.</p>"
+    return "".join(parts) or "<p>No failure is known.</p>"
 
 
 def _cost(cost: Mapping[str, Any]) -> Iterable[Sequence[str]]:
