@@ -68,6 +68,87 @@ def test_each_process_gives_and_takes_its_part_of_a_shared_memory():
     assert tensors[1] == 8
 
 
+def shared_with(*parameters):
+    """Have the leader share parameters; return what is held of each."""
+    wholes = shared_values(Alone(), parameters)
+    return held_tensors(Alone(), parameters, wholes)
+
+
+def test_a_parameter_of_the_leader_lies_in_the_shared_memory():
+    weight, bias = torch.nn.Linear(4, 3).parameters()
+    before = weight.detach().clone()
+    held = shared_with(weight, bias)
+    assert [each.whole.data_ptr() for each in held] == [weight.data_ptr(), bias.data_ptr()]
+    assert torch.equal(weight, before)
+    assert weight.untyped_storage().nbytes() == weight.nbytes, "torch.save() writes no other one"
+    with torch.no_grad():
+        weight.add_(1)
+    assert held[0].whole._version == weight._version - 1, "only what the loop writes is given away"
+    spread(Alone(), lambda: held, [], [0, 1])
+    assert torch.equal(held[0].whole, before + 1)
+
+
+def test_a_backward_pass_over_values_that_a_sync_has_replaced_is_refused():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    (held,) = shared_with(weight)
+    loss = weight.square().sum()
+    held.whole.detach().zero_()
+    spread(Alone(), lambda: [held], [0])
+    assert not weight.any()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Odd(torch.nn.Parameter):
+    """A parameter of another class."""
+
+
+NOT_SHARED = {
+    "frozen": lambda: torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
+    "a buffer": lambda: torch.ones(2, 3),
+    "in another order": lambda: torch.nn.Parameter(torch.ones(3, 2).t()),
+    "a part of other memory": lambda: torch.nn.Parameter(torch.ones(12)[:6].view(2, 3)),
+    "of another class": lambda: Odd(torch.ones(2, 3)),
+    "shared already": lambda: torch.nn.Parameter(torch.ones(2, 3).share_memory_()),
+}
+
+
+@pytest.mark.parametrize("made", NOT_SHARED.values(), ids=NOT_SHARED)
+def test_other_tensors_keep_their_memory(made):
+    check_copied(made(), made())
+
+
+def test_a_parameter_that_something_else_looks_at_keeps_its_memory():
+    first, second = (torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2))
+    seen = first.detach(), second.detach().numpy()
+    check_copied(first, second)
+    assert torch.equal(seen[0], first)
+
+
+def test_a_parameter_that_is_given_to_another_process_is_copied_from_then_on():
+    parameters = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(2)]
+    held = shared_with(*parameters)
+    for each in parameters:
+        each.share_memory_()
+    check_copied(*parameters, held=held)
+
+
+def check_copied(*tensors, held=None):
+    """Check that tensors lie elsewhere than in the shared memory, and that values come and go."""
+    before = [tensor.data_ptr() for tensor in tensors]
+    held = held or shared_with(*tensors)
+    assert [tensor.data_ptr() for tensor in tensors] == before
+    wholes = [each.whole for each in held]
+    spread(Alone(), lambda: held, [], range(len(held)))
+    assert all(map(torch.equal, wholes, tensors))
+    with torch.no_grad():
+        for each in wholes:
+            each.fill_(5)
+    assert not any(map(torch.equal, wholes, tensors))
+    spread(Alone(), lambda: held, range(len(held)))
+    assert all(map(torch.equal, wholes, tensors))
+
+
 def test_the_memory_is_on_the_cpu_whatever_the_default_device_is():
     with torch.device("meta"):
         (whole,) = shared_values(Alone(), [torch.ones(2, device="cpu")])

@@ -18,17 +18,7 @@ from .._terms._schedule import Schedule
 from ._ending import put_off
 from ._inner_states import InnerStates
 from ._inside import Inside
-from ._moves import (
-    Done,
-    Failed,
-    Mail,
-    Move,
-    Progress,
-    Values,
-    check_alike,
-    check_steps,
-    failed,
-)
+from ._moves import Done, Failed, Mail, Move, Progress, Values, check_alike, check_steps, failed
 from ._values import Now, samples, spread
 
 

@@ -18,7 +18,7 @@ from .._errors import ConfigurationError
 from .._host import host_name
 from ._inside import Inside
 
-_ALIGNED = 16  # bytes: each tensor begins at a multiple of that
+_ALIGNED = 64  # bytes: each tensor begins at a multiple of that, as torch's own do
 _TOKEN_BYTES = 16
 
 
@@ -41,8 +41,28 @@ def shared_values(inside: Inside, tensors: Sequence[torch.Tensor]) -> list[torch
         )
     with _file(size) if inside.leads else nullcontext(("", b"")) as (place, token):
         place, token = inside.share((place, token))
-        flat = inside.together(partial(_mapped, place, size, token))
-    return [_at(flat, start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
+        memory = inside.together(partial(_mapped, place, size, token))
+    return [_at(memory, start, tensor) for start, tensor in zip(starts, tensors, strict=True)]
+
+
+def moved(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Have a trained parameter lie in the shared memory from now on; say whether it can.
+
+    It cannot if this process has only a part of it, or has it elsewhere than on the CPU; or if
+    another tensor or process sees the memory in which it lies.
+    """
+    plain = type(tensor) is torch.nn.Parameter and tensor.is_cpu and tensor.is_contiguous()
+    if not (plain and tensor.requires_grad):
+        return False
+    storage = tensor.untyped_storage()
+    # torch has no public name for this. The tensor counts, and so does the line above.
+    uses = getattr(torch._C, "_storage_Use_Count", lambda _: 0)(storage._cdata)  # noqa: SLF001
+    if uses != 2 or storage.is_shared() or storage.nbytes() != tensor.nbytes:
+        return False
+    whole.detach().copy_(tensor.detach())
+    # Not the same storage: what the program does to its own does not concern the other.
+    tensor.data = torch.from_dlpack(whole.detach())  # type: ignore[attr-defined] # so in torch
+    return True
 
 
 @contextmanager
@@ -64,27 +84,25 @@ def _file(size: int) -> Iterator[tuple[str, bytes]]:
             Path(place).unlink()
 
 
-def _mapped(place: str, size: int, token: bytes) -> torch.Tensor:
+def _mapped(place: str, size: int, token: bytes) -> mmap.mmap:
     try:
         with Path(place).open("r+b", buffering=0) as file:
             # Whatever else there may be under this path, it does not end like that.
             if os.pread(file.fileno(), _TOKEN_BYTES + 1, size) != token:
                 raise OSError(f"{place} is not the leader's file")
-            memory = mmap.mmap(file.fileno(), size + _TOKEN_BYTES)
+            return mmap.mmap(file.fileno(), size + _TOKEN_BYTES)
     except OSError as error:
         raise ConfigurationError(
             f"the processes of this replica cannot share memory ({error}): they must run as the "
             "same user, in the same container"
         ) from error
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _at(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor at a place of the memory; it counts writes for itself, unlike a view."""
-    strides = torch.empty(like.shape, device="meta").stride()
-    tensor = torch.empty(0, dtype=like.dtype, device="cpu").set_(
-        flat.untyped_storage(), start // like.element_size(), like.shape, strides
-    )
+def _at(memory: mmap.mmap, start: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor at a place of the memory; it counts writes for itself."""
+    count = like.numel() or 1  # torch refuses 0
+    tensor = torch.frombuffer(memory, dtype=like.dtype, count=count, offset=start)
+    tensor = tensor[: like.numel()].view(like.shape)
     if isinstance(like, torch.nn.Parameter):
         return torch.nn.Parameter(tensor, like.requires_grad)
     return tensor

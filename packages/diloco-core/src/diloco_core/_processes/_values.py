@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from .._model._values import part_here, sample
 from ._inside import Inside
 from ._moves import Mail
+from ._shared import moved
 
 _MOST = 16  # values of each tensor that are compared
 _MOST_OF_ALL = 256  # of all tensors, unless these are more: a short message carries them
@@ -42,17 +43,19 @@ def held_tensors(
     inside: Inside, tensors: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]
 ) -> list[Held]:
     """Return what this process holds of each tensor. All processes call this together."""
+    pairs = zip(tensors, wholes, strict=True)
+    # Which of them the leader has put there, so that nobody has to write them.
+    put = inside.share([moved(*pair) for pair in pairs] if inside.leads else None)
     chunks = [_chunk(tensor) for tensor in tensors]
     loads = [0] * inside.processes
     held = []
-    for tensor, whole, mine, of_all in zip(
-        tensors, wholes, chunks, zip(*inside.collect(chunks), strict=True), strict=True
-    ):
+    told = zip(*inside.collect(chunks), strict=True)
+    for tensor, whole, is_put, mine, of_all in zip(tensors, wholes, put, chunks, told, strict=True):
         givers = {}
         for chunk in dict.fromkeys(of_all):
             alike = [process for process, theirs in enumerate(of_all) if theirs == chunk]
             # Buffers may differ between processes; parameters do not, so these share the work.
-            shared = isinstance(tensor, torch.nn.Parameter)
+            shared = isinstance(tensor, torch.nn.Parameter) and not is_put
             givers[chunk] = giver = min(alike, key=loads.__getitem__) if shared else alike[0]
             loads[giver] += whole.nbytes
         held.append(Held(tensor, whole, mine, givers[mine] == inside.process))
@@ -115,10 +118,10 @@ def spread(
         held = now()
         for each in map(held.__getitem__, new):
             each.tensor.grad = None  # it was computed with the old values
-            part_here(each.tensor.detach()).copy_(_part(each))
+            _copy(_part(each), part_here(each.tensor.detach()))
         for each in map(held.__getitem__, wanted):
             if each.gives:
-                _part(each).copy_(part_here(each.tensor.detach()))
+                _copy(part_here(each.tensor.detach()), _part(each))
         return None if mail is None else mail()
 
     return inside.each(act)  # the leader goes on only when all have read and written
@@ -127,3 +130,10 @@ def spread(
 def _part(held: Held) -> torch.Tensor:
     """What of the whole values is here."""
     return held.whole[tuple(slice(start, stop) for start, stop in held.here)]
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    if target.data_ptr() != source.data_ptr():
+        target.copy_(source)
+    else:  # it has been written to already, under another name
+        torch.autograd.graph.increment_version(target)
