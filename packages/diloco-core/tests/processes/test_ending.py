@@ -1,5 +1,7 @@
 """How the processes of a replica end together."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -75,6 +77,17 @@ def test_all_end_after_the_last_step_that_any_has_taken_or_at_once_if_one_has_fa
     assert [third.agree(5), first.agree(3)] == [8, 8]
     third.fail(ValueError("no data"))
     assert first.agree(3) == 0
+
+
+def test_for_a_process_that_was_killed_nobody_waits():
+    first, second = boards(2)
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    assert first.agree(3) is None
+    first._pids[1] = gone.pid
+    assert first.agree(3) == 0
+    second.agree(3)
+    assert first.agree(3) == 4, "it had told its steps"
 
 
 def test_a_process_that_has_never_entered_the_block_does_not_answer():

@@ -234,13 +234,14 @@ def test_where_nothing_is_synced_no_process_looks_at_the_model():
 class Rounded:
     """A replica whose other process has rounded what it trains in another way."""
 
-    process, processes, common, each = 0, 2, None, Inside.each
+    process, processes, leads, common, each = 0, 2, True, None, Inside.each
 
     def __init__(self):
         self.apart = 0.0
 
-    def share(self, _):
+    def share(self, message):
         """All hear it."""
+        return message
 
     def collect(self, message):
         if not isinstance(message, Mail):

@@ -14,6 +14,7 @@ from torch.distributed import DistError
 
 from .._errors import ProcessFailedError
 from .._exchange._endings import as_text
+from .._host import host_name, is_gone
 from .._loop._inner_loop import EXIT_CODE, TrainingProcess
 from ._inside import Inside
 from ._shared import shared_values
@@ -60,10 +61,11 @@ class Ending:
     def __init__(self, inside: Inside, process: TrainingProcess, taken: Callable[[], int]) -> None:
         self._number, self._leads = inside.process, inside.leads
         self._process, self._taken = process, taken
-        numbers = torch.empty(4, inside.processes, dtype=torch.int64, device="meta")
+        numbers = torch.empty(5, inside.processes, dtype=torch.int64, device="meta")
         texts = torch.empty(inside.processes, _MOST_TEXT, dtype=torch.int8, device="meta")
         numbers, self._texts = shared_values(inside, [numbers, texts])
-        self._at, self._told, self._known_at, self._failed_at = numbers.numpy()
+        self._at, self._told, self._known_at, self._failed_at, self._pids = numbers.numpy()
+        self._pids[self._number] = os.getpid()
         self.asked = False
         self._last = 0
         self._known = threading.Event()
@@ -139,7 +141,7 @@ class Ending:
         """Return the step after which all end; None until each process has told its own steps.
 
         It is the one after the last that any of them has taken: no process has finished it, and all
-        can. If one has failed, there is nothing to wait for.
+        can. If one has failed or was killed, there is nothing to wait for.
 
         Args:
             taken: How many steps this process had taken when it first asked.
@@ -147,7 +149,9 @@ class Ending:
         self._known_at[self._number] = 1 + taken
         if any(self._failed_at):
             return 0
-        return int(max(self._known_at)) if all(self._known_at) else None
+        if all(self._known_at):
+            return int(max(self._known_at))
+        return 0 if any(is_gone(pid, host_name()) for pid in self._pids.tolist()) else None
 
     def _watch(self) -> None:
         while not self._over.wait(INTERVAL):

@@ -33,10 +33,9 @@ def shared_values(inside: Inside, tensors: Sequence[torch.Tensor]) -> list[torch
     rooms = [-(-each.numel() * each.element_size() // _ALIGNED) * _ALIGNED for each in tensors]
     starts = list(itertools.accumulate(rooms, initial=0))
     size = starts.pop()
-    hosts = inside.collect(host_name())
-    if len(different := sorted(set(hosts))) > 1:
+    if len(hosts := sorted(set(inside.collect(host_name())))) > 1:
         raise ConfigurationError(
-            f"the processes of this replica are on several machines ({', '.join(different)}), and "
+            f"the processes of this replica are on several machines ({', '.join(hosts)}), and "
             "those of one replica share memory: start a replica on each machine"
         )
     with _file(size) if inside.leads else nullcontext(("", b"")) as (place, token):
@@ -100,9 +99,9 @@ def _mapped(place: str, size: int, token: bytes) -> mmap.mmap:
 
 def _at(memory: mmap.mmap, start: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor at a place of the memory; it counts writes for itself."""
-    count = like.numel() or 1  # torch refuses 0
-    tensor = torch.frombuffer(memory, dtype=like.dtype, count=count, offset=start)
-    tensor = tensor[: like.numel()].view(like.shape)
+    # Torch refuses to make an empty one.
+    values = torch.frombuffer(memory, dtype=like.dtype, count=like.numel() or 1, offset=start)
+    tensor = values[: like.numel()].view(like.shape)
     if isinstance(like, torch.nn.Parameter):
         return torch.nn.Parameter(tensor, like.requires_grad)
     return tensor

@@ -43,9 +43,8 @@ def held_tensors(
     inside: Inside, tensors: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]
 ) -> list[Held]:
     """Return what this process holds of each tensor. All processes call this together."""
-    pairs = zip(tensors, wholes, strict=True)
     # Which of them the leader has put there, so that nobody has to write them.
-    put = inside.share([moved(*pair) for pair in pairs] if inside.leads else None)
+    put = inside.share(list(map(moved, tensors, wholes)) if inside.leads else None)
     chunks = [_chunk(tensor) for tensor in tensors]
     loads = [0] * inside.processes
     held = []
