@@ -119,6 +119,16 @@ def test_replicas_of_any_size_meet_in_one_run(tmp_path):
 
 
 @pytest.mark.processes
+def test_synced_buffers_are_the_same_on_all_processes(tmp_path):
+    """Each process of FSDP2 sees its own half of a batch, so its BatchNorm has its own values."""
+    case = {"how": "buffers"}
+    (first, _), *others = trained(tmp_path, "run", [("fsdp", 2), ("ddp", 2)], case)
+    assert "layers.2.0.running_mean" in first
+    for values, _ in others:
+        assert all(torch.equal(first[name], values[name]) for name in first)
+
+
+@pytest.mark.processes
 def test_a_rate_that_any_process_sets_holds_where_syncs_come_after_seconds(tmp_path):
     # The only sync comes where the block is left, long after the processes have met for steps.
     case = {"seconds": 1000, "rate": [3, 1, 0.5], "connect": {"min_replicas": 1}}
