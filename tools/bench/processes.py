@@ -3,7 +3,7 @@
 * The time of a sync of one replica that is two processes, with DDP and with FSDP2, beside that of a
   replica of one process with the same model and store: a store that speaks S3 on a loopback port
   (moto), and a folder in memory, where a sync is as short as it can be. One replica trains at a
-  time, and the contenders take turns. Goals over the object store: 1.15 times and 1.3 times.
+  time, and the contenders take turns. Goals: 1.15 times and 1.3 times.
 * The time in which the leader gives values to both processes, beside that of a copy of the same
   bytes in memory. Goal: twice.
 * What a step costs more inside the block than outside, far from a sync. Goal: 5 microseconds.

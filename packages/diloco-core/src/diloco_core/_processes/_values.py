@@ -42,7 +42,10 @@ Now: TypeAlias = Callable[[], Sequence[Held]]
 def held_tensors(
     inside: Inside, tensors: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor]
 ) -> list[Held]:
-    """Return what this process holds of each tensor. All processes call this together."""
+    """Return what this process holds of each tensor. All processes call this together.
+
+    From then on, the leader's parameters lie in the shared memory, where they can.
+    """
     # Which of them the leader has put there, so that nobody has to write them.
     put = inside.share(list(map(moved, tensors, wholes)) if inside.leads else None)
     chunks = [_chunk(tensor) for tensor in tensors]
