@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -308,11 +310,16 @@ def member(folder, kind, case):
 
 
 def tell_when_joined(store, by):
-    """Send this process a signal as soon as its leader has begun to join the run."""
-    while not any(store.rglob("*")):
+    """Send this process a signal once it waits for its leader, which waits in the run."""
+    while not (any(store.glob("beats/*")) and follows()):
         time.sleep(0.01)
-    time.sleep(0.5)  # only so that this process rather waits for the leader by then
     os.kill(os.getpid(), by)
+
+
+def follows():
+    """Say whether the main thread does what the leader says."""
+    frames = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
+    return any(frame.f_code.co_name == "follow" for frame, _ in frames)
 
 
 def fork():
