@@ -17,8 +17,10 @@ import torch
 from torch import distributed
 from warm_processes import WarmProcess
 
-from diloco_core import ConfigurationError, DiLoCo, Seconds, connect
+from diloco_core import ConfigurationError, DiLoCo, Seconds, SyncError, connect
+from diloco_core._model._values import plain_name
 from diloco_core._processes import _values
+from diloco_core._processes._values import reshard
 
 BATCH = 8
 
@@ -255,11 +257,11 @@ def member(folder, kind, case):
                 if outer.inner_steps in case.get("global_at", []):
                     state = outer.global_state_dict()
                     shown.append({name: tensor.tolist() for name, tensor in state.items()})
-                    for name in case.get("refused", []):
-                        with contextlib.suppress(ConfigurationError):
-                            with getattr(outer, name)():
-                                pass
-                            shown.append(f"{name} is not refused")
+                    with contextlib.suppress(ConfigurationError):
+                        outer.state_dict()
+                        assert processes == 1
+                if outer.inner_steps in case.get("evaluated_at", []):
+                    shown.append(evaluated(outer, model, optimizer, x))
                 if case.get("load_at") == outer.inner_steps:
                     model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
                 if case.get("destroy_at") == outer.inner_steps:
@@ -307,6 +309,37 @@ def member(folder, kind, case):
     (folder / f"{name}.json").write_text(json.dumps(outcome))
     if processes > 1 and raised is None:
         distributed.destroy_process_group()
+
+
+def plain_values(model):
+    """Copies of the whole values of a model, by the names of a plain one."""
+    names = {name: plain_name(model, name) for name in model.state_dict()}
+    return {
+        names[name]: (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone()
+        for name, each in model.state_dict().items()
+    }
+
+
+def evaluated(outer, model, optimizer, x):
+    """What the committed model says, and whether all is as before, also after an error."""
+    own, gradients = plain_values(model), [each.grad for each in model.parameters()]
+    with contextlib.suppress(ArithmeticError), outer.global_model(), torch.no_grad():
+        inside, answers = plain_values(model), model(x).flatten().tolist()
+        model.load_state_dict(model.state_dict())  # what is loaded here is no concern
+        state = outer.global_state_dict()
+        refused = []
+        for act in (outer.flush, optimizer.step, outer.global_model().__enter__):
+            try:
+                act()
+            except SyncError as error:
+                refused.append("came inside `with outer.global_model()" in str(error))
+        raise ArithmeticError
+    reshard(model)
+    assert refused == [True] * 3
+    assert all(torch.equal(inside[name], each) for name, each in state.items())
+    assert all(torch.equal(own[name], each) for name, each in plain_values(model).items())
+    assert all(each.grad is was for each, was in zip(model.parameters(), gradients, strict=True))
+    return {"answers": answers, "differ": any(not torch.equal(own[n], inside[n]) for n in own)}
 
 
 def tell_when_joined(store, by):

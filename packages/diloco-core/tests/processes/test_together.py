@@ -81,8 +81,7 @@ def test_process_0_has_copies_of_the_committed_values(tmp_path, kind):
     case = {"global_at": [0, 8, 12, 15]}
     alone = trained(tmp_path, "alone", PLAIN, case)
     unseen, *_ = trained(tmp_path, "unseen", [(kind, 2)] * 2, {})
-    refused = {"refused": ["global_model", "state_dict"]}
-    several = trained(tmp_path, "several", [(kind, 2)] * 2, case | refused)
+    several = trained(tmp_path, "several", [(kind, 2)] * 2, case)
     assert all(torch.equal(unseen[0][name], several[0][0][name]) for name in unseen[0])
     shown = [told["shown"] for _, told in several]
     assert shown[1] == shown[3] == [{}] * 4, "the others have none"
@@ -94,6 +93,22 @@ def test_process_0_has_copies_of_the_committed_values(tmp_path, kind):
             found = torch.tensor(state[name], dtype=torch.float64)
             expected_values = torch.tensor(values, dtype=torch.float64)
             torch.testing.assert_close(found, expected_values, rtol=0, atol=1e-12)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", [None, "buffers"])
+def test_all_processes_evaluate_the_committed_model(tmp_path, kind, how):
+    if (kind, how) == ("fsdp", "buffers"):
+        pytest.skip("each process of FSDP has the statistics of its own batches")
+    case = {"evaluated_at": [0, 8, 12, 15], "how": how}
+    unseen, *_ = trained(tmp_path, "unseen", [(kind, 2)] * 2, {"how": how})
+    several = trained(tmp_path, "several", [(kind, 2)] * 2, case)
+    assert [told["raised"] for _, told in several] == [None] * 4
+    assert all(torch.equal(unseen[0][name], several[0][0][name]) for name in unseen[0])
+    moved = how == "buffers"  # a forward pass right after a sync has changed the buffers
+    for _, told in several:
+        assert [each["differ"] for each in told["shown"]] == [moved, True, moved, True]
 
 
 @pytest.mark.processes

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from .._errors import SyncError
 from .._model._loads import Loads
-from ._synced_model import SyncedModel
+from .._model._values import part_here
 
 
 class GlobalModel:
@@ -18,30 +18,43 @@ class GlobalModel:
     Not thread-safe.
 
     Args:
-        model: The model.
-        loads: Notices values that are loaded into it, which these are not.
+        synced: Returns the tensors that are synced, as they are in the model now.
+        put: Writes the last committed values into the model.
+        check: Refuses a model whose tensors are no longer the synced ones.
+        loads: Notices values that are loaded into the model, which these are not.
+
+    Attributes:
+        is_in_place: Whether the model holds the last committed values now.
     """
 
-    def __init__(self, model: SyncedModel, loads: Loads) -> None:
-        self._model, self._loads = model, loads
-        self._in_place = False
+    def __init__(
+        self,
+        synced: Callable[[], Iterable[torch.Tensor]],
+        put: Callable[[], None],
+        check: Callable[[], object],
+        loads: Loads,
+    ) -> None:
+        self._synced, self._put, self._check, self._loads = synced, put, check, loads
+        self.is_in_place = False
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the model hold the last committed values as long as this lasts."""
         self.refuse("global_model()")
         known = self._loads.known()
-        own = [named.tensor.detach().to("cpu", copy=True) for named in self._model.followed()]
-        self._in_place = True
+        own = [part_here(each.detach()).to("cpu", copy=True) for each in self._synced()]
+        self.is_in_place = True
         try:
-            self._write(values for _, values in self._model.committed())
+            self._put()
+            self._loads.pause()
             yield
         finally:
-            self._in_place = False
+            self.is_in_place = False
             try:
-                self._model.check()  # modules may have assigned new tensors to their buffers
+                self._check()  # modules may have assigned new tensors to their buffers
             finally:
-                self._write(own)
+                for tensor, values in zip(self._synced(), own, strict=True):
+                    part_here(tensor.detach()).copy_(values)
             if known:
                 self._loads.stepped()
 
@@ -51,13 +64,8 @@ class GlobalModel:
         Raises:
             SyncError: They are.
         """
-        if self._in_place:
+        if self.is_in_place:
             raise SyncError(
                 f"{what} came inside `with outer.global_model():`, where the model does not hold "
                 "what this replica has learned. Leave that block first"
             )
-
-    @torch.no_grad()
-    def _write(self, values: Iterable[torch.Tensor]) -> None:
-        for named, each in zip(self._model.followed(), values, strict=True):
-            named.tensor.copy_(each)

@@ -84,7 +84,8 @@ class OuterLoop:
         )
         self._saved = SavedState(model, self._count)
         self._place = Place(model.synced, model.held, exchange)
-        self._global_model = GlobalModel(model, self._loads)
+        synced = lambda: (each.tensor for each in model.followed())  # noqa: E731
+        self._global_model = GlobalModel(synced, model.put_committed, model.check, self._loads)
         guards = (self._unseen, self._kept, self._loads, self._global_model)
         self._inner = InnerLoop(optimizers, self._outer_steps, *guards, self._process)
         self._watch_steps(self._place.check)
@@ -424,7 +425,8 @@ class OuterLoop:
         loaded inside is lost.
 
         Elastic replicas may have adopted different syncs. With several fragments, each has the
-        values of its own last sync.
+        values of its own last sync. Where several processes are one replica, all of them enter it
+        together, inside the block of the outer loop.
 
         Raises:
             SyncError: The block of the outer loop has not been entered; a sync has failed; a sync
@@ -432,7 +434,6 @@ class OuterLoop:
                 this method has been entered already. Inside it, a step of the inner optimizer,
                 :meth:`flush`, :meth:`state_dict` and the end of the outer loop's block raise it.
             ModelChangedError: The model no longer holds the tensors that are synced.
-            ConfigurationError: Several processes are one replica: use :meth:`global_state_dict`.
         """
         self._check_settled("global_model()")
         with self._global_model.in_place():

@@ -174,6 +174,12 @@ class SyncedModel:
         """The same tensors, each with its last committed values."""
         return [pair for fragment in self.fragments for pair in fragment.committed()]
 
+    @torch.no_grad()
+    def put_committed(self) -> None:
+        """Write the last committed values into the model."""
+        for named, values in self.committed():
+            named.tensor.copy_(values)
+
     def committed_copies(self) -> dict[str, torch.Tensor]:
         """Copies of the last committed values, and of what is not synced, as a plain model's state.
 

@@ -63,6 +63,10 @@ class Loads:
         # The version of a tensor is public only in C++.
         self._versions = [tensor._version for tensor in self._counted]  # noqa: SLF001
 
+    def pause(self) -> None:
+        """Take no note of loads until :meth:`stepped` is called."""
+        self._versions = []  # those of a DTensor do not tell that its part was written
+
     def known(self) -> bool:
         """Say whether nothing has changed the model since :meth:`stepped`."""
         return self._versions == [tensor._version for tensor in self._counted]  # noqa: SLF001

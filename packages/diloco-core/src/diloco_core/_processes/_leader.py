@@ -71,6 +71,11 @@ class LeaderLoop(DiLoCo):
             self._process.told_to_end = last
             self._counting.step()
 
+    def put_global(self) -> None:
+        """Have the twin hold the last committed values, which all processes then get."""
+        self._check_settled("global_model()")
+        self._model.put_committed()
+
     def take(self, mails: Sequence[Mail]) -> None:
         """Take what the processes have for this replica: their tokens, and rates to be set."""
         if tokens := sum(mail.tokens for mail in mails):

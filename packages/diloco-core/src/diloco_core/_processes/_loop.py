@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 import torch
+from torch.nn import Parameter
 
 from .._arithmetic._layout import Rule
 from .._checks import whole
@@ -23,6 +24,7 @@ from .._inner._steps import InnerSteps, StepCounter, optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._loop._arguments import check_not_entered, check_parties, stateful_of, tokens_counted
 from .._loop._diloco import KINDS, DiLoCo
+from .._loop._global_model import GlobalModel
 from .._loop._inner_loop import TrainingProcess
 from .._loop._membership import SAVE_INNER_EVERY, check_stateful
 from .._loop._own_state import know_data
@@ -114,6 +116,7 @@ class ReplicaLoop(DiLoCo):
         self._inside.together(lambda: self._lead(exchange, options))
         self._ending = Ending(self._inside, self._process, lambda: self._taken)
         self._inside.failure = self._ending.failure
+        self._global_model = GlobalModel(self._synced, self._put_global, self._now, self._loads)
         self._unseen = UnseenChanges(self._trained, self._many)
         self._step = StepCounter(len(self._steps.optimizers))
         self._progress = Progress()
@@ -196,6 +199,7 @@ class ReplicaLoop(DiLoCo):
             return
         try:
             self._process.check()
+            self._global_model.refuse("the end of the block of DiLoCo")
             self._unseen.check()
             self._taken += self._step.end()
             self._together(lambda loop: loop.__exit__(None, None, None))
@@ -245,8 +249,16 @@ class ReplicaLoop(DiLoCo):
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync. All processes call it."""
         self._check_open("flush()")
+        self._global_model.refuse("flush()")
         self._taken += self._step.end()
         return self._together(LeaderLoop.flush).result  # type: ignore[no-any-return]
+
+    @contextmanager
+    def global_model(self) -> Iterator[None]:
+        """Put the last committed values into the model of each process. All enter it."""
+        self._check_open("global_model()")
+        with self._global_model.in_place():
+            yield
 
     def global_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the last committed values on process 0; nothing on the others. All call it."""
@@ -272,6 +284,7 @@ class ReplicaLoop(DiLoCo):
 
     def _before(self, optimizer: int) -> None:
         self._process.check()
+        self._global_model.refuse("a step of the inner optimizer")
         self._unseen.steps()
         self._loads.check()
         asked = (self._steps.has_used_gradient, self._steps.has_replaced_gradient)
@@ -304,15 +317,28 @@ class ReplicaLoop(DiLoCo):
         if done.mail:
             self._tokens = 0
             self._rates.clear()
-            self._kept.after_sync()
         self._met = self._taken
-        self._loads.stepped()
+        if not self._global_model.is_in_place:  # then, nothing is adopted
+            if done.mail:
+                self._kept.after_sync()
+            self._loads.stepped()
         for report in done.reports if self._on_sync else ():
             # Others may have come after it.
             self._progress = replace(done.progress, committed=report.sync)
             self._on_sync(report)  # type: ignore[misc]
         self._progress = done.progress
         return done
+
+    def _synced(self) -> list[torch.Tensor]:
+        reshard(self._wrapped)
+        tensors = (each.tensor for each in self._held)
+        return [each for each in tensors if each.requires_grad or not isinstance(each, Parameter)]
+
+    def _put_global(self) -> None:
+        gradients = [(each, each.grad) for each in self._synced()]
+        self._together(LeaderLoop.put_global)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient
 
     def _now(self) -> list[Held]:
         """Return what is held; buffers may be new tensors, and FSDP may have made parts whole."""
